@@ -53,7 +53,7 @@ typescript: venv
 
 # The tutorial's pictures are made by the tests that follow it, so that they show what it does and not what it did once.
 screenshots: venv chromium ## docs/images/*.png again, by the browser test of the tutorial
-	BANKSMAN_SCREENSHOTS=docs/images $(BIN)/python -m pytest -n 0 -q -m thorough $(ARGS) tests/browser/test_tutorial_pictures.py
+	BANKSMAN_SCREENSHOTS=docs/images $(BIN)/python -m pytest -n 0 -q -m thorough $(ARGS) tests/server/web/browser/test_tutorial_pictures.py
 
 docs-cli: venv ## docs/cli.md, from what --help says
 	$(BIN)/python tools/cli_page.py
@@ -87,7 +87,7 @@ prove: venv chromium shells typescript ## every order of facts, every death of t
 EXPLORE ?= 2000
 explore: venv ## slower proofs: more schedules of the driver (EXPLORE=2000 each), larger worlds of the core
 	BANKSMAN_EXPLORE=$(EXPLORE) BANKSMAN_EXPLORE_LARGE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
-		-o faulthandler_timeout=7200 $(ARGS) tests/sim/test_driver_explored.py tests/core/test_session.py
+		-o faulthandler_timeout=7200 $(ARGS) tests/simulation/test_driver_explored.py tests/core/session/test_step.py
 
 # The same storms as in `make test`, with another seed each time: one server for CHAOS minutes; three nodes of NATS, three
 # hosts and two front ends with sixty sessions for CLUSTER minutes, then how long a take-over takes. A seed that failed is
@@ -113,9 +113,9 @@ conformance: venv ## docs/conformance.md, from a run of every real agent in ever
 	BANKSMAN_CONFORMANCE=docs/conformance.md $(PYTHON) tools/agents.py run $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) tests/agents/test_matrix.py
 
 # Without what is explored in the core: it is pure, and the same on each. Of the server what speaks with it in earnest.
-SERVED := $(addprefix tests/serve/test_,accepting.py commands.py connections.py running.py stream_marks.py talking.py)
+SERVED := $(addprefix tests/server/,http/test_accept_loop.py api/test_command_routes.py http/test_connection.py test_main.py streams/test_follower_marks.py api/test_session_routes.py)
 test-pythons: ## the tests on each other Python from 3.11 to 3.13 that is found
-	$(PYTHON) tools/pythons.py -n $(WORKERS) --dist worksteal $(ARGS) --ignore tests/core/test_session.py tests/core tests/real tests/sessions tests/sim tests/store tests/threads tests/testing $(SERVED)
+	$(PYTHON) tools/pythons.py -n $(WORKERS) --dist worksteal $(ARGS) --ignore tests/core/session/test_step.py tests/core tests/process tests/commands tests/sessions tests/simulation tests/store tests/threads tests/testing $(SERVED)
 
 # The locks name no registry: whoever installs uses their own, and the hashes hold whichever it is. The header of a lock
 # says `make lock` and not the command, because the command could name one.

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from tests import kept
-from tests.nats import shared
+from tests.cluster import shared
 from tests.thorough import IS_THOROUGH, ONE_IN, sample
 
 from banksman.process import attributes
@@ -26,8 +26,8 @@ from banksman.process.zygote_client import spawner
 
 # What holds assertions and is no test module itself. Before anybody imports them: whoever comes first decides.
 pytest.register_assert_rewrite(
-    *("tests.store", "tests.sim", "tests.core", "tests.sessions", "tests.serve"),
-    *("tests.browser", "tests.terminal", "tests.tutorial"),
+    *("tests.store", "tests.simulation", "tests.core", "tests.sessions", "tests.server"),
+    *("tests.cluster.fleet", "tests.cli.tui", "tests.tutorial"),
 )
 
 # Hypothesis measures each example and fails one that took long. On a busy machine any of them does.

@@ -1,6 +1,6 @@
 """Servers that the tests of a module share, and that `leaves_nothing` of tests/conftest.py therefore passes over.
 
-Apart from tests/serve/kit.py, which starts them: tests/conftest.py imports this before it has assertions rewritten.
+Apart from tests/server/kit.py, which starts them: tests/conftest.py imports this before it has assertions rewritten.
 """
 
 from __future__ import annotations

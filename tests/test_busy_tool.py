@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.real.helpers import wait_until
+from tests.process.helpers import wait_until
 from tests.thorough import thorough
 
 pytestmark = thorough

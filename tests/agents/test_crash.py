@@ -12,7 +12,7 @@ import pytest
 from tests.agents import count
 from tests.agents.case import Case, answer, done, exists
 from tests.agents.ground import WAIT_SECONDS_MAX, Ground, messages, remove
-from tests.sessions.crashing import Remote, keepers, remote
+from tests.sessions.crash_host import Remote, keepers, remote
 from tests.sessions.helpers import bodies
 
 from banksman import Event, Host, Outcome, Session

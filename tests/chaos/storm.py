@@ -18,8 +18,8 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from tests.serve.joining import NDJSON, SSE, Client, Received, walk
-from tests.serve.kit import Answer, Served
+from tests.server.kit import Answer, Served
+from tests.server.streams.stream_clients import NDJSON, SSE, Client, Received, walk
 
 from banksman.testing import checks, fake_agent
 from banksman.testing.checks import Message, View

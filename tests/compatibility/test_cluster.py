@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.cluster.leases import end_lease
+from tests.cluster.lines import until
+from tests.cluster.members import here
 from tests.compatibility.write import LARGE_BYTES, LEASE_SECONDS, PREFIX
 from tests.compatibility.written import Written, doctor, ends, events_of, outcome_of, recalled, rows_of
-from tests.nats.leases import end_lease
-from tests.nats.lines import until
-from tests.nats.members import here
 
 from banksman import Host, NotFound
 from banksman.cluster import nats

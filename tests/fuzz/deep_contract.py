@@ -1,6 +1,6 @@
 """The large run of schemathesis: many examples of every route, and routes one after the other, as their links have it.
 
-Not among the tests of every run (its name says so): see tests/serve/test_schemathesis.py for those.
+Not among the tests of every run (its name says so): see tests/server/api/test_openapi_contract.py for those.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.fuzz.bounded import SECONDS
-from tests.serve import contract
-from tests.serve.kit import Served
+from tests.server.api import contract
+from tests.server.kit import Served
 
 
 @pytest.mark.parametrize("group", contract.GROUPS)

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 from tests.fuzz.bounded import for_a_while
-from tests.serve import kit
-from tests.serve.kit import TOKEN, Served
+from tests.server import kit
+from tests.server.kit import TOKEN, Served
 
 from banksman.testing import fake_agent
 

@@ -271,7 +271,7 @@ async def test_an_agent_that_streams_for_ever_is_ended_by_the_overall_clock(tmp_
         events = await case.events()
         assert ended(events, turn)["clock"] == "overall"
         assert ended(events, turn)["by"] == ("boundary" if how == "boundary" else "ladder")
-        # None, if the machine stood still between the warning and the end. tests/sim has it in virtual time.
+        # None, if the machine stood still between the warning and the end. tests/simulation has it in virtual time.
         assert {warning["clock"] for warning in bodies(events, kinds.CLOCK_WARNING)} <= {"overall"}
         assert (await case.answer("two")).text == "two"
         # The end of the old process came after all that, and did nothing.

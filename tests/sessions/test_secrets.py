@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sessions.crashing import Agents
+from tests.sessions.crash_host import Agents
 from tests.sessions.helpers import QUICK, exists
-from tests.sessions.takeover import read, recalled
+from tests.sessions.takeover_scene import read, recalled
 
 from banksman import Host, Kind, Outcome, Question, Session, UsageError
 from banksman.core.session.event import TURN_ENDED, UPDATE

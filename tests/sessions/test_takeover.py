@@ -2,7 +2,7 @@
 
 What holds at every moment: each ask that was accepted has one end in the log, and it is UNKNOWN only if its start is
 there; nothing is sent twice; what waited is served, in its order; nothing is left of the dead host's processes when the
-conversation goes on. See crashing.py for the host that is killed.
+conversation goes on. See crash_host.py for the host that is killed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sessions.crashing import Agents, Remote, keepers, remote
+from tests.sessions.crash_host import Agents, Remote, keepers, remote
 from tests.sessions.helpers import QUICK, bodies
-from tests.sessions.takeover import NAME, SHORT, Scene, check, gone, outcomes, read, recalled, reopen, scene
+from tests.sessions.takeover_scene import NAME, SHORT, Scene, check, gone, outcomes, read, recalled, reopen, scene
 from tests.store.kit import Writer
 from tests.thorough import IS_THOROUGH, one_in, thorough
 

@@ -25,8 +25,8 @@ from banksman.errors import StoreError
 # Before their import, or their asserts would fail without saying what they saw.
 pytest.register_assert_rewrite(
     "tests.store.kit",
-    "tests.store.conformance_writing",
-    "tests.store.conformance_reading",
+    "tests.store.conformance_writes",
+    "tests.store.conformance_reads",
     "tests.store.conformance_order",
     "tests.store.conformance_sessions",
     "tests.store.conformance_shared",
@@ -35,10 +35,10 @@ pytest.register_assert_rewrite(
 
 from tests.store.conformance_machine import Machine  # noqa: E402
 from tests.store.conformance_order import OrderConformance  # noqa: E402
-from tests.store.conformance_reading import ReadingConformance  # noqa: E402
+from tests.store.conformance_reads import ReadingConformance  # noqa: E402
 from tests.store.conformance_sessions import SessionsConformance  # noqa: E402
 from tests.store.conformance_shared import SharedLogConformance  # noqa: E402
-from tests.store.conformance_writing import WritingConformance  # noqa: E402
+from tests.store.conformance_writes import WritingConformance  # noqa: E402
 from tests.store.kit import (  # noqa: E402
     AT,
     Answers,

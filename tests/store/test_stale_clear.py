@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.core.test_past import queued
-from tests.sim.scene import explored
+from tests.core.session.test_history import queued
+from tests.simulation.scene import explored
 from tests.store.kit import AT, Answers, everything, known, until
 from tests.thorough import IS_THOROUGH
 

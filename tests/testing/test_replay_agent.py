@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.core.recordings import reading
+from tests.core.dialects.recordings import corpus
 from tests.sessions.helpers import QUICK
 
 from banksman import Event, Session, Turn
@@ -63,10 +63,10 @@ def said(word: str) -> Frame:
 
 
 # -- recordings ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", reading.NAMES)
+@pytest.mark.parametrize("name", corpus.NAMES)
 def test_all_of_a_recording_is_said_again(name: str) -> None:
     """To a host that calls everything by other names."""
-    told = reading.frames(name, "in")
+    told = corpus.frames(name, "in")
     names = {frame["request_id"]: f"another-{n}" for n, frame in enumerate(told) if "request_id" in frame}
     uuids = {frame["uuid"]: f"another-uuid-{n}" for n, frame in enumerate(told) if "uuid" in frame}
 
@@ -76,8 +76,8 @@ def test_all_of_a_recording_is_said_again(name: str) -> None:
             text = text.replace(json.dumps(old), json.dumps(new))
         return json.loads(text)
 
-    frames, _, _ = played(reading.FOLDER / f"{name}.jsonl", [renamed(frame) for frame in told])
-    assert frames == [renamed(frame) for frame in reading.frames(name, "out")]
+    frames, _, _ = played(corpus.FOLDER / f"{name}.jsonl", [renamed(frame) for frame in told])
+    assert frames == [renamed(frame) for frame in corpus.frames(name, "out")]
 
 
 def test_what_was_said_after_something_was_told_is_not_said_before(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
     toll = Storm(folder, seed, size).rage()
 
 When it is over everything is up again and every session is asked once more. Then it is judged, by the history that the
-clients wrote, and then by the logs and by what the agents were given (`judging`).
+clients wrote, and then by the logs and by what the agents were given (`invariants`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.cluster import judging
+from tests.chaos.cluster import invariants
 from tests.chaos.cluster.history import Ask, History, Reader
 from tests.chaos.cluster.nemesis import Nemesis, Plan
 from tests.chaos.cluster.world import RETRY_SECONDS, World, until
-from tests.serve.joining import NDJSON, SSE, Client, walk
-from tests.serve.kit import Answer
+from tests.server.kit import Answer
+from tests.server.streams.stream_clients import NDJSON, SSE, Client, walk
 
 from banksman.testing import checks
 from banksman.testing.checks import Message, View
@@ -253,17 +253,17 @@ class Storm:
         last = self._walk_all(1)
         given = [Reader(f"reader {number} of {client.path}", client.view()) for number, client in enumerate(clients)]
         given += [Reader(f"the pages of {session}", view) for session, view in walks.items()]
-        judging.readers(given, last)
-        judging.answers(self.history.asks)
+        invariants.readers(given, last)
+        invariants.answers(self.history.asks)
         events = 0
         for session, id in enumerate(self.world.ids):
-            logged = judging.events_of(last[id])
+            logged = invariants.events_of(last[id])
             events += len(logged)
             asked = [ask for ask in self.history.asks if ask.session == session]
-            judging.log(logged)
-            judging.asks(id, logged, asked)
+            invariants.log(logged)
+            invariants.asks(id, logged, asked)
             read = [prompts_of(process.stdin) for process in self.world.evidence(session).processes]
-            judging.prompts(id, read, logged, asked)
+            invariants.prompts(id, read, logged, asked)
         assert not self.world.overlaps(), f"two agents of one session at once: {self.world.overlaps()}"
         self._check_processes()
         claims = sum(host.log.read_text(encoding="utf-8").count("is taken over") for host in self.world.hosts.values())

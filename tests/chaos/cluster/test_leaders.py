@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.chaos.cluster import judging
+from tests.chaos.cluster import invariants
 from tests.chaos.cluster.world import World
-from tests.serve.joining import walk
-from tests.serve.kit import Served
+from tests.server.kit import Served
+from tests.server.streams.stream_clients import walk
 
 # The one that hosts have if nobody says otherwise.
 LEASE_SECONDS = 15.0
@@ -39,8 +39,8 @@ def test_the_death_of_the_node_that_leads_fences_nobody(tmp_path: Path) -> None:
             world.servers.restart(leader)
             world.servers.wait_ready()
         for id in world.ids:
-            events = judging.events_of(walk(front, id))
-            judging.log(events)
+            events = invariants.events_of(walk(front, id))
+            invariants.log(events)
             assert events[-1]["epoch"] == epochs[id], "it has another owner, or the same one again"
             kinds = [event["kind"] for event in events]
             # It is the process that it was, in the same conversation.
@@ -52,8 +52,8 @@ def test_the_death_of_the_node_that_leads_fences_nobody(tmp_path: Path) -> None:
             assert "nothing here is ours any more" not in host.log.read_text(encoding="utf-8")
 
 
-def _last(front: Served, id: str) -> judging.Event:
-    return judging.events_of(walk(front, id))[-1]
+def _last(front: Served, id: str) -> invariants.Event:
+    return invariants.events_of(walk(front, id))[-1]
 
 
 def pids_of(world: World, life: str) -> set[int]:

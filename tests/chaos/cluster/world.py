@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from tests.chaos.cluster import marked
-from tests.nats.shared import some_prefix
-from tests.serve.kit import Served
+from tests.cluster.shared import some_prefix
+from tests.server.kit import Served
 
 from banksman.testing import fake_agent
 from banksman.testing.fake_agent import Evidence

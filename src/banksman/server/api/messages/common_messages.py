@@ -26,7 +26,7 @@ def _enum(title: str, values: Iterable[str], description: str) -> dict[str, Any]
     return {"title": title, "enum": [str(value) for value in values], "description": description}
 
 
-# As the core has them, which the server does not import: tests/serve/test_openapi.py compares.
+# As the core has them, which the server does not import: tests/server/api/test_openapi.py compares.
 TURN_STATES = ("queued", "starting", "running", "interrupting", "ended")
 OUTCOME_KINDS = ("done", "interrupted", "preempted", "withdrawn", "failed", "refused", "unknown")
 ENDED_BY = ("boundary", "ladder", "exit", "withdrawn", "already_over")

@@ -1,0 +1,223 @@
+"""A second opinion: the client of the protocol's own Python SDK drives `banksman acp`, and takes every message that it
+is sent for valid."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from acp import PROTOCOL_VERSION, Client, RequestError, spawn_agent_process, text_block
+from acp.client.connection import ClientSideConnection
+from acp.schema import (
+    AgentMessageChunk,
+    AllowedOutcome,
+    ClientCapabilities,
+    DeniedOutcome,
+    PermissionOption,
+    RequestPermissionResponse,
+    TextContentBlock,
+    ToolCallProgress,
+    ToolCallStart,
+    ToolCallUpdate,
+    UserMessageChunk,
+)
+from tests.cli.acp.acp_client import SECONDS_MAX, environment
+from tests.thorough import one_in, thorough
+
+from banksman.testing import fake_agent
+
+pytestmark = thorough
+
+ASKS = '@@ask Bash {"command": "make"}\n@@say done'
+
+
+class Watcher:
+    """As much of a client as is asked for here. Keeps what it is told. `choice`: the kind of option that its user
+    takes; None: nobody answers."""
+
+    def __init__(self) -> None:
+        self.updates: list[Any] = []
+        self.asked: asyncio.Queue[tuple[ToolCallUpdate, list[PermissionOption]]] = asyncio.Queue()
+        self.choice: str | None = "allow_once"
+        self._changed = asyncio.Event()
+
+    async def session_update(self, session_id: str, update: Any, **kwargs: Any) -> None:
+        self.updates.append(update)
+        self._changed.set()
+
+    async def request_permission(
+        self, session_id: str, tool_call: ToolCallUpdate, options: list[PermissionOption], **kwargs: Any
+    ) -> RequestPermissionResponse:
+        self.asked.put_nowait((tool_call, options))
+        chosen = next((option for option in options if option.kind == self.choice), None)
+        if chosen is None:
+            return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))
+        return RequestPermissionResponse(outcome=AllowedOutcome(outcome="selected", option_id=chosen.option_id))
+
+    def texts(self, kind: type[AgentMessageChunk | UserMessageChunk] = AgentMessageChunk) -> list[str]:
+        contents = [update.content for update in self.updates if isinstance(update, kind)]
+        return [content.text for content in contents if isinstance(content, TextContentBlock)]
+
+    async def wait_said(self, text: str) -> None:
+        async with asyncio.timeout(SECONDS_MAX):
+            while text not in "".join(self.texts()):
+                self._changed.clear()
+                await self._changed.wait()
+
+
+@contextlib.asynccontextmanager
+async def driven(
+    folder: Path, watcher: Watcher, *, agent: str = "claude", command: Sequence[str] | None = None
+) -> AsyncGenerator[tuple[ClientSideConnection, Process]]:
+    command = fake_agent.command({}, memory=folder / "memory") if command is None else command
+    words = [sys.executable, "-m", "banksman", "acp", "--agent", agent, "--", *command]
+    async with (
+        asyncio.timeout(2 * SECONDS_MAX),
+        spawn_agent_process(
+            cast(Client, watcher),
+            *words,
+            env=environment(folder / "state"),
+            transport_kwargs={"stderr": DEVNULL, "shutdown_timeout": SECONDS_MAX},
+            use_unstable_protocol=True,
+        ) as (connection, process),
+    ):
+        yield connection, process
+
+
+async def began(connection: ClientSideConnection, folder: Path) -> str:
+    await connection.initialize(protocol_version=PROTOCOL_VERSION, client_capabilities=ClientCapabilities())
+    return (await connection.new_session(cwd=str(folder), mcp_servers=[])).session_id
+
+
+async def test_a_prompt_with_chunks_and_a_tool(tmp_path: Path) -> None:
+    watcher = Watcher()
+    async with driven(tmp_path, watcher) as (connection, _):
+        told = await connection.initialize(protocol_version=PROTOCOL_VERSION)
+        assert told.protocol_version == PROTOCOL_VERSION
+        assert told.agent_capabilities is not None
+        assert told.agent_capabilities.load_session
+        assert told.agent_capabilities.session_capabilities is not None
+        assert told.agent_capabilities.session_capabilities.resume is not None
+        session = (await connection.new_session(cwd=str(tmp_path), mcp_servers=[])).session_id
+        script = '@@tool_use Read {"file_path": "x"}\n@@tool_result found\n@@stream 3 0'
+        done = await connection.prompt(session_id=session, prompt=[text_block(script)])
+        assert done.stop_reason == "end_turn"
+        assert watcher.texts() == ["tick0 ", "tick1 ", "tick2 "]
+        kinds: list[Any] = [type(update) for update in watcher.updates]
+        assert kinds.index(ToolCallStart) < kinds.index(ToolCallProgress) < kinds.index(AgentMessageChunk)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("choice", "status"), [("allow_once", "completed"), ("reject_once", "failed")])
+async def test_a_permission_is_asked_and_answered(tmp_path: Path, choice: str, status: str) -> None:
+    watcher = Watcher()
+    watcher.choice = choice
+    async with driven(tmp_path, watcher) as (connection, _):
+        session = await began(connection, tmp_path)
+        done = await connection.prompt(session_id=session, prompt=[text_block(ASKS)])
+        assert done.stop_reason == "end_turn"
+        call, options = watcher.asked.get_nowait()
+        assert [option.kind for option in options] == ["allow_once", "allow_always", "reject_once"]
+        ends = [update for update in watcher.updates if isinstance(update, ToolCallProgress)]
+        assert [(end.tool_call_id, end.status) for end in ends] == [(call.tool_call_id, status)]
+
+
+async def test_a_turn_is_cancelled(tmp_path: Path) -> None:
+    watcher = Watcher()
+    async with driven(tmp_path, watcher) as (connection, _):
+        session = await began(connection, tmp_path)
+        prompt = asyncio.ensure_future(
+            connection.prompt(session_id=session, prompt=[text_block("@@say begun\n@@hang")])
+        )
+        await watcher.wait_said("begun")
+        await connection.cancel(session_id=session)
+        assert (await prompt).stop_reason == "cancelled"
+
+
+@pytest.mark.thorough
+async def test_cancelled_with_a_question_open(tmp_path: Path) -> None:
+    watcher = Watcher()
+    watcher.choice = None
+    async with driven(tmp_path, watcher) as (connection, _):
+        session = await began(connection, tmp_path)
+        prompt = asyncio.ensure_future(connection.prompt(session_id=session, prompt=[text_block(ASKS)]))
+        await watcher.asked.get()
+        await connection.cancel(session_id=session)
+        assert (await prompt).stop_reason == "cancelled"
+
+
+async def test_errors_are_errors(tmp_path: Path) -> None:
+    async with driven(tmp_path, Watcher()) as (connection, _):
+        session = await began(connection, tmp_path)
+        with pytest.raises(RequestError) as failed:
+            await connection.prompt(session_id=session, prompt=[text_block("@@exit 3")])
+        assert failed.value.code == -32603
+        with pytest.raises(RequestError) as unknown:
+            await connection.load_session(cwd=str(tmp_path), session_id="s-nobody", mcp_servers=[])
+        assert unknown.value.code == -32602
+
+
+@pytest.mark.thorough
+async def test_a_session_is_loaded_after_our_death(tmp_path: Path) -> None:
+    first = Watcher()
+    async with driven(tmp_path, first) as (connection, process):
+        session = await began(connection, tmp_path)
+        await connection.prompt(session_id=session, prompt=[text_block("@@say whole")])
+        prompt = asyncio.ensure_future(connection.prompt(session_id=session, prompt=[text_block("@@say half\n@@hang")]))
+        await first.wait_said("half")
+        process.kill()
+        with pytest.raises(ConnectionError):
+            await prompt
+    again = Watcher()
+    async with driven(tmp_path, again) as (connection, _):
+        await connection.initialize(protocol_version=PROTOCOL_VERSION)
+        listed = await connection.list_sessions(cwd=str(tmp_path))
+        assert [each.session_id for each in listed.sessions] == [session]
+        await connection.load_session(cwd=str(tmp_path), session_id=session, mcp_servers=[])
+        await again.wait_said("half")
+        assert again.texts() == ["whole", "half"]
+        assert again.texts(UserMessageChunk) == ["@@say whole", "@@say half\n@@hang"]
+        done = await connection.prompt(session_id=session, prompt=[text_block("@@say on")])
+        assert done.stop_reason == "end_turn"
+
+
+async def test_a_session_is_resumed_and_changed_and_closed(tmp_path: Path) -> None:
+    watcher = Watcher()
+    async with driven(tmp_path, watcher) as (connection, _):
+        session = await began(connection, tmp_path)
+        await connection.prompt(session_id=session, prompt=[text_block("@@say before")])
+        await connection.set_session_mode(session_id=session, mode_id="plan")
+        await connection.resume_session(session_id=session, cwd=str(tmp_path), mcp_servers=[])
+        assert watcher.texts() == ["before"]
+        await connection.close_session(session_id=session)
+        with pytest.raises(RequestError):
+            await connection.prompt(session_id=session, prompt=[text_block("closed")])
+
+
+@pytest.mark.parametrize(("choice", "said"), one_in(2, [("allow_once", "make: yes"), ("reject_once", "make: no")]))
+async def test_their_client_drives_their_agent_through_us(tmp_path: Path, choice: str, said: str) -> None:
+    """What goes in at one end comes out at the other, and what the agent offers is what the user may choose."""
+    watcher = Watcher()
+    watcher.choice = choice
+    echo = [sys.executable, str(Path(__file__).parents[2] / "sessions" / "sdk_echo_agent.py")]
+    async with driven(tmp_path, watcher, agent="custom", command=echo) as (connection, _):
+        session = await began(connection, tmp_path)
+        done = await connection.prompt(session_id=session, prompt=[text_block("hello"), text_block("ask make")])
+        assert done.stop_reason == "end_turn"
+        assert watcher.texts() == ["hello", said]
+        call, options = watcher.asked.get_nowait()
+        assert [option.option_id for option in options] == ["yes", "no"]
+        starts = [update for update in watcher.updates if isinstance(update, ToolCallStart)]
+        assert [(start.tool_call_id, start.title) for start in starts] == [(call.tool_call_id, "make")]
+        hanging = asyncio.ensure_future(connection.prompt(session_id=session, prompt=[text_block("hang")]))
+        await watcher.wait_said("hanging")
+        await connection.cancel(session_id=session)
+        assert (await hanging).stop_reason == "cancelled"
+        with pytest.raises(RequestError, match="badly"):
+            await connection.prompt(session_id=session, prompt=[text_block("fail badly")])

@@ -1,0 +1,406 @@
+"""Where the server is, who is told the token, and what a client makes of answers that are no good ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.client.player import Player, answer
+
+from banksman.cli.client import client as clients
+from banksman.cli.client.client import Client, Lost, NoServer, NotLetIn, Problem, segment
+from banksman.cli.client.discovery import ServerPlace, find, named
+from banksman.cli.client.session_owners import owner_of
+from banksman.errors import UsageError
+from banksman.folders import state_folder
+
+SECRET = "s3cret-of-this-machine"
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BANKSMAN_URL", "BANKSMAN_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(clients, "RETRY_SECONDS", (0.0, 0.0, 0.0))
+
+
+def leave(**files: str) -> None:
+    """In the state folder, as a server does."""
+    folder = state_folder()
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name.replace("_", ".")).write_text(text)
+
+
+def found(url: str | None = None) -> ServerPlace:
+    place = find(url)
+    assert place is not None
+    return place
+
+
+def announce(url: str) -> None:
+    """Of the addresses that a store may have, only this one is ours."""
+    leave(server_json=json.dumps({"url": url, "pid": os.getpid()}))
+
+
+def client(player: Player) -> Client:
+    return Client(lambda: named(player.url))
+
+
+def test_the_places_to_look_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find() is None
+    said = {"url": "http://127.0.0.1:5000", "pid": os.getpid(), "started": 0}
+    leave(server_json=json.dumps(said), token=f"{SECRET}\n")
+    assert (found().url, found().token) == ("http://127.0.0.1:5000", SECRET)
+    monkeypatch.setenv("BANKSMAN_URL", "http://localhost:6000")
+    assert found().url == "http://localhost:6000"
+    assert found("https://[::1]:7000/under/").url == "https://[::1]:7000/under"
+    assert (found("https://[::1]").port, found("http://h").port, found("http://h/a/").prefix) == (443, 80, "/a")
+    monkeypatch.setenv("BANKSMAN_TOKEN", "another")
+    assert found().token == "another"
+
+
+def test_a_socket_is_asked_before_the_url_and_needs_no_token(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    leave(server_json=json.dumps({"url": "http://127.0.0.1:5000", "socket": str(path)}), token=f"{SECRET}\n")
+    assert (found().socket, found().token, found().is_local) == (str(path), None, True)
+    assert found().url == f"unix:{path}"
+    # By hand, too; and of the state folder of one who writes anything there, only a path.
+    assert found(f"unix:{path}") == found()
+    (state_folder() / "server.json").write_text('{"url": "http://127.0.0.1:5000", "socket": "a.sock"}')
+    assert found().url == "http://127.0.0.1:5000"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"url": 3}', '{"url": ""}', "\x00"])
+def test_a_file_that_says_nothing_is_as_none(text: str) -> None:
+    leave(server_json=text)
+    assert find() is None
+
+
+def test_a_relative_state_folder_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "somewhere")
+    assert state_folder() == Path.home() / ".local/state/banksman"
+
+
+def test_token_file_is_sent_only_to_the_announced_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(server_json=json.dumps({"url": "http://127.0.0.1:5000", "pid": os.getpid()}), token=SECRET)
+    assert found().token == found("http://127.0.0.1:5000").token == found("http://127.0.0.1:5000/").token == SECRET
+    for other in (
+        *("http://127.0.0.1:5001", "http://localhost:5001", "http://[::1]:5000", "https://127.0.0.1:5000"),
+        *("http://127.0.0.2:5000", "http://10.0.0.2:5000", "http://127.0.0.1"),
+    ):
+        assert found(other).token is None, other
+    # localhost may resolve to ::1, where the same port may be another user's: it is asked where the server listens.
+    assert (found("http://localhost:5000").host, found("http://localhost:5000").token) == ("127.0.0.1", SECRET)
+    # What was set by hand is meant for the server that was named.
+    assert found("http://10.0.0.2:5000/#token=theirs").token == "theirs"
+    monkeypatch.setenv("BANKSMAN_TOKEN", "theirs")
+    assert found("http://10.0.0.2:5000").token == "theirs"
+
+
+@pytest.mark.parametrize(("bound", "asked"), [("0.0.0.0", "127.0.0.1"), ("[::]", "::1")])
+def test_token_file_is_sent_to_the_loopback_of_a_server_at_all_addresses(bound: str, asked: str) -> None:
+    leave(server_json=json.dumps({"url": f"http://{bound}:5000", "pid": os.getpid()}), token=SECRET)
+    assert (found("http://localhost:5000").host, found("http://localhost:5000").token) == (asked, SECRET)
+
+
+def test_token_file_is_not_sent_when_the_announced_server_is_dead(tmp_path: Path) -> None:
+    """Another user may have taken its port since."""
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    leave(server_json=json.dumps({"url": "http://127.0.0.1:5000", "pid": gone.pid}), token=SECRET)
+    assert found("http://127.0.0.1:5000").token is found().token is None
+    said = {"url": "http://127.0.0.1:5000", "pid": os.getpid(), "socket": str(tmp_path / "gone.sock")}
+    (state_folder() / "server.json").write_text(json.dumps(said))
+    assert found("http://127.0.0.1:5000").token is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:4380",
+        "ftp://h",
+        "http://",
+        "http://h:port",
+        "http://h:99999",
+        "http://[::1",
+        "http://h/\n",
+        "http://h é",
+    ],
+)
+def test_what_is_no_url_is_said_so(url: str) -> None:
+    with pytest.raises(UsageError):
+        found(url)
+
+
+def test_secrets_in_a_url_are_refused_and_not_repeated() -> None:
+    for url in (
+        "http://me:pass@h",
+        "http://h/#pass",
+        "http://h/?token=pass",
+        "ftp://h/#token=pass",
+        "http://h/#token=pass é",
+    ):
+        with pytest.raises(UsageError) as caught:
+            found(url)
+        assert "pass" not in str(caught.value).replace("password", "")
+
+
+def test_url_may_end_with_a_token_or_with_an_unused_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(server_json=json.dumps({"url": "http://127.0.0.1:5000", "pid": os.getpid()}), token="of-the-file")
+    given = f"http://127.0.0.1:5000/#token={SECRET}"
+    assert (found(given).url, found(given).prefix, found(given).token) == ("http://127.0.0.1:5000", "", SECRET)
+    assert found("http://127.0.0.1:5000/#token=").token == "of-the-file"
+    printed = "http://127.0.0.1:5000/#code=once"
+    assert (found(printed).url, found(printed).token) == ("http://127.0.0.1:5000", "of-the-file")
+    monkeypatch.setenv("BANKSMAN_TOKEN", "of-the-variable")
+    assert found(given).token == "of-the-variable"
+
+
+def test_a_bad_token_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BANKSMAN_URL", "http://127.0.0.1:5000")
+    for bad in (f"{SECRET}\r\nX: y", f"{SECRET}é", f"a {SECRET}"):
+        monkeypatch.setenv("BANKSMAN_TOKEN", bad)
+        with pytest.raises(UsageError) as caught:
+            found()
+        assert SECRET not in str(caught.value)
+    monkeypatch.setenv("BANKSMAN_TOKEN", SECRET)
+    assert found().token == SECRET
+    assert SECRET not in repr(found())
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("see sessions()", "see banksman ps"),
+        ("it may have ended long ago; see commands()", "see banksman ps --all"),
+        ("begin again from the first event (after=None)", "begin again without --after"),
+        ('on_busy="enqueue" waits', "--on-busy enqueue waits"),
+        ("INTERACTIVE, NORMAL, BACKGROUND, or an int", "interactive, normal, background, or a number"),
+        ("write numbers as str(…)", ""),
+        ("raise the limit (ulimit -n)", "raise the limit (ulimit -n)"),
+        ("set NAME=value, or --flag=value", "set NAME=value, or --flag=value"),
+    ],
+)
+def test_a_hint_that_names_python_is_said_in_our_own_words(said: str, told: str) -> None:
+    refusal = answer(404, {"title": "NotFound", "detail": "no", "hint": said, "status": 404})
+    with Player(lambda request: refusal) as player, pytest.raises(Problem) as caught:
+        client(player).get("/v1/x")
+    assert caught.value.hint == told
+
+
+def test_a_problem_is_told_in_the_servers_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"title": "QueueFull", "detail": "64 wait", "hint": "later", "status": 429, "ids": {"session": "s"}}
+    said = answer(429, body, kind="application/problem+json", headers="Retry-After: 7\r\n")
+    with Player(lambda request: said) as player, pytest.raises(Problem) as caught:
+        client(player).post("/v1/x")
+    problem = caught.value
+    assert (problem.title, problem.detail, problem.hint, problem.status) == ("QueueFull", "64 wait", "later", 429)
+    assert (problem.ids, problem.retry_seconds, str(problem)) == ({"session": "s"}, 7.0, "64 wait (later)")
+    # Not tried again: it was refused, and by whom is known.
+    assert len(player.requests) == 1
+
+
+@pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"", b"[]", b'{"title": null, "ids": 3}', b"\xff"])
+def test_a_refusal_of_somebody_else_is_one_too(body: bytes) -> None:
+    with Player(lambda request: answer(502, body, kind="text/html")) as player, pytest.raises(Problem) as caught:
+        client(player).get("/v1/x")
+    assert caught.value.status == 502
+    assert "502 Bad Gateway" in str(caught.value)
+
+
+def test_who_is_not_let_in_is_told_what_to_do_and_no_token() -> None:
+    leave(token=SECRET)
+    with Player(lambda request: answer(401, {"title": "X", "detail": "no"})) as player:
+        said = {"url": player.url, "pid": os.getpid()}
+        (state_folder() / "server.json").write_text(json.dumps(said))
+        with pytest.raises(NotLetIn) as caught:
+            client(player).get("/v1/x")
+    assert f"Authorization: Bearer {SECRET}" in player.requests[0]
+    assert "BANKSMAN_TOKEN" in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def test_nobody_there_is_said_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(NoServer, match=rf"^no server at http://127.0.0.1:{port}: start one with banksman serve$"):
+        Client(lambda: found(f"http://127.0.0.1:{port}")).get("/v1/x")
+    # No name can be that long: it is not even looked up.
+    with pytest.raises(NoServer, match=r"^no server at http://aaa"):
+        Client(lambda: found(f"http://{'a' * 64}.example")).get("/v1/x")
+
+
+@pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH\r\n", b"\r\n\r\n", answer(200, b"<html>"), answer(200, b"{")])
+def test_what_is_not_our_server_is_said_so(said: bytes) -> None:
+    with Player(lambda request: said) as player, pytest.raises(NoServer):
+        client(player).post("/v1/x")
+    assert len(player.requests) == 1
+
+
+def test_what_may_be_repeated_is_and_what_may_not_is_not() -> None:
+    whole = answer(200, {"a": 1})
+    # Reset, cut in the middle of its head, of its body; then whole.
+    cuts: list[bytes | None] = [None, whole[:9], whole[:-3]]
+    for method, key in (("GET", None), ("POST", "k")):
+        answers = iter(cuts)
+        with Player(lambda request, answers=answers: next(answers, whole)) as player:
+            assert client(player).request(method, "/v1/x", body={}, key=key) == {"a": 1}
+        assert len(player.requests) == 4
+        assert all(("Idempotency-Key: k" in request) == (key is not None) for request in player.requests)
+    for cut in cuts:
+        with Player(lambda request, cut=cut: cut) as player, pytest.raises(Lost):
+            client(player).post("/v1/x")
+        assert len(player.requests) == 1
+
+
+def test_an_answer_that_is_cut_at_any_byte_is_never_taken_for_a_whole_one() -> None:
+    whole = answer(200, {"a": [1, 2, 3]})
+    for cut in range(len(whole)):
+        with Player(lambda request, cut=cut: whole[:cut]) as player, pytest.raises(NoServer):
+            client(player).post("/v1/x")
+
+
+def test_names_are_one_segment_and_queries_are_quoted() -> None:
+    with Player(lambda request: answer(200, {})) as player:
+        client(player).get(f"/v1/sessions/{segment('a/../b?c#d é')}", {"after": "x&y=1\r\n", "limit": 3, "raw": None})
+    assert player.requests[0].startswith(
+        "GET /v1/sessions/a%2F..%2Fb%3Fc%23d%20%C3%A9?after=x%26y%3D1%0D%0A&limit=3 HTTP/1.1\r\n"
+    )
+
+
+def test_an_answer_without_a_body_is_none() -> None:
+    with Player(lambda request: b"HTTP/1.1 204 No Content\r\n\r\n") as player:
+        assert client(player).request("DELETE", "/v1/x") is None
+
+
+def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "banksman", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **variables},
+    )
+
+
+def test_the_exit_codes_of_no_server_and_of_a_bad_url() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    gone = run("ps", "--url", url, "--json")
+    assert (gone.returncode, gone.stderr) == (3, f"banksman: no server at {url}: start one with banksman serve\n")
+    assert json.loads(gone.stdout)["error"] == "NoServer"
+    assert run("ps", "--url", "nonsense").returncode == 2
+    assert run("log", "x", "--follow", BANKSMAN_URL=url).returncode == 3
+    bad = run("ps", BANKSMAN_URL=url, BANKSMAN_TOKEN=f"{SECRET} x")
+    assert (bad.returncode, SECRET in bad.stderr) == (2, False)
+
+
+@pytest.mark.thorough
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[serve]\nprot = 3\n")
+    misspelt = run("serve", "--config", str(config))
+    assert (misspelt.returncode, "port" in misspelt.stderr) == (2, True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        busy = run("serve", "--port", port, "--store", f"sqlite:{tmp_path / 'store.db'}")
+    # To try this again may help, so it is not the code that keeps a service manager from it.
+    assert (busy.returncode, port in busy.stderr) == (1, True)
+    remote = run("serve", "--bind", "0.0.0.0", "--store", "memory:")
+    assert (remote.returncode, "allow-remote" in remote.stderr) == (2, True)
+    for failed in (misspelt, busy, remote):
+        assert "Traceback" not in failed.stderr
+
+
+# -- a session that another process has -------------------------------------------------------------------------------
+def refusal(address: str) -> bytes:
+    ids = {"session": "s", "pid": 7, "address": address}
+    said = {"title": "NotOwner", "detail": "process 7 has it", "hint": "", "ids": ids}
+    return answer(409, said)
+
+
+def test_whoever_has_the_session_is_asked_from_then_on() -> None:
+    with (
+        Player(lambda _: answer(200, {"of": "the owner"})) as owner,
+        Player(lambda _: refusal(owner.url)) as base,
+    ):
+        announce(owner.url)
+        asking = client(base)
+        assert asking.post("/v1/sessions/s/interrupt") == {"of": "the owner"}
+        assert asking.get("/v1/sessions/s") == {"of": "the owner"}
+        assert len(base.requests) == 1
+        # One that is opened by its name is in nobody's path: each time anew.
+        for _ in range(2):
+            assert asking.post("/v1/sessions", {"name": "x"}) == {"of": "the owner"}
+        assert len(base.requests) == 3
+
+
+@pytest.mark.parametrize("address", ["http://10.0.0.1:1", "nonsense", "", "http://example.org", "file:///etc/passwd"])
+def test_an_owner_that_is_not_of_this_machine_is_not_gone_to(address: str) -> None:
+    with Player(lambda _: refusal(address)) as base, pytest.raises(Problem) as caught:
+        client(base).post("/v1/sessions/s/interrupt")
+    assert caught.value.title == "NotOwner"
+
+
+def test_a_server_elsewhere_sends_us_nowhere() -> None:
+    """What it names may be anything of ours, with our token."""
+    elsewhere = ServerPlace("http://example.org", is_secure=False, host="example.org", port=80, prefix="", token=None)
+    here = ServerPlace("http://localhost:1", is_secure=False, host="localhost", port=1, prefix="", token=None)
+    ids = {"address": "unix:/run/something.sock"}
+    assert owner_of("NotOwner", ids, elsewhere) is None
+    assert owner_of("Busy", ids, here) is None
+    owner = owner_of("NotOwner", ids, here)
+    assert owner is not None
+    assert owner.socket == "/run/something.sock"
+
+
+def test_an_owner_that_does_not_answer_is_named_and_how_to_end_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        gone = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    announce(gone)
+    with Player(lambda _: refusal(gone)) as base, pytest.raises(Problem, match="does not answer") as caught:
+        client(base).post("/v1/sessions/s/interrupt")
+    assert "kill 7" in caught.value.hint
+    # It may have ended in that moment, and so whoever refused is asked again.
+    assert len(base.requests) == 1 + len(clients.RETRY_SECONDS)
+
+
+def test_an_owner_that_goes_leaves_what_it_accepted_to_the_next() -> None:
+    answers = iter([answer(202, {"turn": "t"})])
+    gone: list[bool] = []
+
+    def base_says(request: str) -> bytes:
+        if not gone:
+            return refusal(owner.url)
+        return answer(202, {"turn": "t"}) if request.startswith("POST") else answer(200, {"outcome": "done"})
+
+    with Player(base_says) as base:
+        with Player(lambda _: next(answers)) as owner:
+            announce(owner.url)
+            asking = client(base)
+            assert asking.post("/v1/sessions/s/turns", {"prompt": "hi"}, key="the-key") == {"turn": "t"}
+        gone.append(True)
+        assert asking.get("/v1/sessions/s/turns/t") == {"outcome": "done"}
+    again = base.requests[1]
+    assert again.startswith("POST /v1/sessions/s/turns ")
+    assert "Idempotency-Key: the-key" in again
+
+
+def test_a_server_that_is_there_and_says_nothing_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was stopped, say: the kernel takes the connection for it."""
+    monkeypatch.setattr(clients, "LOOK_SECONDS_MAX", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(clients.Silent, match="is silent"):
+            Client(lambda: named(url)).get("/v1/sessions")
+        listener.settimeout(0.2)
+        listener.accept()[0].close()
+        with pytest.raises(TimeoutError):
+            listener.accept()

@@ -1,0 +1,548 @@
+"""Verbs without a server: a host inside of each, which ends with it. Several of them, in as many terminals, on one
+store. Each is a real process, as a shell starts it; when it is over nothing is left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from tests.server.kit import Served
+
+from banksman.cli.client import locate
+from banksman.testing import fake_agent
+
+pytestmark = pytest.mark.thorough
+
+BANKSMAN = [sys.executable, "-m", "banksman"]
+SECONDS_MAX = 60.0
+# A host of somebody's program that has a session, and says nothing of where it can be asked; or what is not so.
+HOST = """
+import asyncio, sys
+import banksman
+
+async def main():
+    async with banksman.Host(f"sqlite:{sys.argv[1]}", address=sys.argv[2]) as host:
+        turn = await host.session("one").ask("@@hang")
+        async for _ in host.session("one").follow():
+            print("has it", flush=True)
+            await asyncio.to_thread(sys.stdin.read)
+            break
+asyncio.run(main())
+"""
+
+
+class Terminal:
+    """A user's folder, and verbs in it. `marker`: in the argv of every agent that they start."""
+
+    def __init__(self, folder: Path, marker: str) -> None:
+        self.folder = folder
+        self.state = folder / "state" / "banksman"
+        self.marker = marker
+        folder.mkdir(exist_ok=True)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("BANKSMAN_")}
+        folders = {"XDG_STATE_HOME": str(self.folder / "state"), "XDG_CONFIG_HOME": str(self.folder / "config")}
+        return {**kept, **folders, **more}
+
+    def run(self, *words: str, code: int | None = 0, **more: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*BANKSMAN, *words],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+            check=False,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            env=self.environment(**more),
+        )
+        assert code is None or done.returncode == code, done
+        return done
+
+    def json(self, *words: str, **more: Any) -> Any:
+        return json.loads(self.run(*words, "--json", **more).stdout)
+
+    @contextlib.contextmanager
+    def begin(self, *words: str, **more: str) -> Generator[subprocess.Popen[str]]:
+        process = subprocess.Popen(
+            [*BANKSMAN, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            env=self.environment(**more),
+        )
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def open(self, name: str = "one", *words: str, **more: Any) -> str:
+        memory = self.folder / "memory"
+        memory.mkdir(exist_ok=True)
+        command = [*fake_agent.command(memory=memory), f"--{self.marker}"]
+        return self.run("open", "claude", "--name", name, *words, "--", *command, **more).stdout.strip()
+
+    def sockets(self) -> list[str]:
+        return sorted(os.listdir(self.state / "sockets"))
+
+    def agents(self) -> list[int]:
+        """The processes of agents that are there."""
+        found: list[int] = []
+        for entry in os.listdir("/proc"):
+            with contextlib.suppress(OSError):
+                if entry.isdigit() and self.marker.encode() in Path("/proc", entry, "cmdline").read_bytes():
+                    found.append(int(entry))
+        return found
+
+    def wait_no_agents(self) -> None:
+        """Of a host that was killed: its keepers end them, and are nobody's children that we could wait on."""
+        deadline = time.monotonic() + SECONDS_MAX
+        while self.agents():
+            assert time.monotonic() < deadline, "agents are left"
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, marker: str) -> Iterator[Terminal]:
+    terminal = Terminal(tmp_path / "user", marker)
+    yield terminal
+    assert terminal.agents() == []
+
+
+def wait_line(stream: IO[str] | None, word: str) -> str:
+    assert stream is not None
+    for line in stream:
+        if word in line:
+            return line
+    raise AssertionError(f"{word!r} never came")
+
+
+def kinds(terminal: Terminal, session: str) -> list[str]:
+    lines = terminal.run("log", session, "--json").stdout.splitlines()
+    return [json.loads(line)["kind"] for line in lines]
+
+
+# -- each verb --------------------------------------------------------------------------------------------------------
+def test_each_verb_does_without_a_server(terminal: Terminal) -> None:
+    assert terminal.run("ps").stdout == "nothing runs here; banksman open AGENT opens a session\n"
+    session = terminal.open()
+    assert terminal.agents() == [], "a session that nobody has asked anything has no process"
+    assert terminal.run("ps", "--format", "quiet").stdout.split() == [session]
+    done = terminal.run("ask", "one", "@@say hello")
+    assert done.stdout == "hello\n"
+    assert terminal.agents() == []
+    # It is the same conversation, in a process of its own for each verb.
+    assert "@@say hello" in terminal.run("ask", "one", "@@recall").stdout
+    [shown] = terminal.json("ps")["sessions"]
+    assert (shown["id"], shown["phase"], shown["owner"]) == (session, "asleep", None)
+    assert terminal.json("why", "one")["phase"] == "closed"
+    assert kinds(terminal, "one").count("turn.ended") == 2
+    assert terminal.json("interrupt", "one")["by"] == "already_over"
+    assert {each["name"] for each in terminal.json("agents")["agents"]} >= {"claude", "codex"}
+    terminal.run("close", "one")
+    terminal.run("close", "one", "--forget")
+    assert terminal.json("ps")["sessions"] == []
+    assert terminal.sockets() == []
+    # Nothing was announced, and nobody needs a token.
+    assert not (terminal.state / "server.json").exists()
+    assert not (terminal.state / "token").exists()
+
+
+def test_a_name_that_nobody_knows_is_refused_as_by_a_server(terminal: Terminal) -> None:
+    refused = terminal.run("why", "nobody", "--json", code=4)
+    assert json.loads(refused.stdout)["status"] == 404
+    assert terminal.sockets() == []
+
+
+@pytest.mark.parametrize("words", [("drain",), ("page",), ("ask", "one", "hi", "--no-wait")])
+def test_what_only_a_server_can_do_is_refused(terminal: Terminal, words: Sequence[str]) -> None:
+    terminal.open()
+    refused = terminal.run(*words, code=3)
+    assert "there is no server here" in refused.stderr
+    assert "banksman serve" in refused.stderr
+    assert kinds(terminal, "one").count("turn.queued") == 0
+
+
+def test_who_stands_in_a_folder_that_is_gone_is_told_in_one_line(terminal: Terminal) -> None:
+    gone = terminal.folder / "gone"
+    gone.mkdir()
+    script = 'cd "$1" && rmdir "$1" && shift && exec "$@"'
+    for words in (("open", "claude"), ("open", "claude", "--cwd", "relative")):
+        done = subprocess.run(
+            ["sh", "-c", script, "sh", str(gone), *BANKSMAN, *words],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+            check=False,
+            env=terminal.environment(),
+        )
+        assert (done.returncode, done.stderr) == (
+            2,
+            "banksman: the folder that this is called in is gone (cd to another, or --cwd with a whole path)\n",
+        )
+        gone.mkdir()
+
+
+def test_a_store_that_cannot_be_opened_is_told_in_one_line(terminal: Terminal) -> None:
+    terminal.state.mkdir(parents=True)
+    (terminal.state / "store.db").write_bytes(os.urandom(20_000))
+    refused = terminal.run("ps", code=4)
+    assert refused.stderr.splitlines()[-1].startswith("banksman: ")
+    assert "Traceback" not in refused.stderr
+    assert terminal.sockets() == []
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_start_that_takes_long_says_what_it_waits_for_to_a_person(terminal: Terminal, is_terminal: bool) -> None:
+    terminal.open()
+    ours, theirs = pty.openpty() if is_terminal else os.pipe()
+    # Whoever makes a socket waits for whoever has the folder, for a second or two, and goes on without it then.
+    folder = os.open(terminal.state / "sockets", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    process = subprocess.Popen(
+        [*BANKSMAN, "ps"], stdout=subprocess.DEVNULL, stderr=theirs, env=terminal.environment(), cwd=terminal.folder
+    )
+    os.close(theirs)
+    said = b""
+    with process, open(ours, "rb", buffering=0) as reader:
+        # The end of a terminal is an error, on Linux.
+        with contextlib.suppress(OSError):
+            while more := reader.read(1000):
+                said += more
+        assert process.wait(SECONDS_MAX) == 0
+    os.close(folder)
+    told = b"banksman: no server runs here: starting a host inside of this verb"
+    assert (told in said) is is_terminal
+    assert is_terminal or said == b""
+
+
+def test_without_the_servers_packages_there_is_one_line_that_says_what_to_do(terminal: Terminal) -> None:
+    missing = terminal.folder / "missing"
+    missing.mkdir()
+    text = "raise ModuleNotFoundError(\"No module named 'starlette'\", name='starlette')\n"
+    (missing / "starlette.py").write_text(text)
+    path = os.pathsep.join([str(missing), *filter(None, [os.environ.get("PYTHONPATH")])])
+    refused = terminal.run("ps", code=3, PYTHONPATH=path)
+    [line] = refused.stderr.splitlines()
+    assert "needs starlette" in line
+    assert "pip install 'banksman[server]'" in line
+
+
+# -- two terminals ----------------------------------------------------------------------------------------------------
+def test_a_turn_in_one_terminal_is_interrupted_from_another(terminal: Terminal) -> None:
+    terminal.open()
+    with terminal.begin("ask", "one", "@@say begun\n@@hang") as asking:
+        wait_line(asking.stdout, "begun")
+        [name] = terminal.sockets()
+        owner = terminal.json("ps")["sessions"][0]["owner"]
+        assert owner == {"pid": asking.pid, "address": f"unix:{terminal.state / 'sockets' / name}"}
+        assert terminal.json("interrupt", "one")["stopped"] is True
+        assert asking.wait(SECONDS_MAX) == 1
+    assert terminal.sockets() == []
+
+
+def test_a_session_in_one_terminal_is_opened_again_by_its_name_from_another(terminal: Terminal) -> None:
+    session = terminal.open()
+    with terminal.begin("ask", "one", "@@say begun\n@@hang") as asking:
+        wait_line(asking.stdout, "begun")
+        assert terminal.open() == session
+        assert terminal.json("interrupt", "one")["stopped"] is True
+        assert asking.wait(SECONDS_MAX) == 1
+
+
+def test_a_session_in_one_terminal_is_closed_from_another(terminal: Terminal) -> None:
+    terminal.open()
+    with terminal.begin("ask", "one", "@@say begun\n@@hang") as asking:
+        wait_line(asking.stdout, "begun")
+        assert terminal.run("close", "one").stdout == "one: closed\n"
+        assert asking.wait(SECONDS_MAX) == 1
+    assert terminal.sockets() == []
+
+
+def test_a_question_in_one_terminal_is_answered_from_another(terminal: Terminal) -> None:
+    terminal.open()
+    with terminal.begin("ask", "one", '@@ask Bash {"command": "ls"}\n@@say over') as asking:
+        wait_line(asking.stderr, "banksman answer")
+        assert terminal.run("answer", "one", "allow").stdout.endswith(": allow\n")
+        out, _ = asking.communicate(timeout=SECONDS_MAX)
+        assert (asking.returncode, out.splitlines()[-1]) == (0, "over")
+
+
+def test_who_asks_in_a_session_of_another_terminal_is_served_there_before_it_ends(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    terminal.open()
+    with terminal.begin("ask", "one", f"@@say begun\n@@wait {go}") as first:
+        wait_line(first.stdout, "begun")
+        with (
+            terminal.begin("ask", "one", "@@stream 10 0.1 x\n@@say mine") as second,
+            terminal.begin("ask", "one", "@@say late", "--priority", "background") as third,
+        ):
+            wait_queued(terminal, "one", 2)
+            go.write_text("now")
+            for asking, said in ((second, "mine"), (third, "late")):
+                out, _ = asking.communicate(timeout=SECONDS_MAX)
+                assert (asking.returncode, out.splitlines()[-1]) == (0, said)
+            assert first.wait(SECONDS_MAX) == 0
+    # One process served them all.
+    assert kinds(terminal, "one").count("process.started") == 1
+    assert terminal.sockets() == []
+
+
+def wait_queued(terminal: Terminal, session: str, count: int = 1) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while len(terminal.json("why", session)["queue"]) < count:
+        assert time.monotonic() < deadline, "nothing waits"
+
+
+def test_who_waits_in_a_session_of_a_terminal_that_is_killed_goes_on_by_himself(terminal: Terminal) -> None:
+    terminal.open()
+    with terminal.begin("ask", "one", "@@say begun\n@@hang") as first:
+        wait_line(first.stdout, "begun")
+        with terminal.begin("ask", "one", "@@say mine") as second:
+            wait_queued(terminal, "one")
+            first.kill()
+            out, err = second.communicate(timeout=SECONDS_MAX)
+            assert (second.returncode, out) == (0, "mine\n"), err
+    assert kinds(terminal, "one").count("turn.queued") == 2, "it was asked once"
+    assert terminal.sockets() == []
+
+
+def test_a_host_that_says_not_where_it_is_is_named(terminal: Terminal) -> None:
+    terminal.open()
+    with host(terminal, "") as pid:
+        refused = terminal.run("interrupt", "one", code=4)
+        assert str(pid) in refused.stderr
+        # To read it needs nobody's leave.
+        assert terminal.json("ps")["sessions"][0]["owner"]["pid"] == pid
+    assert terminal.run("ask", "one", "@@say hello").stdout == "hello\n"
+
+
+def test_an_address_that_the_store_has_is_not_sent_our_token(terminal: Terminal) -> None:
+    """A store may be shared, and whoever has a session writes there where it is: that may be anybody's listener."""
+    terminal.open()
+    (terminal.state / "token").touch(0o600)
+    (terminal.state / "token").write_text("a-secret-of-ours")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(1.0)
+        with host(terminal, f"http://127.0.0.1:{listener.getsockname()[1]}"):
+            done = terminal.run("interrupt", "one", code=4)
+        assert "process" in done.stderr
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+def test_a_host_that_does_not_answer_is_named_and_how_to_end_it(terminal: Terminal) -> None:
+    terminal.open()
+    with host(terminal, f"unix:{terminal.folder / 'nowhere.sock'}") as pid:
+        refused = terminal.run("interrupt", "one", code=4)
+        assert f"process {pid}" in refused.stderr
+        assert "does not answer" in refused.stderr
+        assert f"kill {pid}" in refused.stderr
+
+
+@contextlib.contextmanager
+def host(terminal: Terminal, address: str) -> Generator[int]:
+    """A program that has the session `one`: its pid."""
+    words = [sys.executable, "-c", HOST, str(terminal.state / "store.db"), address]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            wait_line(process.stdout, "has it")
+            yield process.pid
+            process.communicate("", timeout=SECONDS_MAX)
+        finally:
+            process.kill()
+
+
+# -- its end ----------------------------------------------------------------------------------------------------------
+def test_a_verb_that_is_killed_leaves_nothing_and_the_next_goes_on(terminal: Terminal) -> None:
+    terminal.open()
+    terminal.run("ask", "one", "@@say before")
+    with terminal.begin("ask", "one", "@@say begun\n@@hang") as asking:
+        wait_line(asking.stdout, "begun")
+        assert len(terminal.agents()) >= 1
+        asking.kill()
+        asking.wait()
+    terminal.wait_no_agents()
+    assert len(terminal.sockets()) == 1, "what a killed process has left"
+    done = terminal.run("ask", "one", "@@recall")
+    assert "@@say before" in done.stdout
+    assert terminal.sockets() == [], "and whoever came next has removed"
+    ended = [line for line in terminal.run("log", "one", "--json").stdout.splitlines() if '"turn.ended"' in line]
+    assert [json.loads(line)["body"]["outcome"] for line in ended] == ["done", "unknown", "done"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_verb_that_is_told_to_end_takes_its_socket_with_it(terminal: Terminal, number: signal.Signals) -> None:
+    terminal.open()
+    with terminal.begin("ask", "one", "@@say begun\n@@hang") as asking:
+        wait_line(asking.stdout, "begun")
+        asking.send_signal(number)
+        assert asking.wait(SECONDS_MAX) == 128 + number
+    assert terminal.agents() == []
+    assert terminal.sockets() == []
+
+
+@pytest.mark.parametrize("verb", ["ask", "run"])
+def test_who_is_told_to_end_again_and_again_still_takes_the_socket_along(terminal: Terminal, verb: str) -> None:
+    if verb == "ask":
+        terminal.open()
+        words = ["ask", "one", "@@say begun\n@@hang"]
+    else:
+        words = ["run", "claude", "@@say begun\n@@hang", "--", *fake_agent.command(), f"--{terminal.marker}"]
+    with terminal.begin(*words) as begun:
+        wait_line(begun.stdout, "begun")
+        deadline = time.monotonic() + SECONDS_MAX
+        while begun.poll() is None:
+            assert time.monotonic() < deadline
+            begun.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                begun.wait(0.02)
+    assert terminal.sockets() == []
+    terminal.wait_no_agents()
+
+
+def test_ctrl_c_stops_the_turn(terminal: Terminal) -> None:
+    terminal.open()
+    with terminal.begin("ask", "one", "@@say begun\n@@hang") as asking:
+        wait_line(asking.stdout, "begun")
+        asking.send_signal(signal.SIGINT)
+        assert asking.wait(SECONDS_MAX) == 130
+    assert terminal.sockets() == []
+    assert terminal.run("ask", "one", "@@say on").stdout == "on\n"
+
+
+def test_ctrl_c_twice_does_not_wait_for_what_runs(terminal: Terminal) -> None:
+    """An agent that hears no interrupt: its turn would be given five seconds to stop, and more to its process."""
+    terminal.open()
+    with terminal.begin("ask", "one", "@@say begun\n@@stop_reading\n@@hang") as asking:
+        wait_line(asking.stdout, "begun")
+        asking.send_signal(signal.SIGINT)
+        wait_line(asking.stderr, "once more")
+        began = time.monotonic()
+        asking.send_signal(signal.SIGINT)
+        assert asking.wait(SECONDS_MAX) == 130
+        # The ladder's first rungs, which nobody can be spared, and the machine's own pace.
+        assert time.monotonic() - began < 20.0
+    assert terminal.agents() == []
+    assert terminal.sockets() == []
+
+
+def test_a_reader_that_has_enough_ends_the_turn_with_the_verb(terminal: Terminal) -> None:
+    """There is nobody else to go on with it; and it is not waited for."""
+    terminal.open()
+    with terminal.begin("ask", "one", "@@stream 100 0.02 x\n@@hang", "--json") as asking:
+        wait_line(asking.stdout, "turn.started")
+        assert asking.stdout is not None
+        asking.stdout.close()
+        assert asking.wait(locate.FINISH_SECONDS / 2) == 128 + signal.SIGPIPE
+    assert terminal.agents() == []
+    assert terminal.sockets() == []
+
+
+# -- and a server -----------------------------------------------------------------------------------------------------
+def test_a_server_that_is_started_meanwhile_leaves_the_session_where_it_is(terminal: Terminal) -> None:
+    terminal.open()
+    with terminal.begin("ask", "one", "@@say begun\n@@hang") as asking:
+        wait_line(asking.stdout, "begun")
+        with Served(terminal.folder, store=None) as served:
+            # The server is asked, and says who has it; the one who asks goes there.
+            assert terminal.json("ps")["sessions"][0]["owner"]["pid"] == asking.pid
+            assert served.get("/v1/sessions")["sessions"][0]["phase"] == "elsewhere"
+            assert terminal.json("interrupt", "one")["stopped"] is True
+            assert asking.wait(SECONDS_MAX) == 1
+            # From here on it is the server's to serve.
+            assert terminal.run("ask", "one", "@@say hello").stdout == "hello\n"
+            assert served.get("/v1/sessions")["sessions"][0]["phase"] == "idle"
+    assert terminal.sockets() == []
+
+
+@pytest.mark.parametrize(("closed", "code"), [("0<&-", 0), ("2>&-", 0), ("1>&-", 5), ("0<&- 1>&- 2>&-", 5)])
+def test_a_verb_that_was_started_without_its_fds_does_what_it_can(terminal: Terminal, closed: str, code: int) -> None:
+    """Else the loop of its host would have one of them, and whoever writes an error would write it there."""
+    words = [*BANKSMAN, "run", "claude", "hi", "--", *fake_agent.command()]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *words],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+        cwd=terminal.folder,
+        env=terminal.environment(),
+    )
+    assert done.returncode == code, done
+    assert "Traceback" not in done.stderr
+
+
+def test_an_agent_that_is_not_installed_is_told_with_how_to_get_it(terminal: Terminal) -> None:
+    done = terminal.run("run", "kimi", "hi", code=4, PATH="/nowhere")
+    assert "there is no program 'kimi'" in done.stderr
+    assert "banksman agents" in done.stderr
+    assert "do you mean claude?" in terminal.run("run", "clude", "hi", code=4).stderr
+
+
+def test_what_a_killed_server_has_announced_is_not_believed(terminal: Terminal) -> None:
+    with Served(terminal.folder, store=None) as served:
+        terminal.open()
+        served.kill()
+        assert (terminal.state / "server.json").exists()
+        assert terminal.run("ask", "one", "@@say hello").stdout == "hello\n"
+        assert terminal.sockets() == []
+        served.start()
+
+
+# -- the store --------------------------------------------------------------------------------------------------------
+def test_a_store_that_is_named_is_the_one(terminal: Terminal) -> None:
+    other = f"sqlite:{terminal.folder / 'other.db'}"
+    terminal.open("one")
+    terminal.open("two", "--store", other)
+    names = [each["name"] for each in terminal.json("ps", "--store", other)["sessions"]]
+    assert names == ["two"]
+    assert [each["name"] for each in terminal.json("ps", BANKSMAN_STORE=other)["sessions"]] == ["two"]
+    assert [each["name"] for each in terminal.json("ps")["sessions"]] == ["one"]
+    assert terminal.run("why", "one", "--store", other, code=4).returncode == 4
+
+
+def test_a_server_is_asked_for_its_own_store_and_for_no_other(terminal: Terminal) -> None:
+    own, other = (f"sqlite:{terminal.folder / name}" for name in ("own.db", "other.db"))
+    with Served(terminal.folder, store=own):
+        terminal.open("one")
+        # A host inside would leave it asleep.
+        for words in ((), ("--store", own)):
+            assert [(each["name"], each["phase"]) for each in terminal.json("ps", *words)["sessions"]] == [
+                ("one", "idle")
+            ]
+        assert terminal.json("ps", "--store", other)["sessions"] == []
+        # Which is a host inside, and so there is nobody to drain.
+        assert "there is no server here" in terminal.run("drain", "--store", other, code=3).stderr
+
+
+@pytest.mark.parametrize("words", [("ps",), ("open", "claude"), ("log", "one"), ("why", "one"), ("close", "one")])
+def test_a_store_in_memory_is_refused_where_it_makes_no_sense(terminal: Terminal, words: Sequence[str]) -> None:
+    refused = terminal.run(*words, "--store", "memory:", code=2)
+    assert "a store in memory ends with this verb" in refused.stderr
+
+
+def test_a_url_and_a_store_contradict_each_other(terminal: Terminal) -> None:
+    refused = terminal.run("ps", "--url", "http://127.0.0.1:1", "--store", "sqlite:x", code=2)
+    assert "either --url or --store" in refused.stderr
+    # A flag is heard before a variable.
+    terminal.run("ps", "--store", f"sqlite:{terminal.folder / 'x'}", BANKSMAN_URL="http://127.0.0.1:1")
+    terminal.run("ps", "--url", "http://127.0.0.1:1", code=3, BANKSMAN_STORE="sqlite:x")

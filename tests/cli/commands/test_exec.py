@@ -1,0 +1,286 @@
+"""`banksman exec` as a shell sees it: exit codes, streams, signals, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from tests.process.count import marked
+
+BANKSMAN = [sys.executable, "-m", "banksman"]
+# Prints "up" and stays for a minute; with "deaf" it ignores TERM; its child left for a session of its own.
+STAYS = (
+    "import os, signal, sys, time\n"
+    "if 'deaf' in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "if os.fork() == 0: os.setsid(); time.sleep(60); os._exit(0)\n"
+    "print('up', flush=True); time.sleep(60)\n"
+)
+
+
+def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*BANKSMAN, "exec", *words], capture_output=True, text=True, timeout=60, check=False, **options
+    )
+
+
+def stays(marker: str, *words: str) -> list[str]:
+    return ["--", sys.executable, "-I", "-S", "-c", STAYS, marker, *words]
+
+
+def wait_gone(marker: str, *, but: int = 0) -> None:
+    deadline = time.monotonic() + 15
+    while set(marked(marker)) - {but}:
+        assert time.monotonic() < deadline, "processes left behind"
+        time.sleep(0.01)  # They are nobody's children here: there is nothing to wait on.
+
+
+def test_output_and_code_pass_through() -> None:
+    done = run("--", "sh", "-c", "cat; echo out; echo err >&2; exit 3", input="in\n")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "in\nout\n", "err\n")
+
+
+def test_the_double_dash_may_be_left_out_and_options_of_the_command_are_its_own() -> None:
+    assert run("sh", "-c", "exit 4").returncode == 4
+    assert run("--timeout", "60", "sh", "-c", 'exit "$1"', "sh", "5").returncode == 5
+
+
+@pytest.mark.parametrize("option", ["--timeout", "--idle-timeout"])
+def test_either_timeout_is_124(option: str) -> None:
+    done = run(option, "0.2", "--", "sleep", "60")
+    assert done.returncode == 124
+    assert "timeout after" in done.stderr
+
+
+def test_our_own_failure_is_125() -> None:
+    assert run("--no-such-option").returncode == 125
+    assert run().returncode == 125
+    assert run("--timeout", "-1", "--", "true").returncode == 125
+    assert run("--timeout", "x", "--", "true").returncode == 125
+    assert run("--cwd", "/no/such/folder", "--", "true").returncode == 125
+    assert run("--env", "novalue", "--", "true").returncode == 125
+
+
+def test_what_is_no_verb_is_wrong_usage() -> None:
+    for words in ([], ["nosuchverb"]):
+        assert subprocess.run([*BANKSMAN, *words], capture_output=True, check=False).returncode == 2
+
+
+def test_help_that_cannot_be_written_is_said_in_a_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*BANKSMAN, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 5
+    assert done.stderr == "banksman: cannot write to stdout: No space left on device\n"
+
+
+def test_a_command_that_cannot_be_run_is_126_and_one_that_is_not_there_127(tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    assert run("--", str(script)).returncode == 126
+    script.chmod(0o755)
+    assert run("--", str(script)).returncode == 126
+    assert run("--", str(tmp_path)).returncode == 126
+    missing = run("--", "no-such-program-anywhere")
+    assert missing.returncode == 127
+    assert "install it" in missing.stderr
+
+
+def test_a_signal_is_128_and_its_number() -> None:
+    assert run("--", "sh", "-c", "kill -9 $$").returncode == 128 + 9
+    assert run("--", "sh", "-c", "kill -TERM $$").returncode == 128 + 15
+
+
+def test_json_is_one_object_with_everything(marker: str) -> None:
+    script = f"echo out; echo err >&2; setsid sh -c 'sleep 60; : {marker}' & exit 3"
+    done = run("--json", "--linger", "0.1", "--", "sh", "-c", script)
+    seen = json.loads(done.stdout)
+    assert done.returncode == 3
+    assert (seen["ended"], seen["code"], seen["signal"], seen["drained"]) == ("exited", 3, None, True)
+    assert seen["stdout"] == {"text": "out\n", "bytes": 4, "dropped": 0, "file": None}
+    assert seen["stderr"] == {"text": "err\n", "bytes": 4, "dropped": 0, "file": None}
+    assert any(marker in process["command"] for process in seen["swept"])
+    assert seen["survivors"] == []
+    assert [step["rung"] for step in seen["ladder"]] == ["rest"]
+    assert 0 < seen["seconds"] < 60
+    wait_gone(marker)
+
+
+def test_json_of_a_timeout_and_of_a_failure_to_start() -> None:
+    timed_out = run("--json", "--timeout", "0.1", "--", "sleep", "60")
+    assert timed_out.returncode == 124
+    assert json.loads(timed_out.stdout)["ended"] == "timeout"
+    failed = run("--json", "--", "no-such-program-anywhere")
+    assert failed.returncode == 127
+    assert json.loads(failed.stdout)["error"] == "ProgramNotFound"
+
+
+def test_json_keeps_head_and_tail_and_names_the_file_with_the_rest() -> None:
+    seen = json.loads(run("--json", "--output-bytes-max", "10", "--", "seq", "1000").stdout)["stdout"]
+    path = pathlib.Path(seen["file"])
+    try:
+        assert path.read_text() == "".join(f"{n}\n" for n in range(1, 1001))
+        assert seen["bytes"] == 3893
+        assert seen["dropped"] == 3893 - 10
+        assert seen["text"].startswith("1\n2\n3")
+        assert seen["text"].endswith("1000\n")
+    finally:
+        path.unlink()
+
+
+def test_environment_and_folder(tmp_path: pathlib.Path) -> None:
+    done = run("--cwd", str(tmp_path), "--env", "A=b=c", "--", "sh", "-c", 'echo "$A"; pwd')
+    assert done.stdout == f"b=c\n{tmp_path}\n"
+
+
+def start(*words: str) -> subprocess.Popen[bytes]:
+    child = subprocess.Popen([*BANKSMAN, "exec", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"up\n"
+    return child
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_us_ends_the_tree_by_the_ladder(number: int, marker: str) -> None:
+    with start(*stays(marker)) as child:
+        child.send_signal(number)
+        assert child.wait(30) == 128 + number
+    assert marked(marker) == []
+
+
+def test_a_second_interrupt_kills_at_once(marker: str) -> None:
+    with start("--grace", "50", *stays(marker, "deaf")) as child:
+        child.send_signal(signal.SIGINT)
+        # The first is heard when the ladder has begun: the child that left its group is only reached by a later rung,
+        # so what can be waited for is that the second one ends it long before the grace does.
+        child.send_signal(signal.SIGINT)
+        while child.poll() is None:
+            child.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+        assert child.returncode == 128 + signal.SIGINT
+    assert marked(marker) == []
+
+
+def test_killed_ourselves_nothing_is_left(marker: str) -> None:
+    with start("--grace", "0.5", *stays(marker, "deaf")) as child:
+        child.kill()
+    wait_gone(marker)
+
+
+def test_a_reader_that_goes_away_ends_the_tree(marker: str) -> None:
+    child = subprocess.Popen(
+        [*BANKSMAN, "exec", "--", "sh", "-c", "yes # " + marker], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.read(100)
+    child.stdout.close()
+    assert child.wait(30) == 128 + signal.SIGPIPE
+    assert child.stderr.read() == b""
+    child.stderr.close()
+    assert marked(marker) == []
+
+
+@pytest.mark.thorough
+def test_a_reader_that_is_slow_costs_neither_memory_nor_the_timeout(marker: str) -> None:
+    child = subprocess.Popen(
+        [*BANKSMAN, "exec", "--timeout", "1", "--", "sh", "-c", "yes # " + marker],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert child.stdout is not None
+    with child:
+        # Nobody reads, and the timeout ends the tree all the same.
+        wait_appears(marker)
+        wait_gone(marker, but=child.pid)
+        with open(f"/proc/{child.pid}/status") as file:
+            peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+        assert peak < 100_000
+        # And we do not wait for ever for somebody to read what there was.
+        assert child.wait(30) == 124
+
+
+def wait_appears(marker: str) -> None:
+    deadline = time.monotonic() + 15
+    while len(marked(marker)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_help_teaches_and_loads_neither_asyncio_nor_argparse() -> None:
+    script = (
+        "import sys, banksman.cli; banksman.cli.main(['--help']); print({'asyncio', 'argparse'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "banksman exec --timeout 60 -- make test" in done.stdout
+    assert done.stdout.endswith("set()\n")
+    assert "example:" in run("--help").stdout
+
+
+def test_a_plain_command_is_run_without_what_it_does_not_need() -> None:
+    """Every import is a part of the start: `make bench` has the goal."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "banksman", "exec", "--", "true"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "asyncio" in loaded
+    # asyncio asks for `ssl`, and does without it; what it would bring along tells.
+    assert not {"_ssl", "json", "tempfile", "msgspec", "banksman.process.portable"} & loaded
+
+
+def test_closed_stdin_is_no_stdin() -> None:
+    words = " ".join([*BANKSMAN, "exec", "--", "cat"])
+    done = subprocess.run(["sh", "-c", f"{words} <&-"], capture_output=True, timeout=60, check=False, cwd=os.getcwd())
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>&-", ">&-"])
+def test_output_goes_nowhere_when_the_standard_fds_are_closed(closed: str) -> None:
+    """Else the loop has their numbers, and takes the bytes (15 is TERM) for signals that have come."""
+    # Each of its writes has been taken from the pipe before the next one fits.
+    script = "i=0; while [ $i -lt 40 ]; do printf '%8192s\\017'; printf '%8192s\\017' >&2; i=$((i+1)); done; exit 7"
+    argv = ["sh", "-c", f'exec "$@" {closed}', "sh", *BANKSMAN, "exec", "--", "sh", "-c", script]
+    assert subprocess.run(argv, capture_output=True, timeout=60, check=False).returncode == 7
+
+
+def test_output_that_cannot_be_written_is_our_failure_and_not_success() -> None:
+    with open("/dev/full", "wb") as full:
+        for words in (["--", "echo", "hi"], ["--json", "--", "echo", "hi"]):
+            argv = [*BANKSMAN, "exec", *words]
+            done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+            assert done.returncode == 125
+            assert "No space left" in done.stderr
+            assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(number: int, tmp_path: pathlib.Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    child = subprocess.Popen(
+        [*BANKSMAN, "exec", "--", "sh", "-c", 'echo up; cat "$0"; exit 3', str(gate)],
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_IGN),  # noqa: PLW1509  (a test has one thread)
+    )
+    assert child.stdout is not None
+    with child:
+        assert child.stdout.readline() == b"up\n"
+        child.send_signal(number)
+        gate.write_bytes(b"")
+        assert child.wait(30) == 3
+
+
+def test_a_machine_without_room_is_our_failure_in_one_line() -> None:
+    limited = ["sh", "-c", 'ulimit -n 6; exec "$@"', "sh", *BANKSMAN, "exec", "--", "echo", "hi"]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 125
+    assert "Too many open files" in done.stderr

@@ -1,0 +1,400 @@
+"""The verbs that ask a server, each as a shell sees it, against a real one with the scripted agent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from tests.server.kit import TOKEN, Served, shared
+from tests.thorough import one_in
+
+from banksman.testing import fake_agent
+
+BANKSMAN = [sys.executable, "-m", "banksman"]
+SECONDS_MAX = 60.0
+AGENT = fake_agent.command()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with shared(tmp_path_factory.mktemp("served")) as served:
+        yield served
+
+
+def environment(served: Served, **more: str) -> dict[str, str]:
+    return {**os.environ, "XDG_STATE_HOME": str(served.folder / "state"), "BANKSMAN_TOKEN": TOKEN, **more}
+
+
+def run(served: Served, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    options = {"env": environment(served), **options}
+    return subprocess.run(
+        [*BANKSMAN, *words], capture_output=True, text=True, timeout=SECONDS_MAX, check=False, **options
+    )
+
+
+@contextlib.contextmanager
+def begin(served: Served, *words: str) -> Generator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*BANKSMAN, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(served),
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_line(stream: IO[str] | None, word: str) -> str:
+    assert stream is not None
+    for line in stream:
+        if word in line:
+            return line
+    raise AssertionError(f"{word!r} never came")
+
+
+def objects(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_open_ask_and_close(served: Served) -> None:
+    done = run(served, "open", "claude", "--name", "whole", "--", *AGENT)
+    assert done.returncode == 0, done
+    session = done.stdout.strip()
+    asked = run(served, "ask", "whole", "@@say hello\n@@say there")
+    assert (asked.returncode, asked.stdout) == (0, "hello\nthere\n")
+    assert asked.stderr.startswith("done, $")
+    closed = run(served, "close", "whole")
+    assert (closed.returncode, closed.stdout) == (0, "whole: closed\n")
+    forgotten = run(served, "close", session, "--forget", "--json")
+    assert objects(forgotten.stdout) == [{"forgotten": session}]
+    gone = run(served, "log", session)
+    assert gone.returncode == 4
+    assert gone.stdout == ""
+
+
+def test_open_says_the_id_and_works_in_the_folder_it_was_called_in(served: Served, tmp_path: Path) -> None:
+    done = run(served, "open", "claude", "--json", "--", *AGENT, cwd=tmp_path)
+    session = objects(done.stdout)[0]
+    opening = objects(run(served, "log", session["id"], "--json").stdout)[0]
+    assert opening["body"]["cwd"] == str(tmp_path)
+    assert opening["body"]["command"] == AGENT
+
+
+def test_ask_takes_the_prompt_from_stdin_and_opens_a_session_once(served: Served) -> None:
+    for said in ("one", "two"):
+        words = ("ask", "piped", "-", "--open", "claude", "--format", "quiet", "--", *AGENT)
+        done = run(served, *words, input=said)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"{said}\n", "")
+    named = [each for each in objects(run(served, "ps", "--json").stdout)[0]["sessions"] if each["name"] == "piped"]
+    assert len(named) == 1
+
+
+def test_a_prompt_may_begin_with_a_dash(served: Served) -> None:
+    served.open(name="dash")
+    assert run(served, "ask", "dash", "--", "-n is a flag").stdout == "-n is a flag\n"
+
+
+def test_ask_in_json_is_the_events_of_the_turn_and_then_its_outcome(served: Served) -> None:
+    served.open(name="json")
+    run(served, "ask", "json", "before")
+    done = run(served, "ask", "json", "@@say hello", "--json")
+    *events, last = objects(done.stdout)
+    assert {event["turn"] for event in events} == {last["turn"]}
+    assert events[0]["kind"] == "turn.queued"
+    assert events[-1]["kind"] == "turn.ended"
+    assert (last["state"], last["outcome"]["kind"], last["outcome"]["text"]) == ("ended", "done", "hello")
+
+
+def test_a_turn_that_fails_is_1(served: Served) -> None:
+    served.open(name="fails")
+    done = run(served, "ask", "fails", "@@exit 3")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("failed")
+
+
+def test_no_wait_returns_the_turn_and_a_key_finds_it_again(served: Served) -> None:
+    session = served.open(name="key")
+    first = run(served, "ask", "key", "@@say hello", "--key", "k", "--no-wait")
+    turn = first.stdout.strip()
+    assert served.outcome(session, turn)["kind"] == "done"
+    again = run(served, "ask", "key", "@@say hello", "--key", "k")
+    assert (again.returncode, again.stdout) == (0, "hello\n")
+    other = run(served, "ask", "key", "@@say something else", "--key", "k")
+    assert other.returncode == 4
+    queued = [each for each in objects(run(served, "log", "key", "--json").stdout) if each["kind"] == "turn.queued"]
+    assert [each["turn"] for each in queued] == [turn]
+
+
+def test_ctrl_c_stops_the_turn(served: Served) -> None:
+    session = served.open(name="stop")
+    with begin(served, "ask", "stop", "@@say begun\n@@hang", "--json") as asking:
+        wait_line(asking.stdout, '"text":"begun"')
+        asking.send_signal(signal.SIGINT)
+        rest, told = asking.communicate(timeout=SECONDS_MAX)
+        assert asking.returncode == 130
+    assert objects(rest)[-1]["outcome"]["kind"] == "interrupted"
+    assert "once more" in told
+    assert "stopped, by boundary" in told
+    # The session goes on.
+    assert run(served, "ask", session, "hi").stdout == "hi\n"
+
+
+def test_ctrl_c_twice_leaves_at_once(served: Served) -> None:
+    served.open(name="leave")
+    with begin(served, "ask", "leave", "@@on_interrupt ignored\n@@say begun\n@@hang") as asking:
+        wait_line(asking.stdout, "begun")
+        asking.send_signal(signal.SIGINT)
+        wait_line(asking.stderr, "once more")
+        asking.send_signal(signal.SIGINT)
+        _, told = asking.communicate(timeout=SECONDS_MAX)
+        # Neither the receipt nor the outcome was waited for.
+        assert (asking.returncode, told) == (130, "")
+
+
+def test_interrupt_stops_what_runs_and_withdraws_what_waits(served: Served) -> None:
+    session = served.open(name="interrupts")
+    run(served, "ask", "interrupts", "@@hang", "--no-wait")
+    waiting = run(served, "ask", "interrupts", "later", "--no-wait").stdout.strip()
+    assert run(served, "interrupt", session, waiting).stdout == "stopped, by withdrawn\n"
+    done = run(served, "interrupt", "interrupts", "--json")
+    assert done.returncode == 0
+    assert objects(done.stdout)[0]["stopped"] is True
+    assert run(served, "interrupt", session, waiting, "--format", "quiet").stdout == ""
+
+
+def test_a_question_is_shown_and_answered(served: Served) -> None:
+    served.open(name="asks")
+    with begin(served, "ask", "asks", '@@ask Bash {"command": "ls"}\n@@say over') as asking:
+        assert "Bash: ls" in wait_line(asking.stderr, "question:")
+        question = wait_line(asking.stderr, "banksman answer").split()[3]
+        told = run(served, "why", "asks").stdout
+        assert f"{question}: Bash: ls\n" in told
+        assert f"  banksman answer asks {question} allow|deny\n" in told
+        done = run(served, "answer", "asks", "--message", "not here", "deny")
+        assert (done.returncode, done.stdout) == (0, f"{question}: deny\n")
+        out, _ = asking.communicate(timeout=SECONDS_MAX)
+        assert (asking.returncode, out.splitlines()[-1]) == (0, "over")
+    # It has one answer: who says the same again has his way, and who says another has not.
+    assert run(served, "answer", "asks", question, "deny").returncode == 0
+    late = run(served, "answer", "asks", question, "allow", "--json")
+    assert (late.returncode, objects(late.stdout)[0]["answer"], objects(late.stdout)[0]["first"]) == (1, "deny", False)
+    nothing = run(served, "answer", "asks", "allow")
+    assert (nothing.returncode, "no question is open" in nothing.stderr) == (2, True)
+
+
+def test_question_is_shown_in_full_by_ask_why_and_answer(served: Served) -> None:
+    served.open(name="asks-code")
+    given = {"description": "print the date", "code": "import shutil\nshutil.rmtree('/home')"}
+    shown = ["│ code:", "│   import shutil", "│   shutil.rmtree('/home')", "│ the agent says: print the date"]
+
+    def blocks(text: str) -> list[str]:
+        return [line for line in map(str.strip, text.splitlines()) if "│" in line]
+
+    with begin(served, "ask", "asks-code", f"@@ask mcp__py__run {json.dumps(given)}\n@@say over") as asking:
+        told: list[str] = []
+        while not told or "banksman answer" not in told[-1]:
+            assert asking.stderr is not None
+            told.append(asking.stderr.readline())
+            assert told[-1], told
+        assert blocks("".join(told)) == shown
+        # `why` has its own labels in front of the first line.
+        assert [line[line.index("│") :] for line in blocks(run(served, "why", "asks-code").stdout)] == shown
+        # It is what is answered, so whoever names no question sees it too.
+        assert blocks(run(served, "answer", "asks-code", "deny").stderr) == shown
+        assert asking.wait(SECONDS_MAX) == 0
+
+
+def test_ps_and_why_tell_what_is_going_on(served: Served) -> None:
+    session = served.open(name="busy")
+    holder = run(served, "ask", "busy", "@@hang", "--no-wait").stdout.strip()
+    waiting = run(served, "ask", "busy", "later", "--no-wait", "--priority", "background").stdout.strip()
+    command = served.post("/v1/commands", {"argv": ["sleep", "61"]})
+    shown = run(served, "ps").stdout.splitlines()
+    row = next(line for line in shown if session in line).split()
+    assert row[:7] == ["running", "busy", session, "claude", holder, "1", "0"]
+    assert any(line.startswith(f"{command['id']} ") and line.endswith("sleep 61") for line in shown)
+    assert {session, command["id"]} <= set(run(served, "ps", "--format", "quiet").stdout.split())
+    told = run(served, "why", "busy").stdout
+    assert f"holder    {holder}\n          @@hang\n" in told
+    assert "state     running\n" in told
+    assert f"{waiting}, priority " in told
+    assert ": later\n" in told
+    assert '"@@hang"' in next(line for line in told.splitlines() if line.startswith("last out  "))
+    assert "python" in told
+    assert objects(run(served, "why", "busy", "--json").stdout)[0]["holder"] == holder
+    served.post(f"/v1/commands/{command['id']}/stop", {})
+    assert command["id"] not in run(served, "ps").stdout
+    assert command["id"] in run(served, "ps", "--all").stdout
+    run(served, "interrupt", "busy")
+    assert "also the commands that have ended" in run(served, "ps", "--help").stdout
+
+
+def test_stacks_say_where_the_server_stands(served: Served) -> None:
+    served.open(name="stacks")
+    assert "task " in run(served, "why", "--stacks").stdout
+    both = run(served, "why", "stacks", "--stacks", "--json")
+    assert objects(both.stdout)[0]["name"] == "stacks"
+    assert objects(both.stdout)[0]["stacks"]["tasks"]
+    assert run(served, "why").returncode == 2
+
+
+@pytest.mark.thorough
+def test_log_pages_and_limits(served: Served) -> None:
+    served.open(name="logged")
+    run(served, "ask", "logged", "@@stream 3 0\n@@say hello")
+    events = objects(run(served, "log", "logged", "--json").stdout)
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    after = events[4]["cursor"]
+    part = objects(run(served, "log", "logged", "--json", "--after", after, "-n", "2").stdout)
+    assert [event["seq"] for event in part] == [6, 7]
+    followed = objects(run(served, "log", "logged", "--json", "-f", "-n", str(len(events))).stdout)
+    assert followed == events
+    cursors = run(served, "log", "logged", "--format", "quiet").stdout.split()
+    assert cursors == [event["cursor"] for event in events]
+    raw = objects(run(served, "log", "logged", "--raw", "--json").stdout)
+    assert any('"type":"assistant"' in event.get("frame", "").replace(" ", "") for event in raw)
+    text = run(served, "log", "logged").stdout
+    assert "says hello" in text
+    assert "<" in run(served, "log", "logged", "--raw").stdout
+    assert run(served, "log", "logged", "--after", "nonsense").returncode == 4
+    assert run(served, "log", "logged", "--after", "x\r\ny", "--follow").returncode == 4
+
+
+def test_a_followed_log_goes_on_until_ctrl_c(served: Served) -> None:
+    served.open(name="followed")
+    with begin(served, "log", "followed", "--follow", "--json") as following:
+        wait_line(following.stdout, "session.opened")
+        for _ in range(2):
+            run(served, "ask", "followed", "hi")
+            wait_line(following.stdout, "turn.ended")
+        run(served, "close", "followed")
+        wait_line(following.stdout, "session.closed")
+        following.send_signal(signal.SIGINT)
+        rest, told = following.communicate(timeout=SECONDS_MAX)
+        assert (following.returncode, rest, told) == (130, "", "")
+
+
+@pytest.mark.thorough
+def test_a_followed_log_ends_when_its_session_is_deleted(served: Served) -> None:
+    served.open(name="deleted")
+    with begin(served, "log", "deleted", "--follow") as following:
+        wait_line(following.stdout, "session.opened")
+        run(served, "close", "deleted", "--forget")
+        out, told = following.communicate(timeout=SECONDS_MAX)
+        assert following.returncode == 4
+        assert "session.closed" in out
+        assert "Traceback" not in told
+
+
+@pytest.mark.thorough
+def test_what_an_agent_says_does_not_reach_the_terminal_as_a_command(served: Served) -> None:
+    evil = "\x1b]0;title\x07\x1b[2Jred\x9b31m\u202edlrow\x7f\r.\ttab"
+    served.open(name="evil")
+    done = run(served, "ask", "evil", f"@@say {evil}")
+    assert done.stdout == "\\x1b]0;title\\x07\\x1b[2Jred\\x9b31m\\u202edlrow\\x7f\\r.\ttab\n"
+    for words in (("log", "evil"), ("log", "evil", "--raw"), ("log", "evil", "--json"), ("why", "evil"), ("ps",)):
+        shown = run(served, *words).stdout
+        assert not set(shown) & set("\x1b\x07\x9b\u202e\x7f\r"), words
+    # A name is somebody's words as well.
+    served.request("PATCH", "/v1/sessions/evil", {"name": "e\x1b[1mvil"})
+    assert "\x1b" not in run(served, "ps").stdout
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(served: Served) -> None:
+    served.open(name="pipe")
+    run(served, "ask", "pipe", "@@stream 3000 0")
+    for words in (["log", "pipe", "--json"], ["log", "pipe", "--json", "--follow"]):
+        line = " ".join([*BANKSMAN, *words])
+        done = subprocess.run(
+            ["bash", "-c", f"set -o pipefail; {line} | head -1"],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+            check=False,
+            env=environment(served),
+        )
+        assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+        assert objects(done.stdout)[0]["kind"] == "session.opened"
+
+
+@pytest.mark.parametrize(
+    "words", one_in(4, [(("log", "full"),), (("log", "full", "--json"),), (("ps",),), (("why", "nobody", "--json"),)])
+)
+def test_a_stdout_that_takes_nothing_is_one_line_and_a_code(served: Served, words: tuple[str, ...]) -> None:
+    served.open(name="full")
+    line = " ".join([*BANKSMAN, *words])
+    is_refused = "nobody" in words
+    for redirection, reason in ((">/dev/full", "No space left on device"), (">&-", "it is closed")):
+        done = subprocess.run(
+            ["bash", "-c", f"{line} {redirection}"],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+            check=False,
+            env=environment(served),
+        )
+        # A refusal is told on stderr first, so that it is not lost.
+        said = "there is no session 'nobody' (see banksman ps)" if is_refused else f"cannot write to stdout: {reason}"
+        assert (done.returncode, done.stderr) == (4 if is_refused else 5, f"banksman: {said}\n")
+    assert "5 stdout could not be written" in run(served, words[0], "--help").stdout
+
+
+def test_a_locale_without_the_letters_is_no_failure(served: Served) -> None:
+    served.open(name="ascii")
+    done = run(served, "ask", "ascii", "@@say h\u00e9 \u2026", env=environment(served, PYTHONIOENCODING="ascii"))
+    assert (done.returncode, done.stdout) == (0, "h\\xe9 \\u2026\n")
+
+
+def test_refusals_and_strangers(served: Served) -> None:
+    assert run(served, "why", "nobody").returncode == 4
+    refused = run(served, "ask", "nobody", "hi", "--json")
+    assert refused.returncode == 4
+    assert objects(refused.stdout)[0]["status"] == 404
+    for token in ("wrong", ""):
+        variables = environment(served, BANKSMAN_TOKEN=token, XDG_STATE_HOME="/nowhere/at/all")
+        assert run(served, "ps", "--url", served.url, env=variables).returncode == 3
+    out = run(served, "ps", "--url", served.url, env=environment(served, BANKSMAN_TOKEN="wrong"))
+    assert (out.returncode, "BANKSMAN_TOKEN" in out.stderr) == (3, True)
+    assert TOKEN not in out.stderr
+
+
+def test_page_prints_a_link_that_logs_a_browser_in(served: Served) -> None:
+    by_socket = run(served, "page").stdout.strip()
+    by_url = objects(run(served, "page", "--json", "--url", served.url).stdout)[0]["link"]
+    for link in (by_socket, by_url):
+        url, _, code = link.partition("/#code=")
+        assert url == served.url
+        assert served.post("/v1/login", {"code": code}, token=False)["token"].startswith("bmp_")
+
+
+def test_the_url_that_the_server_prints_can_be_pasted(served: Served) -> None:
+    variables = environment(served, BANKSMAN_TOKEN="", XDG_STATE_HOME="/nowhere/at/all")
+    done = run(served, "ps", "--json", "--url", f"{served.url}/#token={TOKEN}", env=variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    refused = run(served, "ps", "--url", f"{served.url}/#token=wrong-one", env=variables)
+    assert (refused.returncode, "wrong-one" in refused.stderr) == (3, False)
+
+
+def test_every_way_of_being_busy_is_named(served: Served) -> None:
+    told = " ".join(run(served, "ask", "--help").stdout.split())
+    assert "enqueue, reject, interrupt, steer or collect" in told
+
+
+def test_help_and_a_wrong_flag_have_their_exit_codes(served: Served) -> None:
+    done = run(served, "ask", "--help")
+    assert done.returncode == 0
+    assert done.stdout.rstrip().splitlines()[-1].startswith("  banksman ask")
+    assert run(served, "ask", "--no-such-flag").returncode == 2

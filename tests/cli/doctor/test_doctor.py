@@ -1,0 +1,526 @@
+"""`banksman doctor`: what is wrong is told with what to do; looking changes nothing; what dead hosts left is swept."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import socket
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.kit import SECONDS_MAX, Served
+
+from banksman import sockets
+from banksman.cli.doctor import leftovers
+from banksman.store.sqlite import store_health
+
+pytestmark = pytest.mark.thorough
+
+HANGS = {"prompt": ["hang"]}
+ALONE = Path(__file__).with_name("doctor_alone.py")
+
+
+class Machine:
+    """A user with folders of their own, and a machine that only their hosts run on. `run` is `banksman doctor`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # The pids of its hosts, also of those that have died.
+        self.hosts: set[int] = set()
+        self.state = folder / "state" / "banksman"
+        self.config = folder / "config" / "banksman" / "config.toml"
+        self.temporary = folder / "temporary"
+        for made in (self.state, self.config.parent, self.temporary):
+            made.mkdir(parents=True, mode=0o700)
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("BANKSMAN_")}
+        self.env = {
+            **clean,
+            "XDG_STATE_HOME": str(folder / "state"),
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            "TMPDIR": str(self.temporary),
+        }
+
+    def run(self, *words: str, under: tuple[str, ...] = (), **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*under, sys.executable, str(ALONE), ",".join(map(str, self.hosts)), *words],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+            env={**self.env, **env},
+        )
+
+    def look(self, *words: str, under: tuple[str, ...] = (), **env: str) -> Any:
+        done = self.run("--json", *words, under=under, **env)
+        assert done.stdout, done.stderr
+        found = json.loads(done.stdout)
+        is_wrong = any(each["verdict"] == "wrong" for each in found["checks"])
+        assert done.returncode == (0 if found["well"] else 1), done.stderr
+        assert found["well"] or is_wrong or not all(each["done"] for each in found["swept"])
+        return found
+
+    def of(self, name: str, *words: str, under: tuple[str, ...] = (), **env: str) -> list[tuple[str, str, str | None]]:
+        """Verdict, what was seen, and the fix, of every check of this name."""
+        checks = self.look(*words, under=under, **env)["checks"]
+        found = [(each["verdict"], each["seen"], each["fix"]) for each in checks if each["name"] == name]
+        assert found, [each["name"] for each in checks]
+        return found
+
+    def files(self) -> dict[str, tuple[int, str]]:
+        """Every file of the user's, its mode and what is in it."""
+        found: dict[str, tuple[int, str]] = {}
+        for path in sorted(self.folder.rglob("*")):
+            mode = path.lstat().st_mode
+            content = hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(mode) else ""
+            found[str(path.relative_to(self.folder))] = (mode, content)
+        return found
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "user")
+
+
+@contextlib.contextmanager
+def serving(machine: Machine) -> Generator[Served]:
+    """A server of this user, whose store is where `doctor` looks for it."""
+    served = Served(machine.folder, store=f"sqlite:{machine.state / 'store.db'}")
+    with served:
+        machine.hosts.add(served.pid)
+        yield served
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_gone(*pids: int) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"still there: {[pid for pid in pids if is_alive(pid)]}"
+        time.sleep(0.01)
+
+
+# -- a machine that is well ------------------------------------------------------------------------------------------
+def test_on_a_new_machine_nothing_is_wrong_and_nothing_is_made(machine: Machine) -> None:
+    before = machine.files()
+    done = machine.run()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("\nnothing is wrong\n")
+    assert "  ok     trial: a command, and what it left running, were over in " in done.stdout
+    assert "\x1b" not in done.stdout, "no colour where nobody sees it"
+    assert machine.run("--format", "quiet").stdout == ""
+    assert machine.files() == before
+
+
+def test_a_state_folder_that_cannot_be_made_is_wrong(machine: Machine) -> None:
+    """Where even root cannot write."""
+    [(verdict, seen, fix)] = machine.of("state folder", XDG_STATE_HOME="/proc/1/nothing")
+    assert verdict == "wrong"
+    assert "cannot be made" in seen
+    assert "XDG_STATE_HOME" in (fix or "")
+
+
+def test_a_server_that_runs_is_found_and_not_disturbed(machine: Machine) -> None:
+    with serving(machine) as served:
+        session = served.open()
+        served.outcome(session, served.ask(session, "hello"))
+        before = machine.files()
+        checks = machine.look()["checks"]
+        assert machine.files() == before
+        seen = {each["name"]: each for each in checks}
+        assert seen["server"]["verdict"] == "ok"
+        assert f"process {served.pid}, version" in seen["server"]["seen"]
+        assert seen["store"]["verdict"] == "ok"
+        assert "1 sessions, " in seen["store"]["seen"]
+        assert f"in use by process {served.pid}" in seen["store"]["seen"]
+        assert seen["leftovers"]["seen"] == "none"
+        # It serves on.
+        served.outcome(session, served.ask(session, "hello"))
+
+
+# -- what is wrong ---------------------------------------------------------------------------------------------------
+def test_what_others_may_read_or_change_is_wrong(machine: Machine) -> None:
+    token = machine.state / "token"
+    token.write_text("a-token-of-the-tests\n")
+    token.chmod(0o644)
+    ((verdict, seen, fix),) = machine.of("token")
+    assert (verdict, fix) == (
+        "wrong",
+        f"rm {token}: the next server makes another, since somebody may have read this one",
+    )
+    assert "mode 644" in seen
+    token.chmod(0o600)
+    assert machine.of("token")[0][0] == "ok"
+    machine.state.chmod(0o777)
+    assert machine.of("state folder")[0] == (
+        "wrong",
+        f"others may change {machine.state} (mode 777)",
+        f"chmod go-w {machine.state}",
+    )
+
+
+def test_settings_that_are_wrong_are_told_and_keep_nothing_from_being_looked_at(machine: Machine) -> None:
+    machine.config.write_text("[serve]\nprot = 1\n")
+    checks = machine.look()["checks"]
+    ((verdict, seen, fix),) = [(c["verdict"], c["seen"], c["fix"]) for c in checks if c["name"] == "settings"]
+    assert (verdict, fix) == ("wrong", "do you mean 'port'?")
+    assert seen == f"{machine.config}, line 2: there is no key 'serve.prot'"
+    assert {each["group"] for each in checks} == {"machine", "settings", "places", "stores", "reach", "leftovers"}
+    machine.config.write_text('[serve]\nbind = "0.0.0.0"\n')
+    assert machine.of("server settings")[0][0] == "wrong"
+    machine.config.write_text('[serve]\ntoken = "hunter2hunter2"\n')
+    machine.config.chmod(0o644)
+    found = machine.look()
+    assert "hunter2" not in json.dumps(found)
+    assert machine.of("settings file") == [
+        ("wrong", f"others may read serve.token in {machine.config}", f"chmod 600 {machine.config}")
+    ]
+    assert machine.of("variables", BANKSMAN_STROE="x") == [
+        ("note", "BANKSMAN_STROE means nothing here", "do you mean BANKSMAN_STORE?")
+    ]
+
+
+def test_a_server_that_was_named_and_is_not_there_is_wrong(machine: Machine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    ((verdict, seen, fix),) = machine.of("server", BANKSMAN_URL=f"http://127.0.0.1:{port}/#token=hunter2hunter2")
+    assert verdict == "wrong"
+    assert seen == f"nobody answers at http://127.0.0.1:{port}, which BANKSMAN_URL names"
+    assert fix == "start it, or take the url away from BANKSMAN_URL"
+    with serving(machine) as served:
+        ((verdict, _, fix),) = machine.of("server", BANKSMAN_URL=served.url, BANKSMAN_TOKEN="not-the-token")
+        assert verdict == "wrong"
+        assert "BANKSMAN_TOKEN" in (fix or "")
+
+
+def test_too_few_fds_are_wrong(machine: Machine) -> None:
+    ((verdict, seen, _),) = machine.of("fd limit", under=("prlimit", "--nofile=500:500", "--"))
+    assert (verdict, seen) == ("wrong", "500 at once, 500 if asked for")
+
+
+def test_a_profile_that_is_wrong_is_told(machine: Machine) -> None:
+    folder = machine.config.parent / "agents"
+    folder.mkdir()
+    (folder / "mine.toml").write_text("comand = ['x']\n")
+    verdict, seen, fix = machine.of("agents")[0]
+    assert verdict == "wrong"
+    assert "comand" in seen
+    assert str(folder / "mine.toml") in (fix or "")
+
+
+# -- the store -------------------------------------------------------------------------------------------------------
+def with_history(machine: Machine) -> Path:
+    """A store that was closed in good order."""
+    with serving(machine) as served:
+        session = served.open(name="fix-ci")
+        for _ in range(3):
+            served.outcome(session, served.ask(session, "x" * 20_000))
+    return machine.state / "store.db"
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        ("DELETE FROM chunks WHERE id = (SELECT max(id) FROM chunks)", "are missing"),
+        ("UPDATE chunks SET crc = crc + 1 WHERE first = 1", "checksum is wrong"),
+        ("INSERT OR REPLACE INTO snapshots SELECT id, seq, 0, x'00' FROM sessions", "snapshot"),
+        ("UPDATE sessions SET seq = seq - 3", "the session's row ends at"),
+    ],
+)
+def test_damaged_session_is_told_and_the_store_left_as_it_is(machine: Machine, harm: str, told: str) -> None:
+    with serving(machine) as served:
+        session = served.open()
+        served.outcome(session, served.ask(session, "hello"))
+    with contextlib.closing(sqlite3.connect(machine.state / "store.db")) as connection:
+        connection.execute(harm)
+        connection.commit()
+    before = machine.files()
+    [(verdict, seen, fix)] = machine.of("session")
+    assert verdict == "wrong"
+    assert session in seen
+    assert told in seen
+    assert "restore a backup" in (fix or "")
+    assert machine.files() == before
+
+
+@pytest.mark.parametrize("is_all", [True, False], ids=["every page", "one page"])
+def test_a_damaged_store_is_told_and_left_as_it_is(machine: Machine, is_all: bool) -> None:
+    path = with_history(machine)
+    assert machine.of("store")[0][0] == "ok"
+    with contextlib.closing(sqlite3.connect(path)) as store:
+        ((root,),) = store.execute("SELECT rootpage FROM sqlite_master WHERE name = 'chunks_by_session'").fetchall()
+    data = bytearray(path.read_bytes())
+    page_bytes = int.from_bytes(data[16:18], "big")
+    # Where one is torn that nobody reads for a look, only a check of all of them tells.
+    for page in range(3, len(data) // page_bytes) if is_all else (root,):
+        data[(page - 1) * page_bytes : (page - 1) * page_bytes + 64] = b"\xff" * 64
+    path.write_bytes(data)
+    before = machine.files()
+    ((verdict, seen, fix),) = machine.of("store")
+    assert verdict == "wrong"
+    assert str(path) in seen
+    assert "backup" in (fix or "")
+    assert machine.files() == before
+
+
+def test_a_store_of_another_program_or_of_a_newer_banksman_is_told(machine: Machine) -> None:
+    path = machine.state / "store.db"
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE mine (x)")
+    path.chmod(0o600)
+    ((verdict, seen, fix),) = machine.of("store")
+    assert (verdict, seen, fix) == (
+        "wrong",
+        f"{path} is a database of another program",
+        "take another path for the store",
+    )
+    path.unlink()
+    with_history(machine)
+    with contextlib.closing(sqlite3.connect(path)) as newer:
+        newer.execute("PRAGMA user_version = 999")
+    verdict, seen, _ = machine.of("store")[0]
+    assert verdict == "wrong"
+    assert "newer Banksman (schema 999" in seen
+
+
+def test_the_store_that_is_set_is_the_one_that_is_looked_at(machine: Machine) -> None:
+    elsewhere = machine.folder / "elsewhere.db"
+    machine.config.write_text(f'store = "sqlite:{elsewhere}?level=full&keep_bytes=1000"\n')
+    assert machine.of("store") == [("ok", f"{elsewhere} (there is none yet)", None)]
+    machine.config.write_text(f'store = "memory:"\n[serve]\nstore = "sqlite:{elsewhere}"\n')
+    assert machine.of("store") == [("ok", f"{elsewhere} (there is none yet)", None)]
+
+
+# -- what dead hosts left --------------------------------------------------------------------------------------------
+def test_what_a_killed_server_left_is_looked_at_without_a_change_and_swept_on_request(machine: Machine) -> None:
+    with serving(machine) as served:
+        session = served.open(HANGS, name="fix-ci")
+        turn = served.ask(session, "work")
+        wait_started(served, session, turn)
+        tree = [each["pid"] for each in served.get(f"/v1/sessions/{session}/why")["tree"]]
+        served.kill()
+    # Its keeper ends the tree by itself; the session is left open in the store.
+    wait_gone(*tree)
+    before = machine.files()
+    assert (machine.state / "server.json").exists()
+    found = machine.look()
+    assert machine.files() == before, "looking changes nothing, the write-ahead log's index included"
+    left = [each["seen"] for each in found["checks"] if each["name"] == "leftovers"]
+    assert any("1 sessions of hosts that have died are not settled: fix-ci" in seen for seen in left), left
+    assert any("server.json names a server that has died" in seen for seen in left), left
+    assert any("sockets in" in seen for seen in left), left
+    assert found["well"], "these go by themselves with the next server"
+    # On request.
+    swept = [each["what"] for each in machine.look("--sweep")["swept"]]
+    assert "settled session fix-ci" in swept
+    assert f"removed {machine.state / 'server.json'}" in swept
+    assert machine.of("leftovers") == [("ok", "none", None)]
+    assert not (machine.state / "server.json").exists()
+    assert [name for name in os.listdir(machine.state / "sockets") if name.endswith(sockets.SUFFIX)] == []
+    # And a second time there is nothing to do.
+    assert machine.look("--sweep")["swept"] == []
+
+
+def test_a_process_whose_host_and_keeper_were_killed_is_found_and_ended(machine: Machine) -> None:
+    with serving(machine) as served:
+        session = served.open(HANGS, name="fix-ci")
+        turn = served.ask(session, "work")
+        wait_started(served, session, turn)
+        store = machine.state / "store.db"
+        keepers = keepers_of(served.pid)
+        assert keepers
+        # Nobody is left to end it: the limit of G6. The host first, or it would replace them.
+        tree = [each["pid"] for each in served.get(f"/v1/sessions/{session}/why")["tree"]]
+        for pid in (served.pid, *keepers):
+            os.kill(pid, signal.SIGSTOP)
+        for pid in (*keepers, served.pid):
+            os.kill(pid, signal.SIGKILL)
+        served.kill()
+        wait_gone(*keepers)
+    agent = next(pid for pid in tree if is_alive(pid))
+    try:
+        found = store_health.look(store)
+        assert found is not None
+        assert [each.name for each in found.left] == ["fix-ci"]
+        ((verdict, seen, fix),) = [each for each in machine.of("leftovers") if each[0] == "wrong"]
+        assert (verdict, fix) == ("wrong", "banksman doctor --sweep")
+        assert f"{agent} (" in seen
+        assert is_alive(agent), "looking ends nothing"
+        done = machine.run("--sweep")
+        assert done.returncode == 0, done.stdout
+        assert f"settled session fix-ci, ended process {agent} (" in done.stdout
+        wait_gone(*tree)
+    finally:
+        for pid in tree:
+            if is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_session_that_a_living_host_has_is_not_touched(machine: Machine) -> None:
+    with serving(machine) as served:
+        session = served.open(HANGS)
+        turn = served.ask(session, "work")
+        wait_started(served, session, turn)
+        assert machine.look("--sweep")["swept"] == []
+        assert served.get(f"/v1/sessions/{session}")["holder"] == turn
+
+
+def test_files_with_output_are_removed_when_they_are_certainly_nobodys(machine: Machine) -> None:
+    def file(name: str, *, hours: float, mode: int = 0o600) -> Path:
+        path = machine.temporary / name
+        path.write_text("output")
+        path.chmod(mode)
+        then = time.time() - hours * 3600
+        os.utime(path, (then, then))
+        return path
+
+    old = file("banksman-abcd_123.out", hours=48)
+    kept = [
+        file("banksman-efgh5678.out", hours=1),  # Somebody may still read it.
+        file("banksman-notes.out", hours=48),  # Nobody's but the user's.
+        file("banksman-ijkl9012.out", hours=48, mode=0o644),
+        file("other-abcd1234.out", hours=48),
+    ]
+    link = machine.temporary / "banksman-link1234.out"
+    link.symlink_to(kept[1])
+    ((verdict, seen, fix),) = machine.of("leftovers")
+    assert (verdict, fix) == ("note", "banksman doctor --sweep")
+    assert seen.startswith("1 files with output of commands")
+    assert machine.look("--sweep")["swept"] == [{"done": True, "what": f"removed {old}"}]
+    assert not old.exists()
+    assert all(path.exists() for path in (*kept, link))
+
+
+SPILLS = """
+import asyncio, os, signal, banksman
+async def main():
+    done = await banksman.execute(["printf", "%01000d", "0"], output_bytes_max=10)
+    print(done.stdout.file, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+
+
+def test_spill_file_of_a_killed_process_is_named_and_swept(machine: Machine) -> None:
+    env = {**os.environ, "TMPDIR": str(machine.temporary)}
+    killed = subprocess.run([sys.executable, "-c", SPILLS], env=env, capture_output=True, text=True, check=False)
+    left = Path(killed.stdout.strip())
+    assert (killed.returncode, left.exists()) == (-signal.SIGKILL, True), killed.stderr
+    ((verdict, seen, fix),) = machine.of("leftovers")
+    assert (verdict, seen.startswith("1 files with output of commands"), "killed" in seen) == ("note", True, True)
+    assert fix is not None
+    assert left.exists(), "looking removes nothing"
+    owner = left.with_name(left.name.rpartition("-")[0] + ".owner")
+    swept = [{"done": True, "what": f"removed {path}"} for path in (left, owner)]
+    assert machine.look("--sweep")["swept"] == swept
+    assert machine.of("leftovers") == [("ok", "none", None)]
+    assert (left.exists(), owner.exists()) == (False, False)
+
+
+def dead_pid() -> int:
+    """Of a process that has been."""
+    with subprocess.Popen(["true"]) as process:
+        process.wait(SECONDS_MAX)
+    return process.pid
+
+
+@pytest.mark.parametrize("socket_name", ["0badb007-1-00000000.sock", None], ids=["another boot", "no socket"])
+def test_what_may_be_the_word_of_another_machine_is_not_swept(machine: Machine, socket_name: str | None) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    said: dict[str, Any] = {"url": f"http://127.0.0.1:{port}", "pid": dead_pid(), "started": 1.0}
+    if socket_name is not None:
+        said["socket"] = str(machine.state / "sockets" / socket_name)
+    path = machine.state / "server.json"
+    path.write_text(json.dumps(said))
+    ((verdict, seen, fix),) = machine.of("leftovers")
+    assert verdict == "note"
+    assert seen == f"{path} names a server that is not there, or is one of another machine"
+    assert fix == "the next server replaces it; or remove it, if no other machine has this folder"
+    assert machine.look("--sweep")["swept"] == []
+    assert path.exists()
+
+
+def test_what_cannot_be_looked_at_keeps_nothing_else_from_being_swept(machine: Machine) -> None:
+    (machine.state / "sockets").symlink_to("sockets")
+    old = machine.temporary / "banksman-abcd_123.out"
+    old.write_text("output")
+    old.chmod(0o600)
+    os.utime(old, (1.0, 1.0))
+    found = machine.look("--sweep")
+    assert found["swept"] == [{"done": True, "what": f"removed {old}"}]
+    ((seen, fix),) = [(c["seen"], c["fix"]) for c in found["checks"] if c["name"] == "leftovers"]
+    assert "symbolic links" in seen
+    assert fix
+    # Where there is no place for any state, the report says so, as it does without the flag.
+    assert "leftovers" in [c["name"] for c in machine.look("--sweep", HOME="/", XDG_STATE_HOME="")["checks"]]
+
+
+def test_what_is_gone_or_stays_keeps_no_other_file_from_being_removed(tmp_path: Path) -> None:
+    stays, old = tmp_path / "a folder", tmp_path / "old"
+    stays.mkdir()
+    old.write_text("output")
+    removing = leftovers.unlinked([str(tmp_path / "gone"), str(stays), str(old)])
+    assert next(removing) == f"removed {old}"
+    with pytest.raises(OSError, match="a folder"):
+        next(removing)
+    assert (stays.exists(), old.exists()) == (True, False)
+
+
+def wait_started(served: Served, session: str, turn: str) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while (
+        served.get(f"/v1/sessions/{session}")["holder"] != turn or not served.get(f"/v1/sessions/{session}/why")["tree"]
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def keepers_of(host: int) -> list[int]:
+    """The zygote, the spare and the keepers of a process: as the kernel has them, by what they were started as."""
+    found: list[int] = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+                if len(words) > 5 and words[3].endswith(b"keeper/__main__.py") and words[5] == str(host).encode():
+                    found.append(int(name))
+    return found
+
+
+def test_keepers_of_other_hosts_are_seen_by_the_doctor_and_not_by_these_tests(machine: Machine, tmp_path: Path) -> None:
+    """Whatever other tests leave for a moment: a keeper that is stopped, and whose host is dead."""
+    with Served(tmp_path / "another") as other:
+        other.outcome(session := other.open(), other.ask(session, "hello"))
+        host, keepers = other.pid, keepers_of(other.pid)
+        for pid in keepers:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            other.kill()
+            assert machine.of("leftovers") == [("ok", "none", None)]
+            machine.hosts.add(host)
+            found = machine.of("leftovers")
+            assert {verdict for verdict, _, _ in found} == {"wrong"}
+            assert {fix for _, _, fix in found} <= {f"kill -CONT {pid}" for pid in keepers}
+        finally:
+            for pid in keepers:
+                # The zygote, once it is continued, ends the others.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+            wait_gone(*keepers)

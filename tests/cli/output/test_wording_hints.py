@@ -1,0 +1,78 @@
+"""Hints of the server's, as a shell shows them: in verbs, and in no words of HTTP or of Python."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.thorough import thorough
+
+from banksman.cli.output.wording import hint_of
+
+pytestmark = thorough
+
+PACKAGE = Path(__file__).resolve().parents[3] / "src" / "banksman"
+FOREIGN = re.compile(r"/v1\b|openapi|\b(GET|POST|PATCH|PUT|DELETE)\b|Idempotency|Content-Type|\w\(\)")
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("see /v1/hosts", "see banksman hosts"),
+        ("its version may not fit ours: see /v1/hosts", "its version may not fit ours: see banksman hosts"),
+        ("see /v1/sessions", "see banksman ps"),
+        ("look at it (GET), and send it again if it was not done", "look at it, and send it again if it was not done"),
+        (
+            "tried for 12 s. What was accepted is kept; try again, with the same Idempotency-Key",
+            "tried for 12 s. What was accepted is kept; try again",
+        ),
+        ("see /openapi.json", ""),
+        ("Content-Type: application/json", ""),
+        ("this path takes GET, HEAD", ""),
+        # As it was: Python's words, and what a shell understands.
+        ("see sessions()", "see banksman ps"),
+        ("raise the limit (ulimit -n), or --room=9", "raise the limit (ulimit -n), or --room=9"),
+    ],
+)
+def test_a_hint_names_the_verb_and_not_the_request(said: str, shown: str) -> None:
+    assert hint_of(said) == shown
+
+
+def hints() -> Iterator[str]:
+    """Every hint that is written in the server or below it; what is put into one stands as a dash."""
+    for path in sorted(
+        file
+        for part in ("server", "runtime", "sessions", "commands", "process", "cluster", "store")
+        for file in (PACKAGE / part).rglob("*.py")
+    ):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.keyword(arg="hint", value=value):
+                    yield from _texts(value)
+                case ast.Assign(targets=[ast.Name(id="hint")], value=value):
+                    yield from _texts(value)
+                case _:
+                    pass
+
+
+def _texts(value: ast.expr) -> Iterator[str]:
+    match value:
+        case ast.Constant(value=str(text)):
+            yield text
+        case ast.JoinedStr(values=parts):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "-" for part in parts)
+        case ast.IfExp(body=one, orelse=other):
+            yield from (*_texts(one), *_texts(other))
+        case ast.BoolOp(values=parts):
+            yield from (text for part in parts for text in _texts(part))
+        case _:
+            pass
+
+
+def test_no_hint_that_is_written_anywhere_speaks_http_to_a_shell() -> None:
+    found = set(hints())
+    assert len(found) > 100, "they are found at all"
+    assert [said for said in sorted(found) if FOREIGN.search(hint_of(said))] == []

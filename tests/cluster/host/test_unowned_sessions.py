@@ -1,0 +1,174 @@
+"""What no death tells of: sessions that nobody has and that are to go on, and those that are ours by record alone."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from tests.cluster.leases import LEASE_SECONDS
+from tests.cluster.lines import stored, until
+from tests.cluster.members import Here, command, here, store
+
+from banksman.cluster.host import unowned_sessions
+from banksman.cluster.interfaces import Hosts, HostSeen
+from banksman.cluster.log import ClusterLog
+from banksman.core.session.event import SESSION_LEFT
+from banksman.store.log import Known, Owner
+from banksman.testing.nats_servers import Servers
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unowned_sessions, "LOOK_LEASES", 0.1 / LEASE_SECONDS)
+
+
+def log_of(member: Here) -> ClusterLog:
+    log = member.host.log
+    assert isinstance(log, ClusterLog)
+    return log
+
+
+async def left(member: Here, folder: Path) -> str:
+    """A session that has left its host, and was offered to nobody."""
+    session = await member.host.open("claude", cwd=str(folder), command=command(folder))
+    await session.leave()
+    assert [event.kind async for event in session.events()][-1] == SESSION_LEFT
+    return session.id
+
+
+def known(id: str, epoch: int, *, is_here: bool = True) -> Known:
+    owner = Owner(1, "h-1@here", is_here=is_here, is_alive=True)
+    return Known(id, None, "claude", epoch, 1, 1, owner, created=1.0, changed=1.0)
+
+
+def test_what_is_on_its_way_here_is_not_let_go_of() -> None:
+    strays, grace = unowned_sessions.Strays(), unowned_sessions.GRACE_SECONDS
+    mine, others = known("s-1", 1), known("s-2", 1, is_here=False)
+    assert strays.look([mine, others], [], 0.0) == []
+    assert strays.look([mine, others], [], grace - 0.1) == []
+    assert strays.look([mine, others], [], grace) == [mine]
+    # One that is open here; and what was seen of it before that counts for nothing afterwards.
+    assert strays.look([mine], ["s-1"], grace + 1) == []
+    assert strays.look([mine], [], grace + 2) == []
+    # Claimed meanwhile, it is another opening.
+    again = known("s-1", 2)
+    assert strays.look([again], [], 2 * grace + 2) == []
+    assert strays.look([again], [], 3 * grace + 2) == [again]
+    assert strays.look([], [], 3 * grace + 3) == []
+    assert strays.look([again], [], 3 * grace + 4) == []
+
+
+def test_who_leaves_or_only_reads_speaks_for_nobody() -> None:
+    def host(id: str, *, room: int = 1, is_draining: bool = False) -> HostSeen:
+        return HostSeen(id, id, 1, (), (), room, 0, "1", is_draining, since=1.0, seen=1.0)
+
+    def spoken_for(*others: HostSeen) -> int:
+        hosts = cast(Hosts, SimpleNamespace(id="h-0", all=lambda: [host("h-0"), *others]))
+        speaks_for = unowned_sessions.speaker(hosts)
+        return sum(speaks_for(f"s-{number}") for number in range(100))
+
+    numbers = range(1, 2 * unowned_sessions.SPEAKERS)
+    assert spoken_for(*(host(f"h-{number}", is_draining=True) for number in numbers)) == 100
+    assert spoken_for(*(host(f"h-{number}", room=0) for number in numbers)) == 100
+    assert 0 < spoken_for(*(host(f"h-{number}") for number in numbers)) < 100
+
+
+@pytest.mark.parametrize("how", ["claimed", "recorded", "advanced"])
+async def test_what_is_a_hosts_by_its_record_alone_is_let_go_of(
+    how: str, nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a host that lives nobody takes it over: it would be nobody's for as long."""
+    url = store(nats_one, prefix)
+    async with here(url, "one", room=1) as one, here(url, "two", room=1) as two:
+        log = log_of(one)
+        if how == "recorded":
+            # The record, and nothing in the host's own memory: as after a release that was not heard.
+            await log._owning.claim("s-1", None, "claude")  # pyright: ignore[reportPrivateUsage]
+        else:
+            await log.claim("s-1", agent="claude")
+        if how == "advanced":
+            # Raised by an advance that was not answered, and so released under the one before, which is not it.
+            tenancy = log._lines.tenancy_of("s-1")  # pyright: ignore[reportPrivateUsage]
+            assert tenancy is not None
+            before = tenancy.record
+            await log._owning.advance(tenancy)  # pyright: ignore[reportPrivateUsage]
+            tenancy.record = before
+            log.release("s-1", before.epoch)
+        await until(lambda: (found := log_of(two).find("s-1")) is not None and found.owner is not None)
+        monkeypatch.setattr(unowned_sessions, "GRACE_SECONDS", 0.0)
+        await until(lambda: (found := log_of(two).find("s-1")) is not None and found.owner is None)
+        assert await log_of(two).claim("s-1")
+
+
+async def test_a_release_that_comes_late_takes_nothing_from_a_claim(nats_one: Servers, prefix: str) -> None:
+    """What was seen of a stray is of one epoch; whoever has claimed it since has another."""
+    async with here(store(nats_one, prefix), "one", room=1) as one:
+        log = log_of(one)
+        await log._owning.claim("s-1", None, "claude")  # pyright: ignore[reportPrivateUsage]
+        seen = log.find("s-1")
+        assert seen is not None
+        log.release("s-1", seen.epoch)
+        epoch = await log.claim("s-1")
+        log.release("s-1", seen.epoch)
+        await log._lines.of("s-1").wait_idle()  # pyright: ignore[reportPrivateUsage]
+        now = log.find("s-1")
+        assert now is not None
+        assert (now.epoch, now.owner is not None) == (epoch, True)
+
+
+async def test_those_that_were_left_long_ago_are_offered_some_with_each_look(
+    nats_one: Servers, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unowned_sessions, "LATELY_SECONDS", -1e6)
+    monkeypatch.setattr(unowned_sessions, "LOOKS_MAX", 1)
+    url = store(nats_one, prefix)
+    async with here(url, "old") as old:
+        sessions = {await left(old, tmp_path) for _ in range(3)}
+        closed = await old.host.open("claude", cwd=str(tmp_path), command=command(tmp_path))
+        await closed.close()
+        async with here(url, "new", room=4) as new:
+            await until(lambda: new.member.used == 3)
+            assert {session.id for session in new.host.our_sessions()} == sessions
+
+
+async def test_of_those_that_others_speak_for_none_keeps_the_rest_waiting(
+    nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unowned_sessions, "LOOKS_MAX", 2)
+    async with here(store(nats_one, prefix), "one") as one:
+        all_of_them = unowned_sessions.Looking(log_of(one), one.cluster, list, lambda: True)
+        some = [known(f"s-{number}", 1) for number in range(5)]
+        looked_at = [[each.id for each in all_of_them._next_of(some)] for _ in range(3)]  # pyright: ignore[reportPrivateUsage]
+        assert looked_at == [["s-0", "s-1"], ["s-2", "s-3"], ["s-4", "s-0"]]
+        # What changed lately is looked at besides.
+        late = known("s-9", 1)._replace(changed=time.time())
+        assert [each.id for each in all_of_them._next_of([*some, late])] == ["s-9", "s-1", "s-2"]  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_one_whose_job_was_lost_is_offered_again(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
+    url = store(nats_one, prefix)
+    async with here(url, "old") as old:
+        nats = log_of(old)._nats  # pyright: ignore[reportPrivateUsage]
+        session = await left(old, tmp_path)
+
+        async def is_offered() -> bool:
+            found = await nats.api(f"STREAM.INFO.{prefix}-work", {})
+            return "error" not in found and found["state"]["messages"] == 1
+
+        await until(is_offered)
+        # Nobody has room, for hours.
+        await nats.api(f"STREAM.PURGE.{prefix}-work", {})
+        await until(is_offered)
+        await nats.api(f"STREAM.DELETE.{prefix}-work", {})
+        await until(is_offered)
+        async with here(url, "new", room=1) as new:
+            await until(lambda: new.member.used == 1)
+            assert new.host.our_sessions()[0].id == session
+
+            async def is_taken() -> bool:
+                return await stored(nats, f"{prefix}-work") == 0
+
+            await until(is_taken)

@@ -1,0 +1,348 @@
+"""A front end, and the hosts behind it: who is asked, who takes what is new, and what is said if nobody answers."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests import kept
+from tests.cluster.fleet import Fleet, fleet, until
+from tests.cluster.shared import shared, some_prefix
+from tests.server.kit import Served
+from tests.thorough import thorough
+
+from banksman import Host
+from banksman.cluster.http import forwarded_request
+from banksman.cluster.http.forwarded_request import ForwardedRequest, ForwardedResponse, response_of
+from banksman.cluster.log.stream_mirror import Mirror
+from banksman.errors import NotFound
+from banksman.server import app, embedded
+from banksman.server.server_settings import ServerSettings
+from banksman.testing import fake_agent
+from banksman.testing.nats_servers import Servers
+
+pytestmark = thorough
+
+
+@pytest.fixture(scope="session")
+def nats_one() -> Iterator[Servers]:
+    yield from shared(1)
+
+
+@pytest.fixture
+def many(tmp_path: Path, nats_one: Servers) -> Iterator[Fleet]:
+    with fleet(tmp_path, nats_one, some_prefix()) as found:
+        yield found
+
+
+@pytest.fixture
+def soon_lost(tmp_path: Path, nats_one: Servers) -> Iterator[Fleet]:
+    """A front end waits for a host that is silent, or has no room, as long as a lease lasts."""
+    with fleet(tmp_path, nats_one, some_prefix(), lease=15) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def fronts(tmp_path_factory: pytest.TempPathFactory, nats_one: Servers) -> Iterator[tuple[Served, Served]]:
+    """Two front ends, and a host `a` behind them, for all tests that end none of the three."""
+    folder = tmp_path_factory.mktemp("fleet")
+    with fleet(folder, nats_one, some_prefix()) as found:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+            host = found.host("a", room=64)
+            first, second = found.front("first"), found.front("second")
+        with kept.shared(host.process.pid, first.pid, second.pid):
+            yield first, second
+
+
+# -- bytes through the application of one process ----------------------------------------------------------------------
+async def put_through(*requests: ForwardedRequest) -> list[ForwardedResponse]:
+    settings = ServerSettings(store="memory:")
+    async with Host("memory:") as host:
+        context = embedded.context_of(host, settings, lambda _: None)
+        app.make(context, token="a-token-of-the-tests", port=0)
+        assert context.application is not None
+        return [response_of(await context.application(request.encoded())) for request in requests]
+
+
+async def test_a_request_as_bytes_is_answered_as_one_by_a_socket() -> None:
+    body = msgspec.json.encode({"command": fake_agent.command({}), "name": "one"})
+    opened, seen, missing = await put_through(
+        ForwardedRequest("POST", "/v1/sessions", {"content-type": "application/json"}, body),
+        ForwardedRequest("GET", "/v1/sessions?limit=1"),
+        ForwardedRequest("GET", "/v1/sessions/none"),
+    )
+    assert opened.status == 201, opened
+    assert opened.headers["location"] == f"/v1/sessions/{msgspec.json.decode(opened.body)['id']}"
+    assert [each["name"] for each in msgspec.json.decode(seen.body)["sessions"]] == ["one"]
+    assert (missing.status, missing.title) == (404, "NotFound")
+
+
+async def test_nothing_but_sessions_is_asked_over_the_bus() -> None:
+    paths = ("/v1/commands", "/metrics", "/v1/stacks", "/v1/sessionsandmore", "/", "/v1/login")
+    answers = await put_through(*(ForwardedRequest("GET", path) for path in paths))
+    assert {answer.status for answer in answers} == {403}
+
+
+async def test_a_stream_is_not_asked_for_over_the_bus() -> None:
+    """Nobody could end it: the one who asks is not seen to leave."""
+    body = msgspec.json.encode({"command": fake_agent.command({}), "name": "one"})
+    _, page = await put_through(
+        ForwardedRequest("POST", "/v1/sessions", {"content-type": "application/json"}, body),
+        ForwardedRequest("GET", "/v1/sessions/one/events", {"accept": "text/event-stream"}),
+    )
+    assert page.headers["content-type"] == "application/json"
+
+
+async def test_what_is_no_request_is_refused() -> None:
+    for data in (b"", b"\xff\xfe", b"[]", b'{"method": 1}'):
+        async with Host("memory:") as host:
+            context = embedded.context_of(host, ServerSettings(store="memory:"), lambda _: None)
+            app.make(context, token="a-token-of-the-tests", port=0)
+            assert context.application is not None
+            assert response_of(await context.application(data)).status == 400
+
+
+async def test_an_answer_without_end_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarded_request, "ANSWER_BYTES_MAX", 10)
+    (answer,) = await put_through(ForwardedRequest("GET", "/v1/sessions"))
+    assert (answer.status, answer.title) == (500, "AnswerTooLarge")
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+def test_a_session_is_with_a_host_and_asked_through_any_front_end(fronts: tuple[Served, Served]) -> None:
+    first, second = fronts
+    before = [each["id"] for each in first.get("/v1/sessions")["sessions"]]
+    session = first.open(name="shared")
+    assert first.get(f"/v1/sessions/{session}")["host"] == "a"
+    # By its name, and at another front end than it was opened at.
+    turn = second.ask("shared", "hello")
+    assert second.outcome("shared", turn)["text"] == "hello"
+    assert first.outcome(session, turn)["text"] == "hello"
+    events = second.get(f"/v1/sessions/{session}/events?limit=1000")["events"]
+    assert [event["kind"] for event in events].count("turn.ended") == 1
+    (listed,) = (each for each in first.get("/v1/sessions")["sessions"] if each["id"] not in before)
+    assert (listed["name"], listed["host"], listed["state"]) == ("shared", "a", "idle")
+    assert first.get(f"/v1/sessions/{session}/why")["pids"]
+
+
+def test_an_interrupt_and_a_close_reach_the_owner(fronts: tuple[Served, Served]) -> None:
+    front, _ = fronts
+    session = front.open({"prompt long": ["stream 2000 0.05"]})
+    turn = front.ask(session, "long")
+    until(lambda: front.get(f"/v1/sessions/{session}/turns/{turn}")["state"] == "running", "it runs")
+    receipt = front.post(f"/v1/sessions/{session}/turns/{turn}/interrupt")
+    assert receipt["stopped"]
+    assert front.outcome(session, turn)["kind"] == "interrupted"
+    closed = front.request("DELETE", f"/v1/sessions/{session}")
+    assert (closed.status, closed.json["phase"]) == (200, "closed")
+
+
+@pytest.mark.thorough
+def test_a_killed_host_is_followed_by_another_and_an_ask_waits_for_it(many: Fleet) -> None:
+    hosts = {name: many.host(name) for name in ("a", "b")}
+    front = many.front()
+    session = front.open()
+    assert front.outcome(session, front.ask(session, "before"))["text"] == "before"
+    owner = front.get(f"/v1/sessions/{session}")["host"]
+    many.lose(hosts.pop(owner), front)
+    turn = front.ask(session, "after")
+    assert front.outcome(session, turn)["text"] == "after"
+    assert front.get(f"/v1/sessions/{session}")["host"] == next(iter(hosts))
+    # Never twice, whatever was sent again.
+    last = front.get(f"/v1/sessions/{session}")["seq"]
+    path = f"/v1/sessions/{session}/events?limit=1000"
+    # The owner's answer may be quicker than the news of what it has stored.
+    events = until(lambda: found if (found := front.get(path)["events"])[-1]["seq"] >= last else None, "all of it")
+    assert [event["kind"] for event in events].count("turn.queued") == 2
+
+
+@pytest.mark.thorough
+def test_an_owner_that_is_silent_is_unreachable_and_not_gone(soon_lost: Fleet) -> None:
+    host = soon_lost.host("a")
+    front = soon_lost.front()
+    session = front.open()
+    turn = front.ask(session, "before")
+    assert front.outcome(session, turn)["text"] == "before"
+    host.signal(signal.SIGSTOP)
+    try:
+        seen = front.get(f"/v1/sessions/{session}")
+        assert (seen["state"], seen["host"]) == ("unreachable", "a")
+        assert front.get("/v1/sessions")["sessions"][0]["state"] == "unreachable"
+        # What the log has is told all the same.
+        assert front.outcome(session, turn)["text"] == "before"
+        refused = front.request("POST", f"/v1/sessions/{session}/turns", {"prompt": "now"})
+        assert (refused.status, refused.json["title"]) in ((503, "Unreachable"), (503, "NoHost")), refused
+        assert "retry-after" in refused.headers
+    finally:
+        host.signal(signal.SIGCONT)
+
+
+@pytest.mark.thorough
+def test_one_that_is_silent_while_its_lease_stands_is_unreachable_and_comes_back(
+    tmp_path: Path, nats_one: Servers
+) -> None:
+    with fleet(tmp_path, nats_one, some_prefix(), lease=15) as many:
+        host = many.host("a")
+        front = many.front()
+        session = front.open()
+        host.signal(signal.SIGSTOP)
+        try:
+            assert front.get(f"/v1/sessions/{session}")["state"] == "unreachable"
+            assert front.get("/v1/sessions")["sessions"][0]["state"] == "unreachable"
+        finally:
+            host.signal(signal.SIGCONT)
+        until(lambda: front.get(f"/v1/sessions/{session}")["state"] == "idle", "it is there again")
+        assert front.get(f"/v1/sessions/{session}")["host"] == "a"
+
+
+def test_an_ask_wakes_a_session_that_nobody_has_on_a_host_with_room(many: Fleet) -> None:
+    many.host("a")
+    front = many.front()
+    session = front.open(name="asleep")
+    assert front.request("DELETE", f"/v1/sessions/{session}").json["phase"] == "closed"
+    until(lambda: front.get(f"/v1/sessions/{session}")["host"] is None, "nobody has it")
+    # To close it again, or to stop what runs in it, needs nobody to have it.
+    assert front.request("DELETE", f"/v1/sessions/{session}").status == 200
+    assert front.request("POST", f"/v1/sessions/{session}/interrupt", {}).status == 409
+    assert front.outcome(session, front.ask("asleep", "hello"))["text"] == "hello"
+    assert front.get(f"/v1/sessions/{session}")["host"] == "a"
+    # The front end itself has none, whatever was asked of it.
+    assert {host["name"]: host["used"] for host in front.get("/v1/hosts")["hosts"]} == {"a": 1, "front": 0}
+
+
+@thorough
+def test_one_key_is_one_turn_through_two_front_ends(fronts: tuple[Served, Served]) -> None:
+    first, second = fronts
+    key = {"Idempotency-Key": "one-and-only"}
+    session = first.post("/v1/sessions", {"command": fake_agent.command({})}, headers=key)["id"]
+    assert second.post("/v1/sessions", {"command": fake_agent.command({})}, headers=key)["id"] == session
+    turns = {
+        front.post(f"/v1/sessions/{session}/turns", {"prompt": "hi"}, headers=key)["turn"] for front in (first, second)
+    }
+    assert len(turns) == 1
+
+
+@thorough
+def test_labels_are_respected_and_what_nobody_has_is_refused_at_once(many: Fleet) -> None:
+    many.host("plain")
+    many.host("strong", "gpu", "repo=x")
+    front = many.front()
+    session = front.post("/v1/sessions", {"command": fake_agent.command({}), "labels": ["gpu"]})
+    assert session["host"] == "strong"
+    refused = front.request("POST", "/v1/sessions", {"command": fake_agent.command({}), "labels": ["gpu", "tpu"]})
+    assert (refused.status, refused.json["title"]) == (422, "NoSuchHost")
+    assert "plain has no gpu, tpu" in refused.json["detail"]
+    assert "strong has no tpu" in refused.json["detail"]
+
+
+@pytest.mark.thorough
+def test_without_room_nobody_takes_it_and_that_is_said(soon_lost: Fleet) -> None:
+    front = soon_lost.front()
+    refused = front.request("POST", "/v1/sessions", {"command": fake_agent.command({})})
+    assert (refused.status, refused.json["title"]) == (503, "NoHost")
+    soon_lost.host("small", room=1)
+    until(lambda: any(host["room"] for host in front.get("/v1/hosts")["hosts"]), "it is announced")
+    front.open(name="first")
+    full = front.request("POST", "/v1/sessions", {"command": fake_agent.command({}), "name": "second"})
+    assert (full.status, full.json["title"]) == (503, "NoRoom")
+    assert "small has 1 of 1" in full.json["detail"]
+    # It was not opened, and will not be.
+    assert [each["name"] for each in front.get("/v1/sessions")["sessions"]] == ["first"]
+
+
+def test_a_server_with_room_is_a_host_too(many: Fleet) -> None:
+    both = many.front("both", room=4)
+    session = both.open()
+    assert both.outcome(session, both.ask(session, "hi"))["text"] == "hi"
+    (host,) = both.get("/v1/hosts")["hosts"]
+    assert (host["name"], host["room"], host["used"], host["here"], host["draining"]) == ("both", 4, 1, True, False)
+
+
+def test_a_drained_host_leaves_its_sessions_to_another_and_exits(many: Fleet) -> None:
+    hosts = {name: many.host(name) for name in ("a", "b")}
+    front = many.front()
+    session = front.open({"prompt long": ["stream 20 0.05"]})
+    owner = front.get(f"/v1/sessions/{session}")["host"]
+    running, waiting = front.ask(session, "long"), front.ask(session, "waits")
+    told = front.post(f"/v1/hosts/{owner}/drain", {"timeout": 30}, status=202)
+    assert told == {"draining": True, "sessions": 1, "hosts": [name for name in hosts if name != owner], "waiting": 0}
+    assert front.outcome(session, running)["kind"] == "done"
+    assert front.outcome(session, waiting)["text"] == "waits"
+    assert hosts.pop(owner).process.wait(60) == 0
+    assert front.get(f"/v1/sessions/{session}")["host"] == next(iter(hosts))
+    assert front.request("POST", "/v1/hosts/nobody/drain", {}).status == 404
+
+
+@pytest.mark.thorough
+def test_what_one_front_end_has_told_the_other_knows(fronts: tuple[Served, Served]) -> None:
+    first, second = fronts
+    for number in range(10):
+        assert second.get(f"/v1/sessions/{first.open()}/events")["events"]
+        first.open(name=f"by name {number}")
+        assert second.request("GET", f"/v1/sessions/by%20name%20{number}").status == 200
+
+
+def _deaf(_: Mirror, message: object) -> None:
+    pass
+
+
+async def test_who_has_not_heard_of_a_session_yet_finds_it_by_asking_the_leader(
+    nats_one: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = nats_one.store(some_prefix(), lease=60)
+    async with Host(store) as one, Host(store) as other:
+        await one.ready()
+        # Deaf to what rings from here on, as one is for a moment that is far from the rest.
+        monkeypatch.setattr(Mirror, "_on_bell", _deaf)
+        await other.ready()
+        session = await one.open(command=fake_agent.command({}), name="new")
+        assert other.cluster is not None
+        for word in (session.id, "new"):
+            with pytest.raises(NotFound):
+                other.session(word)
+        await other.cluster.records.look_for("new")
+        assert other.session("new").id == other.session(session.id).id == session.id
+        await other.cluster.records.look_for("nobody")
+
+
+@pytest.mark.thorough
+def test_whether_an_interrupt_was_done_is_said_to_be_unknown_where_nobody_knows(soon_lost: Fleet) -> None:
+    host = soon_lost.host("a")
+    front = soon_lost.front()
+    session = front.open({"prompt": ["stream 2000 0.05"]})
+    turn = front.ask(session, "long")
+    until(lambda: front.get(f"/v1/sessions/{session}/turns/{turn}")["state"] == "running", "it runs")
+    host.signal(signal.SIGSTOP)
+    try:
+        answer = front.request("POST", f"/v1/sessions/{session}/turns/{turn}/interrupt", {})
+        assert (answer.status, answer.json["title"]) == (504, "Unanswered"), answer
+        assert "not known" in answer.json["detail"]
+    finally:
+        host.signal(signal.SIGCONT)
+
+
+@pytest.mark.thorough
+def test_a_session_whose_folder_is_nowhere_else_waits_visibly_and_goes_on_when_it_is_there(
+    many: Fleet, tmp_path: Path
+) -> None:
+    hosts = {name: many.host(name) for name in ("a", "b")}
+    front = many.front()
+    folder = tmp_path / "work"
+    folder.mkdir()
+    session = front.open(cwd=str(folder))
+    turn = front.ask(session, "before")
+    assert front.outcome(session, turn)["text"] == "before"
+    folder.rename(tmp_path / "away")
+    many.lose(hosts.pop(front.get(f"/v1/sessions/{session}")["host"]), front)
+    until(lambda: front.get("/v1/sessions")["sessions"][0]["state"] == "not movable", "it is not movable")
+    assert front.get(f"/v1/sessions/{session}")["state"] == "not movable"
+    refused = front.request("POST", f"/v1/sessions/{session}/turns", {"prompt": "after"})
+    assert (refused.status, refused.json["title"]) == (503, "NotMovable"), refused
+    assert str(folder) in refused.json["detail"]
+    (tmp_path / "away").rename(folder)
+    until(lambda: front.get(f"/v1/sessions/{session}")["host"] == next(iter(hosts)), "it goes on")
+    assert front.outcome(session, front.ask(session, "after"))["text"] == "after"

@@ -1,0 +1,274 @@
+"""The owner of a session is asked over real servers: who answers, who does not, and what is unknown then."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+import pytest
+from tests.cluster.lines import SECONDS_MAX, lines, stored, until
+
+from banksman.cluster.log import owner_requests as bus_module
+from banksman.errors import NoOwner, Unanswered
+from banksman.testing.nats_servers import Servers
+
+
+async def echo(data: bytes) -> bytes:
+    return b"heard " + data
+
+
+async def test_the_owner_answers_who_asks(nats_one: Servers, prefix: str) -> None:
+    async with lines(nats_one, prefix, 2) as (front, owner):
+        await owner.bus.answer_for("s-1", echo)
+        await owner.bus.answer_for("name with blanks.and*dots", echo)
+        assert await front.bus.ask_owner("s-1", b"you", timeout=SECONDS_MAX) == b"heard you"
+        assert await front.bus.ask_owner("name with blanks.and*dots", b"", timeout=SECONDS_MAX) == b"heard "
+
+
+async def test_that_nobody_answers_is_known_at_once(nats_one: Servers, prefix: str) -> None:
+    async with lines(nats_one, prefix, 1) as (front,):
+        began = time.monotonic()
+        with pytest.raises(NoOwner):
+            await front.bus.ask_owner("s-1", b"you", timeout=SECONDS_MAX)
+        assert time.monotonic() - began < SECONDS_MAX / 2
+
+
+async def test_whoever_says_that_it_answers_is_heard_by_the_next_question(nats_one: Servers, prefix: str) -> None:
+    """A subscription lies in the client's buffer for a while, and what its `flush` says is not true."""
+    async with lines(nats_one, prefix, 2) as (front, owner):
+        for number in range(200):
+            await owner.bus.answer_for(f"s-{number}", echo)
+            assert await front.bus.ask_owner(f"s-{number}", b"", timeout=SECONDS_MAX) == b"heard "
+
+
+async def test_what_was_given_up_is_not_done_when_it_arrives_after_all(prefix: str) -> None:
+    """An interrupt, say, that lay in a connection which was away, and would stop a turn of which it does not know."""
+    heard: list[bytes] = []
+
+    async def answer(data: bytes) -> bytes:
+        heard.append(data)
+        return data
+
+    with Servers(1) as servers:
+        async with lines(servers, prefix, 2) as (front, owner):
+            await owner.bus.answer_for("s-1", answer)
+            await front.bus.ask_owner("s-1", b"before", timeout=SECONDS_MAX)
+            servers.stop(0)
+            try:
+                with pytest.raises(Unanswered):
+                    await front.bus.ask_owner("s-1", b"given up", timeout=0.1)
+            finally:
+                servers.cont(0)
+            await front.bus.ask_owner("s-1", b"after", timeout=SECONDS_MAX)
+            await until(lambda: "0 questions" in repr(owner.bus))
+    assert heard == [b"before", b"after"]
+
+
+async def test_questions_are_answered_beside_each_other(nats_one: Servers, prefix: str) -> None:
+    """The one that waits for the end of a turn is not to keep the interrupt from it that ends it."""
+    ended = asyncio.Event()
+
+    async def answer(data: bytes) -> bytes:
+        if data == b"interrupt":
+            ended.set()
+        await ended.wait()
+        return data
+
+    async with lines(nats_one, prefix, 2) as (front, owner):
+        await owner.bus.answer_for("s-1", answer)
+        outcome = asyncio.create_task(front.bus.ask_owner("s-1", b"outcome", timeout=SECONDS_MAX))
+        assert await front.bus.ask_owner("s-1", b"interrupt", timeout=SECONDS_MAX) == b"interrupt"
+        assert await outcome == b"outcome"
+
+
+async def test_what_is_large_goes_both_ways_and_nothing_of_it_stays(nats_one: Servers, prefix: str) -> None:
+    large = os.urandom(3 << 20)
+
+    async def answer(data: bytes) -> bytes:
+        return data[::-1]
+
+    async with lines(nats_one, prefix, 2) as (front, owner):
+        await owner.bus.answer_for("s-1", answer)
+        assert await front.bus.ask_owner("s-1", large, timeout=SECONDS_MAX) == large[::-1]
+
+        # A tombstone of each object is kept; of its chunks none is.
+        async def chunks() -> int:
+            found = await front.nats.api(
+                f"STREAM.INFO.OBJ_{prefix}-blobs", {"subjects_filter": f"$O.{prefix}-blobs.C.>"}
+            )
+            return len(found["state"].get("subjects") or {})
+
+        async def is_empty() -> bool:
+            return not await chunks()
+
+        await until(is_empty, "chunks of blobs are left")
+        assert await stored(front.nats, f"OBJ_{prefix}-blobs") == 2
+
+
+async def test_an_answer_that_does_not_come_is_unknown(nats_one: Servers, prefix: str) -> None:
+    async def answer(data: bytes) -> bytes:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with lines(nats_one, prefix, 2) as (front, owner):
+        await owner.bus.answer_for("s-1", answer)
+        with pytest.raises(Unanswered):
+            await front.bus.ask_owner("s-1", b"you", timeout=0.2)
+
+
+async def test_each_sign_of_an_owner_at_work_extends_the_wait_for_its_answer(
+    nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_module, "HAS_IT_SECONDS", 0.05)
+    monkeypatch.setattr(bus_module, "WORKING_SECONDS", 0.05)
+    for name in ("HAS_IT_SECONDS_MAX", "QUIET_SECONDS_MAX"):
+        monkeypatch.setattr(bus_module, name, SECONDS_MAX)
+    async with lines(nats_one, prefix, 2) as (front, owner):
+        deadlines: set[float] = set()
+
+        def were_extended() -> bool:
+            asking = front.bus._asking.values()  # pyright: ignore[reportPrivateUsage]
+            deadlines.update(one.quiet_until for one in asking)
+            return len(deadlines) > 3
+
+        async def answer(data: bytes) -> bytes:
+            await until(were_extended)
+            return data
+
+        await owner.bus.answer_for("s-1", answer)
+        assert await front.bus.ask_owner("s-1", b"you", timeout=SECONDS_MAX) == b"you"
+
+
+async def test_an_owner_that_is_silent_is_not_waited_for(
+    nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the question in its hands. No server tells, and the patience of who asks may be that of a turn."""
+    monkeypatch.setattr(bus_module, "HAS_IT_SECONDS_MAX", 0.5)
+    asked = asyncio.Event()
+
+    async def answer(data: bytes) -> bytes:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with lines(nats_one, prefix, 2) as (front, owner):
+        await owner.bus.answer_for("s-1", answer)
+        question = asyncio.create_task(front.bus.ask_owner("s-1", b"you", timeout=SECONDS_MAX))
+        await asked.wait()
+        owner.bus.fall_silent_nowait()
+        began = time.monotonic()
+        with pytest.raises(Unanswered):
+            await question
+        assert time.monotonic() - began < SECONDS_MAX / 2
+
+
+async def test_an_answerer_that_fails_is_unknown_at_once(nats_one: Servers, prefix: str) -> None:
+    async def answer(data: bytes) -> bytes:
+        raise RuntimeError("a bug")
+
+    async with lines(nats_one, prefix, 2) as (front, owner):
+        await owner.bus.answer_for("s-1", answer)
+        began = time.monotonic()
+        with pytest.raises(Unanswered, match="RuntimeError"):
+            await front.bus.ask_owner("s-1", b"you", timeout=SECONDS_MAX)
+        assert time.monotonic() - began < SECONDS_MAX / 2
+
+
+async def test_who_falls_silent_answers_nothing_that_was_asked_before(nats_one: Servers, prefix: str) -> None:
+    asked, may_answer, was_cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def answer(data: bytes) -> bytes:
+        asked.set()
+        try:
+            await may_answer.wait()
+        except asyncio.CancelledError:
+            # As an application may that has something to put away: what it gives then is dropped.
+            was_cancelled.set()
+        return b"too late"
+
+    async with lines(nats_one, prefix, 2) as (front, owner):
+        await owner.bus.answer_for("s-1", answer)
+        question = asyncio.create_task(front.bus.ask_owner("s-1", b"you", timeout=1.0))
+        await asked.wait()
+        owner.bus.fall_silent_nowait()
+        await owner.bus.fall_silent()
+        assert was_cancelled.is_set()
+        with pytest.raises(Unanswered):
+            await question
+
+        async def is_unheard() -> bool:
+            try:
+                await front.bus.ask_owner("s-1", b"you", timeout=0.5)
+            except NoOwner:
+                return True
+            except Unanswered:
+                return False
+            raise AssertionError("it was answered")
+
+        await until(is_unheard)
+        # It can begin anew: after a fence a host is another one.
+        await owner.bus.answer_for("s-1", echo)
+        assert await front.bus.ask_owner("s-1", b"you", timeout=SECONDS_MAX) == b"heard you"
+
+
+async def test_who_leaves_in_good_order_still_answers_what_was_asked(nats_one: Servers, prefix: str) -> None:
+    async with lines(nats_one, prefix, 2) as (front, owner):
+
+        async def close(data: bytes) -> bytes:
+            await owner.bus.leave("s-1")
+            return b"closed"
+
+        await owner.bus.answer_for("s-1", close)
+        assert await front.bus.ask_owner("s-1", b"close", timeout=SECONDS_MAX) == b"closed"
+
+        async def is_unheard() -> bool:
+            try:
+                await front.bus.ask_owner("s-1", b"you", timeout=0.5)
+            except NoOwner:
+                return True
+            return False
+
+        await until(is_unheard)
+
+
+async def test_silence_holds_also_for_what_was_left(nats_one: Servers, prefix: str) -> None:
+    asked = asyncio.Event()
+
+    async def answer(data: bytes) -> bytes:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with lines(nats_one, prefix, 2) as (front, owner):
+        await owner.bus.answer_for("s-1", answer)
+        question = asyncio.create_task(front.bus.ask_owner("s-1", b"you", timeout=0.5))
+        await asked.wait()
+        await owner.bus.leave("s-1")
+        assert "1 questions" in repr(owner.bus)
+        await owner.bus.fall_silent()
+        assert "0 questions" in repr(owner.bus)
+        with pytest.raises(Unanswered):
+            await question
+
+
+async def test_beyond_the_limit_nothing_is_done_and_that_is_said(
+    nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_module, "QUESTIONS_MAX", 2)
+    done, asked = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def answer(data: bytes) -> bytes:
+        asked.release()
+        await done.wait()
+        return data
+
+    async with lines(nats_one, prefix, 2) as (front, owner):
+        await owner.bus.answer_for("s-1", answer)
+        first = [asyncio.create_task(front.bus.ask_owner("s-1", b"%d" % n, timeout=SECONDS_MAX)) for n in range(2)]
+        for _ in first:
+            await asked.acquire()
+        with pytest.raises(NoOwner, match="too many"):
+            await front.bus.ask_owner("s-1", b"3", timeout=SECONDS_MAX)
+        done.set()
+        assert await asyncio.gather(*first) == [b"0", b"1"]

@@ -1,0 +1,309 @@
+"""Sessions wait in queues on real servers, and whoever has room takes the next: once, by somebody who can."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+from tests.cluster.lines import SECONDS_MAX, Line, lines, stored, until
+
+from banksman.cluster.log import placement as placement_module
+from banksman.cluster.log import placement_queues as needs_module
+from banksman.errors import NoOwner, Refused
+from banksman.testing.nats_servers import Servers
+
+
+async def take(line: Line, *labels: str) -> placement_module.PlacedJob:
+    async with asyncio.timeout(SECONDS_MAX):
+        return await line.placement.next(labels)
+
+
+async def serve(line: Line, *labels: str, name: bytes = b"host") -> None:
+    """A host without a limit, which answers whatever is placed."""
+    while True:
+        job = await line.placement.next(labels)
+        if await job.is_wanted():
+            await job.done(name + b" has " + job.request)
+        else:
+            await job.done()
+
+
+async def is_empty(line: Line, prefix: str) -> bool:
+    """Its queues are: what is done is told to the server, and nobody waits for that."""
+    return await stored(line.nats, f"{prefix}-work") == 0
+
+
+async def ended(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_a_session_is_placed_where_its_labels_are(nats_one: Servers, prefix: str) -> None:
+    async with lines(nats_one, prefix, 3) as (front, plain, gpu):
+        hosts = [
+            asyncio.create_task(serve(plain, "agent=claude", name=b"plain")),
+            asyncio.create_task(serve(gpu, "agent=claude", "gpu", name=b"gpu")),
+        ]
+        for number in range(5):
+            answer = await front.placement.place(f"s-{number}", ["gpu", "agent=claude"], b"it", timeout=SECONDS_MAX)
+            assert answer == b"gpu has it"
+        assert (await front.placement.place("s-6", [], b"it", timeout=SECONDS_MAX)).endswith(b" has it")
+        await until(partial(is_empty, front, prefix))
+        await ended(*hosts)
+
+
+async def test_a_need_that_is_new_is_heard_of_at_once(nats_one: Servers, prefix: str) -> None:
+    """By a host that waits already, with a lease so long that it would not look again."""
+    async with lines(nats_one, prefix, 2, lease=3600) as (front, host):
+        serving = asyncio.create_task(serve(host, "a", "b", "c"))
+        assert await front.placement.place("s-0", ["a"], b"1", timeout=SECONDS_MAX) == b"host has 1"
+        assert await front.placement.place("s-1", ["b"], b"2", timeout=SECONDS_MAX) == b"host has 2"
+        assert await front.placement.place("s-2", ["c", "b"], b"3", timeout=SECONDS_MAX) == b"host has 3"
+        await ended(serving)
+
+
+async def test_what_waited_before_its_host_came_is_taken(nats_one: Servers, prefix: str) -> None:
+    async with lines(nats_one, prefix, 2) as (front, host):
+        large = os.urandom(1 << 20)
+        placing = asyncio.create_task(front.placement.place("s-1", ["gpu"], large, timeout=SECONDS_MAX))
+
+        async def is_stored() -> bool:
+            return await stored(front.nats, f"{prefix}-work") == 1
+
+        await until(is_stored)
+        job = await take(host, "gpu")
+        assert (job.session, job.kind, job.request, job.need, job.deliveries) == ("s-1", "open", large, ("gpu",), 1)
+        assert await job.is_wanted()
+        await job.done(large + b"!")
+        assert await placing == large + b"!"
+
+
+async def test_what_nobody_took_in_time_is_never_begun(nats_one: Servers, prefix: str) -> None:
+    async with lines(nats_one, prefix, 2) as (front, host):
+        with pytest.raises(NoOwner):
+            await front.placement.place("s-1", ["gpu"], b"it", timeout=0.2)
+        await until(partial(is_empty, front, prefix))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await host.placement.next(["gpu"])
+
+
+async def test_who_took_it_too_late_is_told_that_it_is_not_wanted(nats_one: Servers, prefix: str) -> None:
+    """Taken from the queue before the end of the patience, and asked for after it: it is the question that counts."""
+    async with lines(nats_one, prefix, 2) as (front, host):
+        taking = asyncio.create_task(take(host, "gpu"))
+        with pytest.raises(NoOwner):
+            await front.placement.place("s-1", ["gpu"], b"it", timeout=0.5)
+        job = await taking
+        assert not await job.is_wanted()
+        await job.done()
+
+
+async def test_who_took_it_in_time_is_waited_for_beyond_it(nats_one: Servers, prefix: str) -> None:
+    async with lines(nats_one, prefix, 2) as (front, host):
+        placing = asyncio.create_task(front.placement.place("s-1", ["gpu"], b"it", timeout=0.5))
+        job = await take(host, "gpu")
+        assert await job.is_wanted()
+        ended_at = time.monotonic() + 0.6
+        await until(lambda: time.monotonic() > ended_at)
+        await job.working()
+        await job.done(b"here")
+        assert await placing == b"here"
+
+
+async def test_who_stops_waiting_is_not_served(nats_one: Servers, prefix: str) -> None:
+    async with lines(nats_one, prefix, 2) as (front, host):
+        placing = asyncio.create_task(front.placement.place("s-1", ["gpu"], b"it", timeout=SECONDS_MAX))
+        job = await take(host, "gpu")
+        await ended(placing)
+        assert not await job.is_wanted()
+        await job.done()
+
+
+async def test_many_who_say_it_make_one_job(nats_one: Servers, prefix: str) -> None:
+    async with lines(nats_one, prefix, 3) as every:
+        async with asyncio.TaskGroup() as group:
+            for line in every:
+                for _ in range(5):
+                    group.create_task(line.placement.resume("s-1", ["agent=claude"], 7))
+        assert await stored(every[0].nats, f"{prefix}-work") == 1
+        job = await take(every[0], "agent=claude")
+        assert (job.session, job.kind, job.epoch, job.request) == ("s-1", "resume", 7, b"")
+        # As long as it is worked on, too.
+        await every[1].placement.resume("s-1", ["agent=claude"], 7)
+        assert await stored(every[0].nats, f"{prefix}-work") == 1
+        assert await job.is_wanted()
+        await job.done()
+        await until(partial(is_empty, every[0], prefix))
+        # And when it is lost again, there is another.
+        await every[1].placement.resume("s-1", ["agent=claude"], 8)
+        assert (await take(every[2], "agent=claude")).epoch == 8
+
+
+async def test_what_is_given_back_is_offered_again_when_it_is_time(nats_one: Servers, prefix: str) -> None:
+    async with lines(nats_one, prefix, 2) as (one, other):
+        await one.placement.resume("s-1", [], 1)
+        job = await take(one)
+        began = time.monotonic()
+        await job.again(0.4)
+        again = await take(other)
+        assert again.session == "s-1"
+        assert again.deliveries == 2
+        assert time.monotonic() - began > 0.3
+
+
+async def test_who_is_cancelled_while_it_waits_has_nothing_that_others_wait_for(
+    nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its question still lies with the server, and is the first that is answered: the job is passed on at once."""
+    monkeypatch.setattr(needs_module, "ACK_SECONDS", 60.0)
+    async with lines(nats_one, prefix, 3, lease=60) as (front, gone, host):
+        await front.placement.resume("s-0", [], 1)
+        await (await take(gone)).done()
+        for number in range(10):
+            waiting = asyncio.create_task(gone.placement.next([]))
+            pulls = placement_module.ClusterPlacement.__name__
+            await until(lambda: gone.placement._asked, f"{pulls} has not asked")  # pyright: ignore[reportPrivateUsage]
+            await ended(waiting)
+            began = time.monotonic()
+            await front.placement.resume(f"s-{number}", [], 2)
+            job = await take(host)
+            assert job.session == f"s-{number}"
+            await job.done()
+            assert time.monotonic() - began < needs_module.ACK_SECONDS / 2
+
+
+async def test_of_many_hosts_each_gets_its_own(nats_one: Servers, prefix: str) -> None:
+    async with lines(nats_one, prefix, 4) as (front, *hosts):
+        for number in range(30):
+            await front.placement.resume(f"s-{number}", ["x"], 1)
+        taken: list[str] = []
+
+        async def host(line: Line) -> None:
+            while True:
+                job = await line.placement.next(["x", "y"])
+                taken.append(job.session)
+                await job.done()
+
+        tasks = [asyncio.create_task(host(line)) for line in hosts]
+        await until(lambda: len(taken) >= 30)
+        await ended(*tasks)
+        assert sorted(taken) == sorted(f"s-{number}" for number in range(30))
+
+
+async def test_there_are_not_ever_more_needs(nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needs_module, "NEEDS_MAX", 2)
+    async with lines(nats_one, prefix, 2) as (one, other):
+        await one.placement.resume("s-1", ["a"], 1)
+        await one.placement.resume("s-2", ["b"], 1)
+        with pytest.raises(Refused, match="needs"):
+            await other.placement.resume("s-3", ["c"], 1)
+        await other.placement.resume("s-3", ["a"], 1)
+
+
+async def test_a_need_that_nobody_uses_any_more_makes_room(
+    nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needs_module, "NEEDS_MAX", 1)
+    async with lines(nats_one, prefix, 2, lease=0.2) as (one, other):
+        await one.placement.resume("s-1", ["a"], 1)
+        await (await take(one, "a", "b")).done()
+        with pytest.raises(Refused, match="needs"):
+            await other.placement.resume("s-2", ["b"], 1)
+        record = await one.nats.last(f"{prefix}-records", f"{prefix}.rec.need.*")
+        assert record is not None
+        assert record.headers["Nats-TTL"] == f"{needs_module.KEPT_SECONDS}s"
+        # As the servers do when its time is over.
+        await one.nats.api(f"STREAM.PURGE.{prefix}-records", {"filter": record.subject})
+        await other.placement.resume("s-2", ["b"], 1)
+        # By who believed that there is no room for it, and looks again once in a lease.
+        assert (await take(one, "a", "b")).session == "s-2"
+
+
+async def test_who_uses_a_need_puts_off_its_end(
+    nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once in a while, before it offers anything; and in any case after a time that nobody has counted."""
+    async with lines(nats_one, prefix, 1) as (one,):
+
+        async def seq() -> int:
+            record = await one.nats.last(f"{prefix}-records", f"{prefix}.rec.need.*")
+            assert record is not None
+            return record.seq
+
+        await one.placement.resume("s-1", ["a"], 1)
+        first = await seq()
+        await one.placement.resume("s-1", ["a"], 2)
+        assert await seq() == first
+        one.placement.on_up()
+        await one.placement.resume("s-1", ["a"], 3)
+        assert await seq() == first + 1
+        monkeypatch.setattr(needs_module, "USED_SECONDS", 0)
+        await one.placement.resume("s-1", ["a"], 4)
+        assert await seq() == first + 2
+
+
+async def test_what_was_put_into_a_queue_that_nobody_serves_any_more_is_taken(
+    nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a host that knows the queue, and that it was there; and by one that has just come."""
+    monkeypatch.setattr(placement_module, "AGAIN_SECONDS", 0.05)
+    async with lines(nats_one, prefix, 3, lease=3600) as (front, host, late):
+        await front.placement.resume("s-0", ["a"], 1)
+        await (await take(host, "a")).done()
+        (key,) = front.placement._needs._all  # pyright: ignore[reportPrivateUsage]
+        for number, line in enumerate((host, late), 1):
+            await until(partial(is_empty, front, prefix))
+            assert (await front.nats.api(f"CONSUMER.DELETE.{prefix}-work.{key}", {}))["success"]
+            await front.placement.resume(f"s-{number}", ["a"], 1)
+            job = await take(line, "a")
+            assert job.session == f"s-{number}"
+            await job.done()
+
+
+@pytest.mark.thorough
+async def test_a_need_ends_by_itself_and_so_does_its_queue(
+    nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needs_module, "KEPT_SECONDS", 1)
+    async with lines(nats_one, prefix, 2) as (front, host):
+        await front.placement.resume("s-1", ["a"], 1)
+        await (await take(host, "a")).done()
+
+        async def is_forgotten() -> bool:
+            return await stored(front.nats, f"{prefix}-records") == 0
+
+        async def has_no_queue() -> bool:
+            found = await front.nats.api(f"STREAM.INFO.{prefix}-work", {})
+            return found["state"]["consumer_count"] == 0
+
+        await until(is_forgotten)
+        await until(lambda: not host.placement._needs.satisfied(frozenset("a")))  # pyright: ignore[reportPrivateUsage]
+        await until(has_no_queue)
+        monkeypatch.setattr(needs_module, "USED_SECONDS", 0)
+        await front.placement.resume("s-2", ["a"], 1)
+        assert (await take(host, "a")).session == "s-2"
+
+
+async def test_who_waits_when_its_server_dies_waits_at_another(prefix: str) -> None:
+    """Its question died with the server, and its lease is so long that it would not ask again."""
+    with Servers(1) as servers:
+        async with lines(servers, prefix, 2, lease=3600) as (front, host):
+            serving = asyncio.create_task(serve(host, "a"))
+            assert await front.placement.place("s-0", ["a"], b"1", timeout=SECONDS_MAX) == b"host has 1"
+            # It has asked for the next; what the server answers after that came behind it.
+            await until(lambda: host.placement._asked)  # pyright: ignore[reportPrivateUsage]
+            await stored(host.nats, f"{prefix}-work")
+            await asyncio.to_thread(servers.kill, 0)
+            await until(lambda: not host.nats.is_up)
+            await asyncio.to_thread(servers.restart, 0)
+            assert await front.placement.place("s-1", ["a"], b"2", timeout=SECONDS_MAX) == b"host has 2"
+            await ended(serving)

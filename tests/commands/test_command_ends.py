@@ -1,0 +1,619 @@
+"""How a command ends: by itself, by the clock, by a stop, by a cancel. Scenarios of `scenarios.md`, by number:
+
+1, 2, 3, 4, 6, 7, 8, 9, 10, 12, 13, 16, 17 are here; 5, 14, 15, 21, 22, 23 in tests/process/test_trees.py; 19, 27 in
+test_output.py; 11, 18, 20 in tests/process/test_host_program.py, 18 half way in test_command.py. Each test says in its
+docstring which one it stands for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.process.helpers import (
+    Heard,
+    alive,
+    child,
+    frozen,
+    parent_of,
+    rungs,
+    start,
+    state_of,
+    wait_none,
+    wait_pass,
+    wait_said,
+    wait_until,
+    zygote_pid,
+)
+
+import banksman
+from banksman import Command, Ended, Finished, Host
+from banksman.commands.options import Options
+from banksman.core.stop_ladder import Timings
+from banksman.process.launch import prepare
+
+# A leader that ignores TERM, with a child that has left its session and ignores TERM too: whatever ends this is a KILL
+# that reached beyond the group.
+STUBBORN = """
+be_deaf()
+if fork() == 0:
+    os.setsid()
+    say("ready")
+stay()
+"""
+
+
+# -- it ends by itself -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("code", [0, 1, 124, 255])
+async def test_the_exit_code_is_the_commands_own(marker: str, code: int) -> None:
+    done = await banksman.execute(child(f"sys.exit({code})", marker))
+    assert (done.ended, done.code, done.signal) == (Ended.EXITED, code, None)
+    assert done.ladder == ()
+    assert done.drained
+
+
+async def test_an_end_by_a_signal_that_was_not_ours_has_a_signal_and_no_code(marker: str) -> None:
+    done = await banksman.execute(child("os.kill(os.getpid(), signal.SIGUSR1)", marker))
+    assert (done.ended, done.code, done.signal) == (Ended.EXITED, None, signal.SIGUSR1)
+
+
+async def test_a_command_that_closed_its_output_is_not_over_until_it_exits(marker: str) -> None:
+    """The end of both pipes is not the end of the process, as it is for those who wait for the pipes."""
+    async with Host() as host:
+        command = await start(host, child("os.close(1); os.close(2); hear(); sys.exit(7)", marker), stdin="pipe")
+        assert (await command.read()).is_end
+        assert (await command.read(stream="stderr")).is_end
+        assert not command.is_over
+        assert alive(marker) == [command.pid]
+        await command.write(b"go\n")
+        assert (await command.wait()).code == 7
+
+
+# -- the clock -------------------------------------------------------------------------------------------------------
+async def test_a_timeout_is_term_then_grace_then_kill_and_the_result_says_when(marker: str) -> None:
+    """Scenario 12."""
+    done = await banksman.execute(child(STUBBORN, marker), timeout=4.0, grace=0.2)
+    assert alive(marker) == []
+    assert (done.ended, done.code, done.signal) == (Ended.TIMEOUT, None, signal.SIGKILL)
+    assert rungs(done) == ["term", "kill"]
+    term, kill = done.ladder
+    # Never early; how late is the machine's business.
+    assert term.at >= 4.0
+    assert kill.at - term.at >= 0.2
+    assert done.seconds >= kill.at
+    assert [swept for swept in done.swept if marker in swept.command]
+
+
+async def test_a_command_that_takes_its_term_has_the_whole_grace_to_clean_up(marker: str) -> None:
+    """Scenario 12, the polite one: its own exit code counts, and there is no KILL."""
+    code = """
+def on_term(number, frame):
+    say("cleaned up")
+    sys.exit(3)
+signal.signal(signal.SIGTERM, on_term)
+say("ready")
+stay()
+"""
+    done = await banksman.execute(child(code, marker), timeout=4.0, grace=30)
+    assert (done.ended, done.code) == (Ended.TIMEOUT, 3)
+    assert done.stdout.text == "ready\ncleaned up\n"
+    assert "kill" not in rungs(done)
+
+
+async def test_a_timeout_of_nothing_still_ends_the_command_and_says_timeout(marker: str) -> None:
+    done = await banksman.execute(child("stay()", marker), timeout=0, grace=0)
+    assert done.ended is Ended.TIMEOUT
+    assert alive(marker) == []
+
+
+async def test_a_term_handler_that_blocks_is_killed_after_the_grace(marker: str) -> None:
+    """Scenario 9. The handler says that it was entered, so the KILL is not one that came before the TERM."""
+    code = """
+def on_term(number, frame):
+    say("asked")
+    while True:
+        time.sleep(1)
+signal.signal(signal.SIGTERM, on_term)
+say("ready")
+stay()
+"""
+    async with Host() as host:
+        command = await start(host, child(code, marker), grace=0.5)
+        await wait_said(command, "ready")
+        done = await command.stop()
+    assert alive(marker) == []
+    assert (done.ended, done.signal) == (Ended.STOPPED, signal.SIGKILL)
+    assert done.stdout.text == "ready\nasked\n"
+    assert rungs(done) == ["term", "kill"]
+    # A bounded wait: the grace, the sweep's own bound of five seconds, and a slow machine.
+    assert done.seconds < 20
+
+
+def _block_the_loop_until_ended(command: Command) -> None:
+    """Until its keeper has reaped it, which is after it has written down when it ended."""
+    assert command.pid is not None
+    wait_until(lambda: state_of(command.pid or 0) == "", "the command's own exit")
+
+
+async def test_a_deadline_that_passed_is_reported_even_if_its_timer_ran_late(marker: str) -> None:
+    """The loop is busy from before the deadline until after the exit, which was after the deadline."""
+    async with Host() as host:
+        began = time.monotonic()
+        command = await start(host, child("hear(); time.sleep(1.2)", marker), stdin="pipe", timeout=1.0)
+        await command.write(b"go\n")
+        _block_the_loop_until_ended(command)
+        assert time.monotonic() - began > 1.2
+        done = await command.wait()
+    assert (done.ended, done.code) == (Ended.TIMEOUT, 0)
+
+
+@pytest.mark.thorough
+async def test_a_command_that_exited_in_time_is_not_timed_out_by_a_late_timer(marker: str) -> None:
+    """The loop is busy from before the exit until after the deadline, which was after the exit."""
+    async with Host() as host:
+        began = time.monotonic()
+        command = await start(host, child("hear()", marker), stdin="pipe", timeout=5)
+        await command.write(b"go\n")
+        _block_the_loop_until_ended(command)
+        assert time.monotonic() - began < 5, "the machine was too slow for this test to mean anything"
+        wait_until(lambda: time.monotonic() - began > 5.1, "the deadline")
+        done = await command.wait()
+    assert (done.ended, done.code) == (Ended.EXITED, 0)
+
+
+# -- a stop ----------------------------------------------------------------------------------------------------------
+async def test_a_reader_parked_on_stderr_sees_the_end_of_a_killed_command(marker: str) -> None:
+    """Scenario 1: neither hangs, nor raises, nor reads what was cleared under it. One of the two is cancelled, too."""
+    async with Host() as host:
+        command = await start(host, child('say("ready"); stay()', marker))
+        await wait_said(command, "ready")
+        parked = [asyncio.create_task(command.read(stream="stderr")) for _ in range(2)]
+        await asyncio.sleep(0)
+        parked[1].cancel()
+        done = await command.stop(at_once=True)
+        piece = await parked[0]
+        assert (piece.data, piece.is_end) == (b"", True)
+        await asyncio.wait(parked)
+        assert parked[1].cancelled()
+        assert done.signal == signal.SIGKILL
+
+
+async def test_a_forced_kill_leaves_no_zombie_of_leader_or_keeper(marker: str) -> None:
+    """Scenario 2: the path that skips every polite rung cleans up like the others."""
+    async with Host() as host:
+        command = await start(host, child(STUBBORN, marker), grace=60)
+        await wait_said(command, "ready")
+        assert command.pid is not None
+        keeper = parent_of(command.pid)
+        done = await command.stop(at_once=True)
+        # Reaped, not only dead: a zombie would still be in /proc.
+        assert state_of(command.pid) == ""
+        assert alive(marker) == []
+        assert rungs(done) == ["kill"]
+        wait_until(lambda: state_of(keeper) == "", "the keeper to be reaped by the zygote")
+
+
+async def test_a_command_is_listed_until_its_death_is_confirmed(marker: str) -> None:
+    """Scenario 3: a close that is cancelled half way forgets nothing, and the next one finds it."""
+    host = Host()
+    command = await start(host, child(STUBBORN, marker), grace=1.0)
+    await wait_said(command, "ready")
+    closing = asyncio.create_task(host.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert closing.cancelled()
+    assert alive(marker)
+    assert host.commands() == [command]
+    assert command.state == "stopping"
+    await host.close()
+    assert alive(marker) == []
+    assert command.state == "ended"
+
+
+async def test_stops_and_closes_at_once_from_several_tasks_agree_on_one_end(marker: str) -> None:
+    """Scenario 4: a second kill that races the first loses nothing; whoever asked gets the same result."""
+    host = Host()
+    command = await start(host, child(STUBBORN, marker), grace=30)
+    await wait_said(command, "ready")
+    stops = [command.stop(), command.stop(at_once=True), command.stop(), command.stop(at_once=True), command.wait()]
+    results = await asyncio.gather(*stops, host.close(), host.close())
+    assert alive(marker) == []
+    assert all(done is command.finished for done in results[:5])
+    assert command.result().ended is Ended.STOPPED
+    # Afterwards too, and any number of times.
+    assert await command.stop() is command.finished
+    assert await command.stop(at_once=True) is command.finished
+    await host.close()
+
+
+async def _start_and_let_it_exit_unheard(host: Host, argv: list[str]) -> Command:
+    """A command that has exited, of which its host does not know yet, because its loop was busy."""
+    command = await start(host, argv, stdin="pipe")
+    await wait_said(command, "ready")
+    await command.write(b"go\n")
+    _block_the_loop_until_ended(command)
+    assert not command.is_over
+    return command
+
+
+async def test_a_group_that_is_already_gone_is_success(marker: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Scenario 6: nobody is left to signal, and that is what was wanted; no warning, no survivor."""
+    with caplog.at_level(logging.DEBUG, logger="banksman"):
+        async with Host() as host:
+            command = await _start_and_let_it_exit_unheard(host, child('say("ready"); hear(); sys.exit(3)', marker))
+            done = await command.stop()
+    assert (done.code, done.signal) == (3, None)
+    assert done.survivors == ()
+    assert done.drained
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_a_command_that_had_exited_before_the_stop_is_reported_as_exited(marker: str) -> None:
+    """A finished command beats a late stop, also when the host learns of the two in the wrong order."""
+    async with Host() as host:
+        command = await _start_and_let_it_exit_unheard(host, child('say("ready"); hear(); sys.exit(3)', marker))
+        done = await command.stop()
+    assert (done.ended, done.code) == (Ended.EXITED, 3)
+
+
+async def test_a_child_blocked_on_a_full_pipe_closes_well_under_two_seconds(marker: str, tmp_path: Path) -> None:
+    """Scenario 7: nobody reads, TERM does not reach it, and it would exit if only it could finish its write.
+
+    The child fills the pipe by itself and says so by a file, so the block is a fact; then it writes a mebibyte more.
+    """
+    code = """
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+hear()
+os.set_blocking(1, False)
+try:
+    while True:
+        os.write(1, bytes(4096))
+except BlockingIOError:
+    os.set_blocking(1, True)
+touch(WORDS[0])
+rest = memoryview(bytes(1 << 20))
+while rest:
+    rest = rest[os.write(1, rest):]
+sys.exit(5)
+"""
+    full = tmp_path / "full"
+    async with Host() as host:
+        command = await start(host, child(code, marker, full), stdin="pipe", grace=30)
+        command.pause_reading()
+        await command.write(b"go\n")
+        wait_until(full.exists, "the pipe to be full")
+        began = time.monotonic()
+        done = await command.stop()
+        seconds = time.monotonic() - began
+    assert seconds < 20  # Not its grace.
+    assert done.code == 5
+    # What sets it free is that it is read from. On a busy machine it may have come to its own end before the keeper has
+    # come to TERM; then that is what is told.
+    assert done.ended in (Ended.STOPPED, Ended.EXITED)
+    assert done.stdout.total >= 1 << 20
+    assert rungs(done)[:1] == ["term"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOptions(Options):
+    """As the layer above will ask: with the EOF rung, which plain commands do not have."""
+
+    @property
+    def timings(self) -> Timings:
+        return Timings(grace=self.grace, linger=self.linger, drain=self.drain, eof=30.0)
+
+
+async def test_the_last_words_after_eof_are_not_cut_by_a_term(marker: str) -> None:
+    """Scenario 8: EOF first, with a grace of its own; the child says its last message and leaves by itself."""
+    code = """
+say("ready")
+while hear():
+    pass
+say("last words")
+sys.exit(0)
+"""
+    async with Host() as host:
+        command = host.launch(prepare(child(code, marker)), AgentOptions(stdin="pipe"))
+        await wait_said(command, "ready")
+        done = await command.stop()
+    assert (done.ended, done.code, done.signal) == (Ended.STOPPED, 0, None)
+    assert done.stdout.text == "ready\nlast words\n"
+    assert rungs(done) == ["eof", "rest"]
+
+
+# -- over means over -------------------------------------------------------------------------------------------------
+ENDINGS = ("exit", "timeout", "idle_timeout", "stop", "kill", "close", "output_limit")
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_an_end_is_reported_only_after_every_process_of_the_tree_is_dead(marker: str, ending: str) -> None:
+    """Scenario 16. Looked at right after the report, without waiting: the tree ignores TERM and left its session."""
+    code = """
+be_deaf()
+if fork() == 0:
+    os.setsid()
+    say("ready")
+    stay()
+hear()
+if WORDS[0] == "exit":
+    sys.exit(0)
+if WORDS[0] == "output_limit":
+    say("x" * 100)
+stay()
+"""
+    options: dict[str, Any] = {
+        "timeout": {"timeout": 5.0},
+        "idle_timeout": {"idle_timeout": 5.0},
+        "output_limit": {"output_total_max": 50},
+    }.get(ending, {})
+    host = Host()
+    argv = child(code, marker, ending)
+    command = await start(host, argv, stdin="pipe", grace=0.2, linger=0.1, **options)
+    await wait_said(command, "ready")
+    assert len(alive(marker)) == 2
+    await command.write(b"go\n")
+    if ending in ("stop", "kill"):
+        command.stop_nowait(at_once=ending == "kill")
+    elif ending == "close":
+        await host.close()
+        assert alive(marker) == []
+    done = await command.wait()
+    assert alive(marker) == []
+    expected = {"exit": "exited", "stop": "stopped", "kill": "stopped", "close": "host_closed"}
+    assert done.ended == expected.get(ending, ending)
+    assert done.survivors == ()
+    await host.close()
+
+
+async def test_a_pipe_held_outside_the_tree_settles_at_the_drain_timeout_and_delivers_nothing_after(
+    marker: str, tmp_path: Path
+) -> None:
+    """Scenarios 13 and 17. The child hands its stdout to us, who are not of its tree, and goes. No end of file ever
+    comes; the drain timeout settles the wait and says so. What is written afterwards reaches nobody."""
+    code = """
+import socket
+door = socket.socket(socket.AF_UNIX)
+door.connect(WORDS[0])
+say("before")
+socket.send_fds(door, [b"x"], [1])
+"""
+    path = str(tmp_path / "door")
+    heard = Heard()
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(path)
+        door.listen(1)
+        running = asyncio.create_task(banksman.execute(child(code, marker, path), drain=0.3, on_output=heard))
+        await heard.wait("before")
+        with door.accept()[0] as held:
+            _data, fds, _flags, _address = socket.recv_fds(held, 1, 1)
+    done = await running
+    try:
+        assert (done.ended, done.code, done.drained) == (Ended.EXITED, 0, False)
+        assert done.stdout.text == "before\n"
+        # Our end is closed, so a writer learns at once that nobody reads; Python ignores SIGPIPE.
+        with pytest.raises(BrokenPipeError):
+            os.write(fds[0], b"after")
+        assert heard.text == "before\n"
+    finally:
+        os.close(fds[0])
+
+
+class Tracer(threading.Thread):
+    """Traces a process from outside its tree, as a debugger does. A traced process that dies stays a zombie, which only
+    its tracer can release: the nearest thing to an unkillable process that a test can make."""
+
+    SEIZE = 0x4206
+
+    def __init__(self, pid: int) -> None:
+        super().__init__()
+        self._pid = pid
+        self.error = ""
+        self.is_attached = threading.Event()
+        self.let_go = threading.Event()
+
+    def run(self) -> None:
+        library = ctypes.CDLL(None, use_errno=True)
+        library.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+        if library.ptrace(self.SEIZE, self._pid, None, None) != 0:
+            self.error = os.strerror(ctypes.get_errno())
+        self.is_attached.set()
+        # The kernel detaches when the thread that attached ends.
+        self.let_go.wait()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("who", ["leader", "descendant"])
+async def test_a_process_that_never_goes_after_kill_is_named_and_the_wait_settles(marker: str, who: str) -> None:
+    """Scenario 13, the zombie that stays: the report comes after the sweep's five seconds, and names what is left.
+
+    The keeper stays until it really is over, and spends little time on the wait: it may last for hours.
+    """
+    code = {
+        "leader": 'say("ready", os.getpid()); stay()',
+        "descendant": 'fork() or os.setsid() or say("ready", os.getpid()); stay()',
+    }[who]
+    async with Host() as host:
+        command = await start(host, child(code, marker), grace=0.1)
+        pid = int((await wait_said(command, "\n")).split()[1])
+        assert command.pid is not None
+        keeper = parent_of(command.pid)
+        tracer = Tracer(pid)
+        tracer.start()
+        try:
+            await asyncio.to_thread(tracer.is_attached.wait)
+            if tracer.error:
+                pytest.skip(f"this machine does not let us trace: {tracer.error}")
+            done = await command.stop()
+            assert done.ended is Ended.STOPPED
+            assert len(done.survivors) == 1
+            assert done.survivors[0].why
+            assert done.drained
+            assert state_of(pid) == "Z"
+            assert state_of(keeper) not in ("", "Z")
+            assert len({swept.pid for swept in done.swept}) == len(done.swept)
+            ticks = sum(
+                int(field) for field in Path(f"/proc/{keeper}/stat").read_text().rpartition(")")[2].split()[11:13]
+            )
+            assert ticks / os.sysconf("SC_CLK_TCK") < 0.5 * done.seconds, "the keeper spins while it waits"
+        finally:
+            tracer.let_go.set()
+            tracer.join()
+    wait_until(lambda: state_of(keeper) == "", "the keeper to leave once the zombie is released")
+
+
+# -- cancel ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_cancel_returns_promptly_while_the_teardown_goes_on_to_its_end(marker: str, times: int) -> None:
+    """Raw `task.cancel()`, once and more often. That the child still lives is the proof that nobody waited for it."""
+    heard = Heard()
+    running = asyncio.create_task(banksman.execute(child(STUBBORN, marker), grace=1.5, on_output=heard))
+    await heard.wait("ready")
+    for _ in range(times):
+        running.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert len(alive(marker)) == 2
+    await asyncio.to_thread(wait_none, marker)
+
+
+async def test_a_cancel_inside_async_with_twice_still_ends_and_reaps_the_child(marker: str) -> None:
+    """Scenario 10: the second cancel hits the close that the first one caused."""
+    begun: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+
+    async def user() -> None:
+        async with Host() as host:
+            command = await start(host, child(STUBBORN, marker), grace=0.5)
+            await wait_said(command, "ready")
+            begun.set_result(command)
+            await command.wait()
+
+    task = asyncio.create_task(user())
+    command = await begun
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0)
+    await asyncio.wait([task])
+    assert task.cancelled()
+    done = await command.wait()
+    assert alive(marker) == []
+    assert done.ended is Ended.HOST_CLOSED
+
+
+async def test_a_cancel_after_any_number_of_loop_passes_leaves_nothing(marker: str) -> None:
+    """Wherever it parks, from before the first step to after the last. The check after each test counts the rest."""
+    passes, running = 0, None
+    while running is None or running.cancelled():
+        running = asyncio.create_task(banksman.execute(child("say('x'); sys.exit(0)", marker), grace=5))
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        running.cancel()
+        running.cancel()
+        await asyncio.wait([running])
+        # Denser at the start, where the states change from pass to pass; then in steps, until one gets through.
+        passes += 1 if passes < 30 else passes // 3
+    assert (await running).code == 0
+    await asyncio.to_thread(wait_none, marker)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_cancel_of_a_start_that_is_half_way_ends_what_comes_of_it(marker: str, times: int) -> None:
+    """The zygote does not run, so the start hangs for certain; the cancel returns while it still hangs."""
+    host = Host()
+    with frozen(zygote_pid()):
+        starting = asyncio.create_task(host.start(child("stay()", marker), grace=5))
+        await asyncio.sleep(0)
+        (command,) = host.commands()
+        assert command.state == "starting"
+        for _ in range(times):
+            starting.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait([starting])
+        assert starting.cancelled()
+    await _wait_over(command)
+    assert alive(marker) == []
+    # In a listing, and only there, it is CANCELLED: the caller got the CancelledError.
+    assert command.finished is None or command.finished.ended is Ended.CANCELLED
+    await host.close()
+
+
+async def _wait_over(command: Command) -> None:
+    """Until it is over, whether it ran or was stopped before it could."""
+    try:
+        await command.wait()
+    except banksman.BanksmanError:
+        assert command.is_over
+
+
+def test_a_loop_that_ends_right_after_a_cancel_takes_the_tree_with_it(marker: str) -> None:
+    """`asyncio.run` returns only when the teardown is through: there is no other moment left to do it."""
+
+    async def main() -> None:
+        heard = Heard()
+        running = asyncio.create_task(banksman.execute(child(STUBBORN, marker), grace=0.3, on_output=heard))
+        await heard.wait("ready")
+        running.cancel()
+
+    asyncio.run(main())
+    assert alive(marker) == []
+
+
+def test_a_loop_that_ends_with_a_command_still_awaited_takes_the_tree_with_it(marker: str) -> None:
+    """Nobody cancelled anything: `asyncio.run` itself cancels the task that waits, and then the loop ends."""
+    waiting: list[asyncio.Task[Finished]] = []
+
+    async def main() -> None:
+        heard = Heard()
+        waiting.append(asyncio.create_task(banksman.execute(child(STUBBORN, marker), grace=0.3, on_output=heard)))
+        await heard.wait("ready")
+
+    asyncio.run(main())
+    assert alive(marker) == []
+    assert waiting[0].cancelled()
+
+
+@pytest.mark.parametrize("passes", [0, 1, 2])
+async def test_a_cancel_that_comes_with_the_end_is_not_swallowed(marker: str, passes: int) -> None:
+    """A cancel that was accepted is a CancelledError, else `asyncio.timeout()` around the call would never fire."""
+    async with Host() as host:
+        starting = asyncio.create_task(host.start(child("sys.exit(0)", marker), yield_after=30))
+        await wait_pass(lambda: any(command.is_over for command in host.commands()))
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        was_accepted = starting.cancel()
+        await asyncio.wait([starting])
+        assert starting.cancelled() is was_accepted
+
+
+async def test_cancelling_a_wait_stops_only_the_waiting(marker: str) -> None:
+    async with Host() as host:
+        command = await start(host, child('say("ready"); hear(); sys.exit(4)', marker), stdin="pipe")
+        await wait_said(command, "ready")
+        waiting = [asyncio.create_task(command.wait()) for _ in range(2)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        await asyncio.wait([waiting[0]])
+        assert waiting[0].cancelled()
+        assert command.state == "running"
+        await command.write(b"go\n")
+        assert (await waiting[1]).code == 4
+
+
+async def test_a_timeout_block_around_execute_ends_the_command(marker: str) -> None:
+    """What most callers write: `asyncio.timeout`, which is a cancel like any other."""
+    heard = Heard()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await banksman.execute(child(STUBBORN, marker), grace=0.2, on_output=heard)
+    await asyncio.to_thread(wait_none, marker)

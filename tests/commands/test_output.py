@@ -1,0 +1,580 @@
+"""What a command writes: kept whole up to a cap, head and tail beyond it, all of it in a file; the clocks and the cap
+that count it; and a command that can always write, whoever does or does not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from tests.process.helpers import (
+    REPOSITORY,
+    Heard,
+    alive,
+    child,
+    program,
+    run_program,
+    rungs,
+    start,
+    wait_said,
+    wait_until,
+)
+
+import banksman
+from banksman import Ended, Host
+from banksman.commands import spill_file
+from banksman.commands.output import OUTPUT_BYTES_MAX
+from banksman.process.pipes import READ_BYTES_MAX
+
+# Numbered lines, so that a byte that is missing, repeated or out of place is seen: how many bytes, to which fd, and how
+# often each line.
+WRITES = """
+left = int(WORDS[0])
+times = int(WORDS[2]) if len(WORDS) > 2 else 1
+number = 0
+while left:
+    line = b"%08d\\n" % number * times
+    number += 1
+    while line and left:
+        taken = os.write(int(WORDS[1]), line[:left])
+        line, left = line[taken:], left - taken
+"""
+
+
+def numbered(size: int) -> bytes:
+    return b"".join(b"%08d\n" % number for number in range(size // 9 + 1))[:size]
+
+
+@pytest.fixture
+def spill_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the test's own for spill files, so that it sees every one."""
+    folder = tmp_path / "spill"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+# -- the caps --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("cap", [1, 2, 9, 10, 101, 4096, 100_000])
+@pytest.mark.parametrize("fd", [1, 2])
+async def test_output_at_the_cap_is_whole_and_one_byte_more_is_head_and_tail(
+    marker: str, spill_folder: Path, cap: int, fd: int
+) -> None:
+    at_limit = await banksman.execute(child(WRITES, marker, cap, fd), output_bytes_max=cap)
+    output = at_limit.stdout if fd == 1 else at_limit.stderr
+    assert (output.head + output.tail, output.total, output.dropped) == (numbered(cap), cap, 0)
+    assert output.text == numbered(cap).decode()
+    assert output.file is None
+    assert output.keep() is None
+    assert os.listdir(spill_folder) == []
+
+    past = await banksman.execute(child(WRITES, marker, cap + 1, fd), output_bytes_max=cap)
+    output = past.stdout if fd == 1 else past.stderr
+    whole = numbered(cap + 1)
+    assert (output.total, output.dropped) == (cap + 1, 1)
+    assert len(output.head) + len(output.tail) == cap
+    assert whole.startswith(output.head)
+    assert whole.endswith(output.tail)
+    # The larger half is the head's: the beginning says what was done.
+    assert len(output.head) - len(output.tail) in (0, 1)
+    assert "1 bytes left out" in output.text
+    assert output.file is not None
+    assert Path(output.file).read_bytes() == whole
+    other = past.stderr if fd == 1 else past.stdout
+    assert (other.total, other.file) == (0, None)
+
+
+async def test_a_cap_of_nothing_keeps_nothing_in_memory_and_all_in_the_file(marker: str, spill_folder: Path) -> None:
+    done = await banksman.execute(child(WRITES, marker, 1000, 1), output_bytes_max=0)
+    assert (done.stdout.head, done.stdout.tail, done.stdout.dropped) == (b"", b"", 1000)
+    assert done.stdout.file is not None
+    assert Path(done.stdout.file).read_bytes() == numbered(1000)
+    silent = await banksman.execute(child("", marker), output_bytes_max=0)
+    assert (silent.stdout.total, silent.stdout.file) == (0, None)
+
+
+async def test_much_more_than_the_cap_is_counted_and_the_file_has_it_from_the_start(
+    marker: str, spill_folder: Path
+) -> None:
+    """Several times what one readiness callback reads, in pieces of all sizes."""
+    size = 3 * READ_BYTES_MAX + 12_345
+    done = await banksman.execute(child(WRITES, marker, size, 1, 777))
+    output = done.stdout
+    assert output.total == size
+    assert (len(output.head), len(output.tail)) == (OUTPUT_BYTES_MAX // 2, OUTPUT_BYTES_MAX // 2)
+    assert output.dropped == size - OUTPUT_BYTES_MAX
+    assert output.file is not None
+    whole = Path(output.file).read_bytes()
+    assert len(whole) == size
+    assert whole.startswith(output.head)
+    assert whole.endswith(output.tail)
+
+
+async def test_single_bytes_are_kept_like_any_other_output(marker: str) -> None:
+    """A command that writes byte by byte: gathered, in order, and head and tail have exactly their size."""
+    code = WRITES.replace("line[:left]", "line[:1]")
+    done = await banksman.execute(child(code, marker, 5000, 1), output_bytes_max=1000)
+    assert done.stdout.head == numbered(5000)[:500]
+    assert done.stdout.tail == numbered(5000)[-500:]
+
+
+async def test_the_file_has_a_bound_too_and_what_is_beyond_both_is_counted(marker: str, spill_folder: Path) -> None:
+    """Beyond the file's bound a reader is told how much it missed; nothing is invented and nothing repeated."""
+    from banksman.commands.options import Options
+    from banksman.process.launch import prepare
+
+    size, in_file, kept = 10_000, 3000, 1000
+    async with Host() as host:
+        options = Options(output_bytes_max=kept, spill_bytes_max=in_file)
+        command = host.launch(prepare(child(WRITES, marker, size, 1)), options)
+        done = await command.wait()
+        assert done.stdout.file is not None
+        assert Path(done.stdout.file).read_bytes() == numbered(size)[:in_file]
+        assert done.stdout.dropped == size - kept
+        read, after, missed = b"", 0, 0
+        while True:
+            piece = await command.read(after=after, bytes_max=700)
+            read, after, missed = read + piece.data, piece.next, missed + piece.missed
+            if piece.is_end:
+                break
+        assert after == size
+        assert read[:in_file] == numbered(size)[:in_file]
+        assert numbered(size).endswith(read[in_file:])
+        assert len(read) + missed == size
+        assert missed <= size - in_file - kept // 2
+
+
+async def test_a_reader_of_a_running_command_gets_all_of_it_from_the_file(marker: str, spill_folder: Path) -> None:
+    """Far behind the head and before the tail: what left the memory is read from the file, while it grows."""
+    size = 50_000
+    async with Host() as host:
+        command = await start(host, child(WRITES + "stay()", marker, size, 1), output_bytes_max=100)
+        read = b""
+        while len(read) < size:
+            piece = await command.read(after=len(read), bytes_max=999)
+            assert piece.missed == 0
+            read += piece.data
+        assert read == numbered(size)
+
+
+async def test_what_is_no_utf8_is_replaced_in_the_text_and_untouched_in_the_bytes(marker: str) -> None:
+    done = await banksman.execute(child(r"os.write(1, b'\xff\xfe ok \xc3')", marker))
+    assert done.stdout.head == b"\xff\xfe ok \xc3"
+    assert done.stdout.text == "�� ok �"
+
+
+# -- the file and its end --------------------------------------------------------------------------------------------
+async def test_the_spill_file_goes_with_the_result(marker: str, spill_folder: Path) -> None:
+    done = await banksman.execute(child(WRITES, marker, 1000, 1), output_bytes_max=10)
+    assert done.stdout.file is not None
+    assert os.path.exists(done.stdout.file)
+    assert os.stat(done.stdout.file).st_mode & 0o077 == 0, "what a command wrote is nobody else's business"
+    del done
+    gc.collect()
+    assert os.listdir(spill_folder) == []
+
+
+async def test_a_spill_file_lives_as_long_as_any_part_of_the_result(marker: str, spill_folder: Path) -> None:
+    done = await banksman.execute(child(WRITES, marker, 1000, 1), output_bytes_max=10)
+    output = done.stdout
+    del done
+    gc.collect()
+    assert output.file is not None
+    assert Path(output.file).read_bytes() == numbered(1000)
+    del output
+    gc.collect()
+    assert os.listdir(spill_folder) == []
+
+
+async def test_a_kept_file_is_the_callers(marker: str, spill_folder: Path) -> None:
+    done = await banksman.execute(child(WRITES, marker, 1000, 1), output_bytes_max=10)
+    path = done.stdout.keep()
+    assert path is not None
+    del done
+    gc.collect()
+    assert Path(path).read_bytes() == numbered(1000)
+
+
+async def test_the_file_of_a_background_command_goes_with_its_place_in_the_list(
+    marker: str, spill_folder: Path
+) -> None:
+    """A finished command that is kept can still be read, from its file; forgotten, it takes the file along."""
+    async with Host(finished_max=1) as host:
+        command = await start(host, child(WRITES, marker, 1000, 1), output_bytes_max=10)
+        await command.wait()
+        del command
+        gc.collect()
+        (kept,) = host.commands()
+        assert (await kept.read(after=500, bytes_max=100)).data == numbered(1000)[500:600]
+        del kept
+        host.take_ended()
+        await host.start(child("", marker), yield_after=30)
+        gc.collect()
+        assert os.listdir(spill_folder) == []
+
+
+SPILLS = """
+async def main():
+    done = await banksman.execute(child("os.write(1, b'x' * 1000)", MARKER), output_bytes_max=10)
+    kept = await banksman.execute(child("os.write(1, b'y' * 1000)", MARKER), output_bytes_max=10)
+    print(done.stdout.file, kept.stdout.keep(), flush=True)
+    WORDS[0] == "killed" and os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+
+
+async def test_spill_files_of_a_killed_process_are_removed_by_the_next_one(marker: str, spill_folder: Path) -> None:
+    env = {"TMPDIR": str(spill_folder)}
+    ours = await banksman.execute(child(WRITES, marker, 1000, 1), output_bytes_max=10)
+    killed = await asyncio.to_thread(run_program, SPILLS, marker, "killed", env=env)
+    left, kept = (Path(path) for path in killed.stdout.split())
+    assert (killed.returncode, left.exists(), kept.exists()) == (-signal.SIGKILL, True, True)
+    (dead,) = spill_file.find_dead(str(spill_folder))
+    assert (dead.files, dead.size) == ((str(left),), 1000)
+    other = await asyncio.to_thread(run_program, SPILLS, marker, "exits", env=env)
+    gone, also_kept = (Path(path) for path in other.stdout.split())
+    assert not left.exists()
+    assert not gone.exists()
+    # Files that are kept, and those of processes that live, are left alone.
+    assert ours.stdout.file is not None
+    assert sorted(path.name for path in spill_folder.glob("*.out")) == sorted(
+        (kept.name, also_kept.name, Path(ours.stdout.file).name)
+    )
+    assert list(spill_file.find_dead(str(spill_folder))) == []
+    assert len(list(spill_folder.glob("*.owner"))) == 1
+
+
+async def test_owner_file_goes_with_the_last_spill_file(marker: str, spill_folder: Path) -> None:
+    first, second = [await banksman.execute(child(WRITES, marker, 1000, 1), output_bytes_max=10) for _ in range(2)]
+    assert len(list(spill_folder.glob("*.owner"))) == 1
+    del first
+    gc.collect()
+    assert len(list(spill_folder.glob("*.owner"))) == 1
+    path = second.stdout.keep()
+    del second
+    gc.collect()
+    assert [str(each) for each in spill_folder.iterdir()] == [path]
+
+
+async def test_a_cancelled_command_leaves_no_spill_file(marker: str, spill_folder: Path) -> None:
+    heard = Heard()
+    argv = child(WRITES + "say('written', to=2)\nstay()", marker, 1000, 1)
+    running = asyncio.create_task(banksman.execute(argv, output_bytes_max=10, on_output=heard))
+    await heard.wait("written")
+    assert len(list(spill_folder.glob("*.out"))) == 1
+    running.cancel()
+    await asyncio.wait([running])
+    del running
+
+    def is_gone() -> bool:
+        gc.collect()
+        return not os.listdir(spill_folder)
+
+    await asyncio.to_thread(wait_until, is_gone, "the file to go with the command")
+
+
+EXITS = """
+async def main():
+    heard = Heard()
+    argv = child("os.write(1, bytes(100000)); say('written', to=2); %s", MARKER)
+    running = asyncio.create_task(banksman.execute(argv, output_bytes_max=10, on_output=heard))
+    await heard.wait("written")
+    if WORDS[0] == "finished":
+        return await running
+    return running
+
+loop = asyncio.new_event_loop()
+done = loop.run_until_complete(main())
+if WORDS[0] == "kept":
+    done = loop.run_until_complete(done)
+    print(done.stdout.keep())
+"""
+
+
+@pytest.mark.parametrize("how", ["finished", "running", "kept"])
+def test_an_interpreter_that_exits_leaves_no_spill_file_but_a_kept_one(marker: str, tmp_path: Path, how: str) -> None:
+    code = EXITS % ("stay()" if how == "running" else "")
+    done = run_program(code, marker, how, env={"TMPDIR": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert [str(tmp_path / name) for name in os.listdir(tmp_path)] == done.stdout.split()
+    assert bool(done.stdout) is (how == "kept")
+    assert alive(marker) == []
+
+
+def test_a_fork_of_the_program_does_not_delete_its_parents_file(marker: str, tmp_path: Path) -> None:
+    """It has copies of all our objects, and ends them at its exit or when it collects them. The file is not its own."""
+    code = """
+done = asyncio.run(banksman.execute(child("os.write(1, bytes(100000))", MARKER), output_bytes_max=10))
+path = done.stdout.file
+for is_collected in (False, True):
+    pid = os.fork()
+    if pid == 0:
+        if is_collected:
+            del done
+            gc.collect()
+        sys.exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert os.path.exists(path)
+print("still there")
+"""
+    done = run_program(code, marker, env={"TMPDIR": str(tmp_path)})
+    assert (done.stdout, done.stderr) == ("still there\n", "")
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_folder_that_cannot_be_written_costs_the_file_and_not_the_command(
+    marker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent/folder")
+    with caplog.at_level(logging.WARNING, logger="banksman"):
+        done = await banksman.execute(child(WRITES, marker, 100_000, 1), output_bytes_max=1000)
+    assert (done.ended, done.code) == (Ended.EXITED, 0)
+    assert (done.stdout.total, done.stdout.dropped, done.stdout.file) == (100_000, 99_000, None)
+    assert done.stdout.head == numbered(100_000)[:500]
+    assert done.stdout.tail == numbered(100_000)[-500:]
+    assert len(caplog.records) == 1, "said once, not once per piece"
+    # What is left of the attempt is dropped here and not in a later test: an error in a finaliser is ours.
+    caplog.clear()
+    gc.collect()
+
+
+def test_a_full_disk_costs_the_file_and_not_the_command(marker: str, tmp_path: Path) -> None:
+    """A real one: a tmpfs of 64 KiB, mounted where only this program sees it. ENOSPC comes in mid-file."""
+    if shutil.which("unshare") is None:
+        pytest.skip("needs unshare(1)")
+    code = f"""
+async def main():
+    argv = child({WRITES!r}, MARKER, 300000, 1)
+    host = banksman.Host()
+    command = await host.start(argv, output_bytes_max=1000)
+    done = await command.wait()
+    assert os.listdir(WORDS[0]) == [], os.listdir(WORDS[0])
+    piece = await command.read(after=100_000)
+    print(done.ended, done.code, done.stdout.total, done.stdout.dropped, done.stdout.file)
+    print(piece.missed, len(piece.data))
+    # With room again, the next command has a file again.
+    done = await banksman.execute(child({WRITES!r}, MARKER, 20000, 1), output_bytes_max=1000)
+    assert os.path.getsize(done.stdout.file) == 20000
+    await host.close()
+
+asyncio.run(main())
+"""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = 'mount -t tmpfs -o size=64k tmpfs "$0" 2>/dev/null || exit 99; shift 0; exec "$@"'
+    namespace = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+    done = subprocess.run(
+        [*namespace, "sh", "-c", mount, str(folder), *program(code, marker, folder)],
+        cwd=REPOSITORY,
+        env={**os.environ, "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode == 99 or "unshare" in done.stderr.partition("\n")[0]:
+        pytest.skip("this machine lets nobody mount")
+    assert done.returncode == 0, done.stderr
+    # From byte 100,000 on all but the tail, whose chunks may be a little more than its 500 bytes, is gone.
+    ended, exit_code, total, dropped, file, missed, read = done.stdout.split()
+    assert (ended, exit_code, total, dropped, file) == ("exited", "0", "300000", "299000", "None")
+    assert int(missed) + int(read) == 200_000
+    assert int(read) >= 500
+    assert done.stderr.count("No space left") == 1
+
+
+# -- the clocks and the cap that count output ------------------------------------------------------------------------
+@pytest.mark.thorough
+async def test_output_on_either_stream_holds_the_idle_clock_off(marker: str) -> None:
+    """The child writes to stderr alone for longer than the idle timeout, and then falls silent: only then it ends.
+
+    On a machine so slow that the child cannot write once in four seconds the test would fail.
+    """
+    code = """
+say("begun")
+for number in range(30):
+    say(number, to=2)
+    time.sleep(0.05)
+say("silent", to=2)
+stay()
+"""
+    done = await banksman.execute(child(code, marker), idle_timeout=4.0, grace=0.2)
+    assert alive(marker) == []
+    assert done.ended is Ended.IDLE_TIMEOUT
+    assert done.stderr.text.endswith("silent\n")
+    assert done.ladder[0].at >= 30 * 0.05 + 4.0
+
+
+async def test_a_silent_command_ends_by_the_idle_clock_counted_from_its_start(marker: str) -> None:
+    done = await banksman.execute(child("stay()", marker), idle_timeout=0.3, timeout=60)
+    assert done.ended is Ended.IDLE_TIMEOUT
+    assert done.ladder[0].at >= 0.3
+
+
+async def test_the_timeout_comes_first_for_a_command_that_never_falls_silent(marker: str) -> None:
+    code = """
+while True:
+    say("x")
+    time.sleep(0.01)
+"""
+    done = await banksman.execute(child(code, marker), idle_timeout=30, timeout=0.5)
+    assert done.ended is Ended.TIMEOUT
+
+
+async def test_output_that_waited_while_the_loop_was_busy_counts_for_the_idle_clock(
+    marker: str, tmp_path: Path
+) -> None:
+    """The timer runs late, behind a busy loop; what the command wrote meanwhile comes before what we conclude."""
+    idle_seconds = 4.0
+    code = 'say("ready"); hear(); say("more"); touch(WORDS[0]); hear()'
+    said = tmp_path / "said"
+    async with Host() as host:
+        command = await start(host, child(code, marker, said), stdin="pipe", idle_timeout=idle_seconds)
+        await wait_said(command, "ready")
+        await command.write(b"go\n")
+        # The loop is busy for longer than the idle timeout, with the child's line waiting in the pipe.
+        busy_until = time.monotonic() + idle_seconds + 0.2
+        while time.monotonic() < busy_until or not said.exists():
+            time.sleep(0.01)
+        await wait_said(command, "more")
+        assert command.state == "running"
+        await command.write(b"go\n")
+        assert (await command.wait()).ended is Ended.EXITED
+
+
+async def test_the_total_cap_is_not_reached_at_the_limit_and_is_one_byte_later(marker: str) -> None:
+    """Both streams count. Without it a command may write for ever."""
+    code = """
+say("x" * 49)
+say("x" * (int(WORDS[0]) - 51), to=2)
+hear()
+"""
+    async with Host() as host:
+        command = await start(host, child(code, marker, 100), stdin="pipe", output_total_max=100)
+        await wait_said(command, "\n")
+        await wait_said(command, "\n", stream="stderr")
+        await command.close_stdin()
+        done = await command.wait()
+        assert (done.ended, done.stdout.total + done.stderr.total) == (Ended.EXITED, 100)
+        command = await start(host, child(code, marker, 101), stdin="pipe", output_total_max=100)
+        done = await command.wait()
+        assert (done.ended, done.stdout.total + done.stderr.total) == (Ended.OUTPUT_LIMIT, 101)
+        assert rungs(done)[0] == "term"
+
+
+async def test_a_flood_past_the_total_cap_is_ended_though_it_ignores_term(marker: str) -> None:
+    done = await banksman.execute(
+        child("be_deaf()\nwhile True: os.write(1, bytes(65536))", marker), output_total_max=1 << 20, grace=0.2
+    )
+    assert alive(marker) == []
+    assert done.ended is Ended.OUTPUT_LIMIT
+    assert done.stdout.total > 1 << 20
+
+
+# -- a command can always write --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("fd", [1, 2])
+async def test_a_command_never_deadlocks_on_a_stream_nobody_reads(marker: str, fd: int) -> None:
+    """Scenario 19: many times what a pipe holds, on the stream that nobody asks for, before a word on the other."""
+    size = 5_000_000
+    async with Host() as host:
+        argv = child(WRITES + "say('done', to=3 - int(WORDS[1]))", marker, size, fd, 777)
+        command = await start(host, argv)
+        await wait_said(command, "done", stream="stderr" if fd == 1 else "stdout")
+        done = await command.wait()
+        assert (done.stdout if fd == 1 else done.stderr).total == size
+
+
+@pytest.mark.parametrize("error", [ValueError("the caller's bug"), asyncio.CancelledError()])
+async def test_a_callback_that_raises_still_gets_what_comes_later(
+    marker: str, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    """Scenario 27, for both streams: the callback's bug costs its caller nothing, and is said once."""
+    heard = Heard()
+
+    def callback(stream: str, data: bytes) -> None:
+        heard(stream, data)
+        raise error
+
+    code = """
+for number in range(5):
+    say("out", number)
+    say("err", number, to=2)
+    hear()
+"""
+    loop = asyncio.get_running_loop()
+    # A CancelledError is none of ours to swallow: asyncio's handler gets it, and the command goes on all the same.
+    loop.set_exception_handler(lambda _loop, _context: None)
+    async with Host() as host:
+        command = await start(host, child(code, marker), stdin="pipe", on_output=callback)
+        for number in range(5):
+            await heard.wait(f"out {number}\n")
+            await heard.wait(f"err {number}\n")
+            await command.write(b"go\n")
+        done = await command.wait()
+    assert done.code == 0
+    assert done.stdout.text == "".join(f"out {number}\n" for number in range(5))
+    if isinstance(error, Exception):
+        assert len([record for record in caplog.records if record.name == "banksman"]) == 1
+
+
+async def test_a_callback_may_stop_the_command_and_hears_nothing_after_its_end(marker: str) -> None:
+    """The door is entered from inside: the stop waits its turn, and the pieces keep their order."""
+    heard = Heard()
+    async with Host() as host:
+
+        def callback(stream: str, data: bytes) -> None:
+            heard(stream, data)
+            for command in host.commands():
+                command.stop_nowait()
+
+        command = await start(host, child('say("one")\nwhile True: say("more")', marker), on_output=callback)
+        done = await command.wait()
+        count = len(heard.pieces)
+    assert (done.ended, alive(marker)) == (Ended.STOPPED, [])
+    assert len(heard.text) == done.stdout.total
+    await asyncio.sleep(0)
+    assert len(heard.pieces) == count
+
+
+async def test_the_callback_has_heard_everything_when_the_result_is_there(marker: str) -> None:
+    heard = Heard()
+    done = await banksman.execute(child(WRITES, marker, 300_000, 1), on_output=heard, output_bytes_max=10)
+    assert b"".join(data for _stream, data in heard.pieces) == numbered(300_000)
+    assert {stream for stream, _data in heard.pieces} == {"stdout"}
+    assert done.stdout.total == 300_000
+
+
+def test_many_megabytes_do_not_grow_the_memory_with_them(marker: str) -> None:
+    """200 MB through the capture, three times the file's bound. In a program of its own, whose peak is its own."""
+    code = """
+import resource
+
+async def main():
+    await banksman.execute(child("", MARKER))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    done = await banksman.execute(child("block = bytes(1 << 16)\\nfor _ in range(3200): os.write(1, block)", MARKER))
+    print(done.stdout.total >> 16, os.path.getsize(done.stdout.file) >> 20)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+
+asyncio.run(main())
+"""
+    done = run_program(code, marker)
+    blocks, megabytes, grown_kilobytes = (int(word) for word in done.stdout.split())
+    assert (blocks, megabytes) == (3200, 64)
+    # Head and tail are 1 MiB, and are copied once for the result.
+    assert grown_kilobytes < 20_000
+
+
+def test_the_helpers_of_this_file_count_right() -> None:
+    """`numbered` is what the child writes: checked against the child itself, without Banksman."""
+    written = subprocess.run(child(WRITES, "marked-none", 1234, 1), capture_output=True, check=True).stdout
+    assert written == numbered(1234)

@@ -1,0 +1,303 @@
+"""What an ACP agent asks, how it is answered, and lines of it that are no ordinary ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from tests.core.dialects.acp.acp_talk import ALL, SESSION, permission, ready
+
+from banksman.core.dialects.acp import Acp
+from banksman.core.dialects.dialect import Quirks
+from banksman.core.dialects.meaning import (
+    Meaning,
+    NeedsConversation,
+    Noise,
+    Requested,
+    RequestWithdrawn,
+    ToolBegan,
+    ToolEnded,
+    TurnOver,
+    Wants,
+)
+from banksman.core.session.permissions import Decision
+from banksman.core.wire import jsonrpc
+from banksman.core.wire.pending_requests import THEIRS_MAX
+
+
+# -- what the agent asks ---------------------------------------------------------------------------------------------
+def test_a_question_has_all_that_was_said_about_it() -> None:
+    asked = permission(ready(), id="uuid")
+    assert (asked.request, asked.wants, asked.tool) == ('"uuid"', Wants.PERMISSION, "execute")
+    assert asked.subtype == "session/request_permission"
+    assert asked.input == {"command": "ls"}
+    assert asked.details == {"toolCallId": "t", "title": "ls", "options": ALL}
+    assert permission(ready(), kind=None).tool == "other"
+    strange = permission(ready(), rawInput=["ls"], options=[*ALL, 5, {"name": "no id"}])
+    assert (strange.input, strange.details["rawInput"], strange.details["options"]) == ({}, ["ls"], ALL)
+
+
+@pytest.mark.parametrize(
+    ("decision", "kinds", "expected"),
+    [
+        (Decision(allows=True), "all", "yes"),
+        (Decision(allows=True, remember="session"), "all", "ever"),
+        (Decision(allows=False), "all", "no"),
+        (Decision(allows=True, option="ever"), "all", "ever"),
+        (Decision(allows=False, option="never"), "all", "never"),
+        (Decision(allows=True), "allow_always", "ever"),
+        (Decision(allows=True, remember="user"), "allow_once", "yes"),
+        (Decision(allows=False), "reject_always", "never"),
+        # Never the opposite of what was said.
+        (Decision(allows=True), "reject_once", None),
+        (Decision(allows=False), "allow_once", None),
+        (Decision(allows=True), "", None),
+        (Decision(allows=False, option="gone"), "all", "no"),
+    ],
+)
+def test_a_decision_is_the_nearest_option(decision: Decision, kinds: str, expected: str | None) -> None:
+    talk = ready()
+    options = [option for option in ALL if kinds in ("all", option["kind"])]
+    asked = permission(talk, 0, options)
+    assert talk.take(talk.speech.answer(asked, decision)) == []
+    outcome = {"outcome": "cancelled"} if expected is None else {"outcome": "selected", "optionId": expected}
+    assert talk.told() == {"jsonrpc": "2.0", "id": 0, "result": {"outcome": outcome}}
+
+
+def test_what_was_changed_never_runs_as_it_was() -> None:
+    talk = ready()
+    asked = permission(talk)
+    with pytest.raises(AssertionError):
+        talk.speech.answer(asked, Decision(allows=True, updated_input={"command": "pwd"}))
+
+
+@pytest.mark.parametrize("id", [1.5, True, [], {"a": 1}, 1 << 70, "x" * 10_000], ids=repr)
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_request_under_what_is_no_id_is_told_so(id: Any, is_batch: bool) -> None:
+    talk = ready()
+    call: dict[str, Any] = {"jsonrpc": "2.0", "id": id, "method": "fs/read_text_file"}
+    assert talk.hears([call, 5] if is_batch else call)[0] == Noise()
+    error = talk.told()
+    assert (error["id"], error["error"]["code"]) == (None, jsonrpc.INVALID_REQUEST)
+
+
+def test_each_request_is_answered_once_and_under_its_own_id() -> None:
+    talk = ready()
+    number, text = permission(talk, 0), permission(talk, "0")
+    assert (number.request, text.request) == ("0", '"0"')
+    talk.take(talk.speech.answer(text, Decision(allows=True)))
+    assert talk.told()["id"] == "0"
+    for again in (
+        talk.speech.answer(text, Decision(allows=False)),
+        talk.speech.refuse(text, "no"),
+        talk.speech.cancel(text),
+        talk.speech.respond(text, {}),
+        talk.speech.cancel(replace(text, request="never asked")),
+    ):
+        assert again.frames == ()
+    talk.take(talk.speech.cancel(number))
+    assert talk.told() == {"jsonrpc": "2.0", "id": 0, "result": {"outcome": {"outcome": "cancelled"}}}
+    # An id may be used again when it has its answer.
+    assert permission(talk, 0).request == "0"
+
+
+def test_the_same_question_twice_is_one() -> None:
+    talk = ready()
+    permission(talk, 3)
+    assert talk.hears({"id": 3, "method": "session/request_permission", "params": {}}) == [Noise()]
+
+
+def test_ids_of_theirs_and_ours_do_not_meet() -> None:
+    talk = ready()
+    id = talk.prompts()["id"]
+    asked = permission(talk, id)
+    talk.take(talk.speech.answer(asked, Decision(allows=True)))
+    assert talk.told()["id"] == id
+    assert talk.over(id).refs == ("p1",)
+
+
+def test_a_denial_may_end_the_turn() -> None:
+    talk = ready(quirks=Quirks(cancel_may_say=("end_turn",)))
+    id = talk.prompts()["id"]
+    asked = permission(talk)
+    talk.take(talk.speech.answer(asked, Decision(allows=False, interrupts=True)))
+    answer, cancel = talk.sent
+    assert answer["result"]["outcome"]["optionId"] == "no"
+    assert cancel["method"] == "session/cancel"
+    assert talk.over(id).is_aborted
+
+
+def test_a_request_that_is_withdrawn_is_answered_so() -> None:
+    talk = ready()
+    asked = permission(talk, 7)
+    withdraw = {"method": "$/cancel_request", "params": {"requestId": 7}}
+    assert talk.hears(withdraw) == [RequestWithdrawn("7")]
+    assert talk.told()["error"]["code"] == -32800
+    assert talk.hears(withdraw) == [Noise()]
+    assert talk.speech.answer(asked, Decision(allows=True)).frames == ()
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["fs/read_text_file", "fs/write_text_file", "terminal/create", "terminal/output", "terminal/release"],
+)
+def test_files_and_terminals_are_asked_of_the_workspace(method: str) -> None:
+    talk = ready()
+    params = {"sessionId": SESSION, "path": "/srv/ws/a"}
+    tools = {"terminal/create": "execute", "fs/write_text_file": "edit", "fs/read_text_file": "read"}
+    asked = Requested("5", Wants.WORKSPACE, method, tools.get(method, ""), params)
+    call = {"jsonrpc": "2.0", "id": 5, "method": method, "params": params}
+    assert talk.hears(call) == [asked]
+    talk.take(talk.speech.respond(asked, {"content": "x"}))
+    assert talk.told() == {"jsonrpc": "2.0", "id": 5, "result": {"content": "x"}}
+    talk.hears(call)
+    talk.take(talk.speech.refuse(asked, "outside of the root"))
+    assert talk.told()["error"] == {"code": -32603, "message": "outside of the root"}
+    talk.hears(call)
+    talk.take(talk.speech.cancel(asked))
+    assert talk.told()["error"]["code"] == -32800
+    # What is not offered is not served.
+    assert ready(quirks=Quirks(serves=())).hears(call) == [Requested("5", Wants.UNKNOWN, method)]
+
+
+def test_what_the_user_enters() -> None:
+    talk = ready()
+    params = {"sessionId": SESSION, "mode": "form", "message": "Which?", "requestedSchema": {"type": "object"}}
+    call = {"id": 1, "method": "elicitation/create", "params": params}
+    for decision, expected in (
+        (Decision(allows=True, content={"name": "x"}), {"action": "accept", "content": {"name": "x"}}),
+        (Decision(allows=False), {"action": "decline"}),
+        (None, {"action": "cancel"}),
+    ):
+        [asked] = talk.hears(call)
+        assert isinstance(asked, Requested)
+        assert (asked.wants, asked.details) == (Wants.ELICITATION, params)
+        spoken = talk.speech.cancel(asked) if decision is None else talk.speech.answer(asked, decision)
+        talk.take(spoken)
+        assert talk.told()["result"] == expected
+    [unknown] = talk.hears({**call, "params": {**params, "mode": "url"}})
+    assert isinstance(unknown, Requested)
+    assert unknown.wants is Wants.UNKNOWN
+
+
+@pytest.mark.parametrize("method", ["no/such", "_vendor/ask", "fs", "session/update", ""])
+def test_what_nobody_knows_is_refused_and_answered(method: str) -> None:
+    talk = ready()
+    update = {"sessionId": SESSION, "update": {"sessionUpdate": "agent_message_chunk"}}
+    [asked] = talk.hears({"id": 1, "method": method, "params": update})
+    assert isinstance(asked, Requested)
+    assert asked == Requested("1", Wants.UNKNOWN, method)
+    talk.take(talk.speech.refuse(asked, "unknown"))
+    assert talk.told()["error"] == {"code": -32601, "message": "unknown"}
+
+
+def test_more_requests_than_there_is_room_for_are_refused_at_once() -> None:
+    talk = ready()
+    for id in range(THEIRS_MAX):
+        assert len(talk.hears({"id": id, "method": "fs/read_text_file", "params": {}})) == 1
+    assert not talk.sent
+    assert talk.hears({"id": "one more", "method": "fs/read_text_file", "params": {}}) == []
+    assert talk.told()["id"] == "one more"
+
+
+# -- lines that are no ordinary ones ---------------------------------------------------------------------------------
+def test_a_batch_is_taken_apart() -> None:
+    talk = ready()
+    id = talk.prompts()["id"]
+    over = {"id": id, "result": {"stopReason": "end_turn"}}
+    tool = {
+        "method": "session/update",
+        "params": {"sessionId": SESSION, "update": {"sessionUpdate": "tool_call", "toolCallId": "t"}},
+    }
+    meanings = talk.hears([5, tool, over, over])
+    assert [type(meaning) for meaning in meanings] == [Noise, ToolBegan, TurnOver, Noise]
+    assert talk.hears([]) == talk.hears([1, 2]) == [Noise()]
+
+
+@pytest.mark.parametrize("code", [-32700, -32600])
+def test_a_prompt_that_the_agent_could_not_read_is_over(code: int) -> None:
+    talk = ready()
+    talk.prompts()
+    [over] = talk.hears({"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": "Parse error"}})
+    assert isinstance(over, TurnOver)
+    assert (over.refs, over.is_error) == (("p1",), True)
+
+
+def test_an_error_about_some_line_is_no_end_where_it_may_be_about_another() -> None:
+    error = {"jsonrpc": "2.0", "error": {"code": -32700, "message": "Parse error"}}
+    assert ready().hears(error) == [Noise()]
+    talk = ready()
+    id = talk.prompts()["id"]
+    asked = permission(talk)
+    talk.take(talk.speech.answer(asked, Decision(allows=True)))
+    assert talk.hears(error) == [Noise()]
+    assert talk.over(id).refs == ("p1",)
+
+
+def test_an_answer_too_long_to_keep_is_the_end_of_its_turn() -> None:
+    def heard(head: bytes, tail: bytes) -> list[Meaning]:
+        talk = ready()
+        assert talk.prompts()["id"] == 3
+        meaning = talk.dialect.read_head(head, tail)
+        assert isinstance(meaning, NeedsConversation)
+        return talk.take(talk.speech.hear(meaning))
+
+    long = b'{"jsonrpc":"2.0","result":{"_meta":{"x":"' + b"x" * 1000
+    # Its id last; its reason to stop in what is gone.
+    [over] = heard(long, b'xx"}},"id":3}')
+    assert isinstance(over, TurnOver)
+    assert (over.refs, over.is_error, over.error) == (("p1",), True, "frame_too_large")
+    # Its id is nowhere: it may be the end, and then nothing else will be.
+    [over] = heard(long, b"xxx")
+    assert isinstance(over, TurnOver)
+    assert over.error == "frame_too_large"
+    # All that matters could be read.
+    [over] = heard(b'{"id":3,"result":{"stopReason":"end_turn","_meta":"' + b"x" * 1000, b'x"}}')
+    assert isinstance(over, TurnOver)
+    assert (over.is_error, over.stop_reason) == (False, "end_turn")
+    # Of another request's: nothing.
+    assert heard(long, b'xx"}},"id":99}') == [Noise()]
+
+
+def test_a_request_too_long_to_keep_is_answered_no() -> None:
+    talk = ready()
+    head = b'{"id":1,"method":"session/request_permission","params":{"toolCall":{"content":"' + b"x" * 1000
+    meaning = talk.dialect.read_head(head, b'x"}}}')
+    assert isinstance(meaning, NeedsConversation)
+    assert talk.take(talk.speech.hear(meaning)) == []
+    assert talk.told()["result"] == {"outcome": {"outcome": "cancelled"}}
+    meaning = talk.dialect.read_head(head.replace(b"session/request_permission", b"fs/write_text_file"), b'x"}}}')
+    assert isinstance(meaning, NeedsConversation)
+    assert talk.take(talk.speech.hear(meaning)) == []
+    assert talk.told()["error"]["code"] == -32603
+
+
+def test_the_end_of_a_tool_with_much_output_is_known_by_its_head() -> None:
+    talk = ready()
+    update = b'{"method":"session/update","params":{"sessionId":"s-1","update":{"sessionUpdate":"tool_call_update",'
+    head = update + b'"toolCallId":"t","status":"completed","content":[{"text":"' + b"x" * 1000
+    meaning = talk.dialect.read_head(head, b'x"}]}}}')
+    assert isinstance(meaning, NeedsConversation)
+    assert talk.take(talk.speech.hear(meaning)) == [ToolEnded(("t",))]
+
+
+def test_a_boundary_with_half_an_emoji_or_a_depth_that_no_decoder_takes_is_a_boundary() -> None:
+    for extra in (rb'"\ud83d"', b"[" * 5000 + b"]" * 5000, b"1e999999", b'"\xff"'):
+        talk = ready()
+        assert talk.prompts()["id"] == 3
+        [over] = talk.hears(b'{"id":3,"_meta":' + extra + b',"result":{"stopReason":"end_turn"}}')
+        assert isinstance(over, TurnOver), extra[:20]
+        assert over.stop_reason == "end_turn"
+        [over] = [*(t := ready()).take(t.speech.prompt("p1", "x")), *t.hears(b'{"id":3,"result":{"x":' + extra + b"}}")]
+        assert isinstance(over, TurnOver), extra[:20]
+
+
+def test_reading_never_costs_more_than_its_line() -> None:
+    """Ten thousand open brackets, and ten thousand messages in one line."""
+    dialect = Acp()
+    assert dialect.read(b"[" * 10_000) == Noise()
+    batch = dialect.read(b"[" + b",".join([b'{"id":1,"result":{}}'] * 10_000) + b"]")
+    assert isinstance(batch, NeedsConversation)
+    talk = ready()
+    assert set(map(type, talk.take(talk.speech.hear(batch)))) == {Noise}

@@ -1,0 +1,333 @@
+"""How a conversation with an ACP agent is opened, and what can be set in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.core.dialects.acp.acp_talk import CAPABLE, MODELS, MODES, SESSION, Talk, begun, ready, refused
+
+import banksman
+from banksman.core.dialects.acp import protocol_v1
+from banksman.core.dialects.dialect import Quirks, Setup
+from banksman.core.dialects.meaning import Forgot, Noise, Replied
+
+
+# -- the handshake ---------------------------------------------------------------------------------------------------
+def test_who_speaks_is_told_and_what_we_serve() -> None:
+    talk = Talk()
+    talk.take(talk.speech.handshake("hand"))
+    frame = talk.told()
+    assert frame["jsonrpc"] == "2.0"
+    assert frame["method"] == "initialize"
+    assert frame["params"]["protocolVersion"] == 1
+    assert frame["params"]["clientInfo"]["version"] == banksman.__version__
+    can = frame["params"]["clientCapabilities"]
+    assert (can["fs"], can["terminal"]) == ({"readTextFile": True, "writeTextFile": True}, True)
+    none = protocol_v1.initialize(Quirks(serves=()))["clientCapabilities"]
+    assert (none["fs"], none["terminal"]) == ({"readTextFile": False, "writeTextFile": False}, False)
+
+
+def test_a_new_conversation() -> None:
+    servers: tuple[dict[str, Any], ...] = (
+        {"name": "files", "command": "/bin/files"},
+        {"type": "http", "name": "web", "url": "http://127.0.0.1/", "headers": []},
+    )
+    talk = begun(Setup(cwd="/srv/ws", mcp_servers=servers))
+    assert talk.sent[0]["method"] == "session/new"
+    assert talk.sent[0]["params"] == {
+        "cwd": "/srv/ws",
+        "mcpServers": [{"args": [], "env": [], "name": "files", "command": "/bin/files"}, servers[1]],
+    }
+    assert talk.speech.conversation is None
+    assert talk.replies({"sessionId": SESSION}) == [Replied("hand")]
+    assert talk.speech.conversation == SESSION
+
+
+@pytest.mark.parametrize("version", [2, 0, None, "1", True, 1.0])
+def test_another_version_of_the_protocol_is_refused_and_says_who_must_act(version: Any) -> None:
+    talk = Talk()
+    talk.take(talk.speech.handshake("hand"))
+    error = refused(talk.replies({"protocolVersion": version, "agentInfo": {"title": "Toy"}}))
+    assert "Toy speaks version" in error
+    assert "use a version" in error
+    assert not talk.sent
+
+
+@pytest.mark.parametrize(
+    ("can", "method"),
+    [
+        ({"loadSession": True, "sessionCapabilities": {"resume": {}}}, "session/resume"),
+        ({"loadSession": True, "sessionCapabilities": {"resume": None}}, "session/load"),
+        ({"loadSession": True}, "session/load"),
+        ({"loadSession": False, "sessionCapabilities": {"resume": {}}}, "session/resume"),
+    ],
+)
+def test_a_conversation_is_gone_on_with_as_the_agent_can(can: dict[str, Any], method: str) -> None:
+    talk = begun(Setup(cwd="/srv/ws", conversation=SESSION), can=can)
+    assert talk.sent[0]["method"] == method
+    assert talk.sent[0]["params"] == {"sessionId": SESSION, "cwd": "/srv/ws", "mcpServers": []}
+
+
+def test_an_agent_that_cannot_go_on_has_forgotten() -> None:
+    talk = begun(Setup(conversation=SESSION), can={})
+    [forgot] = talk.meanings
+    assert isinstance(forgot, Forgot)
+    assert not talk.sent
+
+
+def test_history_is_recited_until_the_question_after_it_is_answered_and_it_was_quiet() -> None:
+    talk = begun(Setup(conversation=SESSION), can={"loadSession": True}, quirks=Quirks(recites_late=True))
+    assert talk.speech.recites
+    assert talk.says("long ago") == []
+    assert talk.update("tool_call", toolCallId="old", status="pending") == []
+    assert talk.replies({}) == []
+    # The answer has come, and history goes on.
+    assert talk.speech.recites
+    assert talk.says("longer ago") == []
+    assert talk.speech.quiet_seconds > 1
+    assert talk.fails(-32601) == []
+    # And perhaps even now.
+    assert talk.speech.recites
+    assert talk.says("not so long ago") == []
+    assert 0 < talk.speech.quiet_seconds < 1
+    assert talk.take(talk.speech.hurry()) == [Replied("hand")]
+    assert not talk.speech.recites
+    assert not talk.speech.quiet_seconds
+    assert talk.speech.conversation == SESSION
+
+
+def test_history_is_over_with_the_answer_where_nothing_else_is_known() -> None:
+    talk = begun(Setup(conversation=SESSION), can={"loadSession": True})
+    assert talk.speech.recites
+    assert talk.replies({}) == [Replied("hand")]
+    assert not talk.speech.recites
+    assert not talk.sent
+
+
+def test_an_agent_that_does_not_answer_what_it_does_not_know_is_not_waited_for_for_ever() -> None:
+    talk = begun(Setup(conversation=SESSION, model="big"), can={"loadSession": True}, quirks=Quirks(recites_late=True))
+    assert talk.speech.hurry().speech is talk.speech, "the conversation is not there yet"
+    talk.replies({"models": MODELS})
+    fence = talk.told()
+    assert talk.take(talk.speech.hurry()) == []
+    assert not talk.speech.recites
+    assert talk.speech.hurry().speech is talk.speech, "there is nothing more to do without"
+    # What it says after all, late, says nothing.
+    assert talk.hears({"id": fence["id"], "error": {"code": -32601, "message": "no"}}) == [Noise()]
+    assert talk.sent[0]["params"] == {"sessionId": SESSION, "modelId": "big"}
+    assert talk.replies({}) == [Replied("hand")]
+
+
+def test_what_holds_now_is_no_history() -> None:
+    setup = Setup(conversation=SESSION, permission_mode="code")
+    talk = begun(setup, can={"loadSession": True}, quirks=Quirks(recites_late=True))
+    talk.replies({"modes": {**MODES, "currentModeId": "code"}})
+    assert talk.update("current_mode_update", currentModeId="ask") == []
+    assert talk.fails(-32601) == []
+    assert talk.take(talk.speech.hurry()) == []
+    assert talk.told()["params"] == {"sessionId": SESSION, "modeId": "code"}
+
+
+def test_nothing_is_recited_where_nothing_is_replayed() -> None:
+    talk = begun(Setup(conversation=SESSION))
+    assert not talk.speech.recites
+    assert talk.replies({}) == [Replied("hand")]
+    assert talk.speech.conversation == SESSION
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "data"),
+    [
+        (-32002, "Resource not found", None),
+        (-32602, "Invalid params", "Session not found: s-1"),
+        (-32602, "Invalid params", {"session_id": "not found"}),
+        (-32602, "unknown conversation", None),
+        (-32602, "Invalid params", [SESSION]),
+        (-32603, "Internal error", {"details": "Session not found: s-1"}),
+        (-32603, "Internal error", "no rollout found for thread"),
+        (-32600, "the session does not exist", None),
+    ],
+)
+@pytest.mark.parametrize("can", [CAPABLE, {"loadSession": True}], ids=["resume", "load"])
+def test_an_unknown_conversation_is_forgotten(code: int, message: str, data: Any, can: dict[str, Any]) -> None:
+    talk = begun(Setup(conversation=SESSION), can=can)
+    [forgot] = talk.fails(code, message, data)
+    assert isinstance(forgot, Forgot)
+    assert message in forgot.error
+    assert not talk.speech.recites
+
+
+def test_an_error_that_may_pass_is_no_loss_of_memory() -> None:
+    talk = begun(Setup(conversation=SESSION))
+    for data in (None, {"details": "mcpServers.0: expected a url"}, ["cwd does not exist"]):
+        assert "Invalid" in refused(begun(Setup(conversation=SESSION)).fails(-32602, "Invalid params", data))
+    assert "disk" in refused(talk.fails(-32603, "Internal error", {"details": "the disk is full"}))
+
+
+def test_an_agent_that_says_it_can_resume_and_cannot_is_asked_to_load() -> None:
+    talk = begun(Setup(conversation=SESSION))
+    assert talk.fails(-32601) == []
+    assert talk.sent[0]["method"] == "session/load"
+    assert talk.fails(-32601, "Method not found") != []
+
+
+def test_a_fork_has_a_name_of_its_own() -> None:
+    setup = Setup(conversation="s-0", forks=True)
+    talk = begun(setup)
+    assert talk.sent[0]["method"] == "session/fork"
+    assert talk.sent[0]["params"]["sessionId"] == "s-0"
+    assert talk.replies({"sessionId": SESSION}) == [Replied("hand")]
+    assert talk.speech.conversation == SESSION
+    # The old name is not the new conversation's.
+    assert "no name" in refused(begun(setup).replies({}))
+    assert "cannot begin another" in refused(begun(setup, can={"loadSession": True}).meanings)
+
+
+def test_a_login_is_reported_with_its_ways_and_never_made() -> None:
+    ways = [
+        {"id": "google", "name": "Log in with Google", "description": "Opens a browser"},
+        {"id": "key", "type": "env_var", "name": "Use a key", "vars": [{"name": "TOY_API_KEY"}]},
+    ]
+    talk = begun(authMethods=ways)
+    error = refused(talk.fails(-32000, "Authentication required"))
+    for word in ("log in", "Log in with Google: Opens a browser", "TOY_API_KEY", "Authentication required"):
+        assert word in error
+    assert not talk.sent
+    # Nor is it taken for a loss of memory.
+    assert "log in" in refused(begun(Setup(conversation=SESSION)).fails(-32000))
+
+
+@pytest.mark.parametrize(
+    ("setup", "words"),
+    [
+        (Setup(mcp_servers=({"type": "http", "name": "web", "url": "u"},)), "over http: leave 'web' out"),
+        (Setup(mcp_servers=({"type": "sse", "name": "web", "url": "u"},)), "over sse"),
+        (Setup(system_prompt="be brief"), "no system prompt"),
+    ],
+)
+def test_what_an_agent_cannot_do_is_refused_before_it_begins(setup: Setup, words: str) -> None:
+    talk = begun(setup, can={"mcpCapabilities": {}})
+    assert words in refused(talk.meanings)
+    assert not talk.sent
+    assert begun(setup).sent[0]["method"] == "session/new"
+
+
+def test_instructions_are_added_and_replace_nothing() -> None:
+    talk = begun(Setup(system_prompt="be brief"))
+    assert talk.told()["params"]["_meta"] == {"systemPrompt": {"append": "be brief"}}
+
+
+@pytest.mark.parametrize("name", [None, "", "x" * 257, "a\nb", 7])
+def test_a_conversation_without_a_usable_name_is_none(name: Any) -> None:
+    assert "no name" in refused(begun().replies({"sessionId": name}))
+
+
+def test_a_step_that_fails_ends_the_handshake() -> None:
+    talk = Talk()
+    talk.take(talk.speech.handshake("hand"))
+    assert refused(talk.fails(-32603, "broken")) == "broken (-32603)"
+    assert refused(begun().fails(-32603, "broken")) == "broken (-32603)"
+
+
+# -- what can be set -------------------------------------------------------------------------------------------------
+OPTIONS = [
+    {"id": "m", "category": "model", "currentValue": "small", "options": [{"value": "small"}, {"value": "big"}]},
+    {
+        "id": "how",
+        "category": "mode",
+        "currentValue": "ask",
+        "options": [{"group": "g", "options": [{"value": "ask", "name": "Ask"}, {"value": "code", "name": "Code"}]}],
+    },
+    {"id": "effort", "category": "thought_level", "currentValue": "low", "options": [{"value": "low"}]},
+]
+
+
+@pytest.mark.parametrize(
+    ("offered", "model", "mode"),
+    [
+        (
+            {"models": MODELS, "modes": MODES},
+            ("session/set_model", {"modelId": "big"}),
+            ("session/set_mode", {"modeId": "code"}),
+        ),
+        (
+            {"models": MODELS, "modes": MODES, "configOptions": OPTIONS},
+            ("session/set_config_option", {"configId": "m", "value": "big"}),
+            ("session/set_config_option", {"configId": "how", "value": "code"}),
+        ),
+    ],
+    ids=["older", "options"],
+)
+def test_model_and_mode_are_set_one_after_the_other(offered: Any, model: Any, mode: Any) -> None:
+    talk = begun(Setup(model="big", permission_mode="Code"))
+    assert talk.replies({"sessionId": SESSION, **offered}) == []
+    for is_last, (method, params) in enumerate((model, mode)):
+        assert talk.sent[0]["method"] == method
+        assert talk.sent[0]["params"] == {"sessionId": SESSION, **params}
+        assert talk.replies(None) == ([Replied("hand")] if is_last else [])
+
+
+def test_what_is_so_already_is_not_set_again() -> None:
+    talk = begun(Setup(model="small", permission_mode="ask"))
+    assert talk.replies({"sessionId": SESSION, "models": MODELS, "modes": MODES}) == [Replied("hand")]
+    assert not talk.sent
+
+
+def test_a_wish_that_is_not_offered_lists_what_is() -> None:
+    many = {"currentModelId": "m0", "availableModels": [{"modelId": f"m{number}"} for number in range(50)]}
+    error = refused(begun(Setup(model="huge")).replies({"sessionId": SESSION, "models": many}))
+    assert "no model 'huge'" in error
+    assert "m0, m1" in error
+    assert "30 more" in error
+    assert "offers no model" in refused(begun(Setup(model="huge")).replies({"sessionId": SESSION}))
+
+
+def test_a_wish_that_the_agent_refuses_ends_the_handshake() -> None:
+    talk = begun(Setup(model="big"))
+    talk.replies({"sessionId": SESSION, "models": MODELS})
+    assert refused(talk.fails(-32603, "not today")) == "not today (-32603)"
+
+
+def test_a_setting_is_answered_when_the_agent_has_answered() -> None:
+    talk = ready(models=MODELS, modes=MODES)
+    assert talk.take(talk.speech.setting("set-1", "model", "big")) == []
+    assert talk.sent[0]["params"] == {"sessionId": SESSION, "modelId": "big"}
+    assert talk.replies({}) == [Replied("set-1")]
+    # It is that now.
+    assert talk.take(talk.speech.setting("set-2", "model", "big")) == [Replied("set-2")]
+    assert not talk.sent
+    talk.take(talk.speech.setting("set-3", "permission_mode", "code"))
+    assert talk.fails(-1, "no") == [Replied("set-3", error="no (-1)")]
+
+
+def test_a_setting_that_is_not_offered_is_refused_at_once() -> None:
+    talk = ready(modes=MODES)
+    [reply] = talk.take(talk.speech.setting("set-1", "permission_mode", "yolo"))
+    assert isinstance(reply, Replied)
+    assert reply.request == "set-1"
+    assert "ask, code" in (reply.error or "")
+    assert not talk.sent
+
+
+def test_what_the_agent_changes_by_itself_is_known() -> None:
+    talk = ready(modes=MODES)
+    assert talk.update("current_mode_update", currentModeId="code") == []
+    assert talk.take(talk.speech.setting("a", "permission_mode", "code")) == [Replied("a")]
+    assert talk.update("config_option_update", configOptions=OPTIONS) == []
+    talk.take(talk.speech.setting("b", "model", "big"))
+    assert talk.told()["method"] == "session/set_config_option"
+
+
+def test_what_an_agent_offers_and_calls_itself_is_bounded() -> None:
+    many = {"currentModelId": "m0", "availableModels": [{"modelId": f"m{number}"} for number in range(5000)]}
+    choice = protocol_v1.offers({"models": many}, protocol_v1.NO_OFFERS).get("model")
+    assert choice is not None
+    assert len(choice.values) == protocol_v1.CHOICES_MAX
+    options = [{"id": "m", "category": "model", "options": [{"value": f"m{number}"} for number in range(5000)]}]
+    choice = protocol_v1.offers({"configOptions": options}, protocol_v1.NO_OFFERS).get("model")
+    assert choice is not None
+    assert len(choice.values) == protocol_v1.CHOICES_MAX
+    for name in ("x" * (protocol_v1.NAME_CHARACTERS_MAX + 1), "red \x1b[31m", "", 5):
+        assert protocol_v1.agent({"agentInfo": {"name": name}}).name == "the agent"
+    assert protocol_v1.agent({"agentInfo": {"name": "x" * protocol_v1.NAME_CHARACTERS_MAX}}).name.startswith("xxx")

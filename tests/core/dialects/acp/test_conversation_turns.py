@@ -1,0 +1,254 @@
+"""Turns of an ACP agent: how they end, what is put right of that, and what can be asked for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.core.dialects.acp.acp_talk import SESSION, Talk, begun, ready
+
+from banksman.core.dialects.dialect import ERROR_CHARACTERS_MAX, Quirks
+from banksman.core.dialects.meaning import Noise, Thought, ToolBegan, ToolEnded, TurnOver
+from banksman.errors import UsageError
+
+
+# -- turns -----------------------------------------------------------------------------------------------------------
+def test_a_prompt_and_its_answer() -> None:
+    talk = ready()
+    frame = talk.prompts("say hello")
+    assert frame["method"] == "session/prompt"
+    assert frame["params"] == {"sessionId": SESSION, "prompt": [{"type": "text", "text": "say hello"}]}
+    assert talk.says("hello") == []
+    [over] = talk.replies({"stopReason": "end_turn", "usage": {"totalTokens": 7}}, frame["id"])
+    assert over == TurnOver(("p1",), conversation=SESSION, stop_reason="end_turn", usage={"totalTokens": 7})
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_error", "is_aborted"),
+    [
+        ("end_turn", False, False),
+        ("max_tokens", False, False),
+        ("max_turn_requests", True, False),
+        ("refusal", True, False),
+        # Nobody asked for it.
+        ("cancelled", False, True),
+        ("something_new", False, False),
+    ],
+)
+def test_reasons_to_stop(reason: str, is_error: bool, is_aborted: bool) -> None:
+    talk = ready()
+    over = talk.over(talk.prompts()["id"], reason)
+    assert (over.stop_reason, over.is_error, over.is_aborted) == (reason, is_error, is_aborted)
+    assert (over.error is not None) is (is_error or is_aborted)
+
+
+def test_an_error_is_the_end_of_the_turn() -> None:
+    talk = ready()
+    frame = talk.prompts()
+    error = {"code": 400, "message": "bad", "data": {"details": "prompt is too long: 9 > 8"}}
+    [over] = talk.hears({"id": frame["id"], "error": error})
+    assert isinstance(over, TurnOver)
+    assert (over.refs, over.is_error, over.is_overflow) == (("p1",), True, True)
+    assert over.error == "bad (400): prompt is too long: 9 > 8"
+
+
+def test_late_unknown_and_duplicate_answers_end_nothing() -> None:
+    talk = ready()
+    first = talk.prompts(ref="p1")["id"]
+    assert talk.over(first).refs == ("p1",)
+    second = talk.prompts(ref="p2")["id"]
+    for id in (first, 999, str(first), float(first), second + 0.5, f"0{second}", None):
+        assert talk.hears({"jsonrpc": "2.0", "id": id, "result": {"stopReason": "end_turn"}}) == [Noise()], id
+    assert talk.over(second).refs == ("p2",)
+
+
+@pytest.mark.parametrize("kind", [str, float])
+def test_an_answer_under_the_same_number_in_another_form_is_the_answer(kind: Any) -> None:
+    talk = ready()
+    assert talk.over(kind(talk.prompts()["id"])).refs == ("p1",)
+
+
+def test_an_interrupt_is_a_notice_and_the_answer_is_the_turns() -> None:
+    talk = ready()
+    id = talk.prompts()["id"]
+    assert talk.take(talk.speech.interrupt("stop")) == []
+    assert talk.told() == {"jsonrpc": "2.0", "method": "session/cancel", "params": {"sessionId": SESSION}}
+    assert talk.over(id, "cancelled").is_aborted
+
+
+def test_an_agent_that_answers_a_cancel_with_an_error_was_cancelled() -> None:
+    talk = ready()
+    id = talk.prompts()["id"]
+    talk.take(talk.speech.interrupt("stop"))
+    [over] = talk.hears({"id": id, "error": {"code": -32800, "message": "cancelled"}})
+    assert isinstance(over, TurnOver)
+    assert over.is_aborted
+
+
+def test_what_it_has_cost_is_told_with_the_turn() -> None:
+    talk = ready()
+    id = talk.prompts()["id"]
+    for cost in ({"amount": 0.25, "currency": "USD"}, {"amount": 9, "currency": "EUR"}, {"amount": True}, "x", None):
+        assert talk.update("usage_update", used=1, size=2, cost=cost) == []
+    assert talk.over(id).spent == 0.25
+
+
+def test_tools_of_ours_and_of_nobody_else() -> None:
+    talk = ready()
+    talk.prompts()
+    assert talk.update("tool_call", toolCallId="a", status="pending") == [ToolBegan(("a",))]
+    assert talk.update("tool_call_update", toolCallId="a") == []
+    assert talk.update("tool_call_update", toolCallId="a", status="in_progress") == [ToolBegan(("a",))]
+    assert talk.update("tool_call_update", toolCallId="a", status="completed") == [ToolEnded(("a",))]
+    assert talk.update("tool_call", toolCallId="b", status="failed") == [ToolEnded(("b",))]
+    assert talk.update("tool_call", toolCallId="c") == [ToolBegan(("c",))]
+    assert talk.update("tool_call", toolCallId=5) == []
+    assert talk.update("tool_call", session="a subagent's", toolCallId="d") == []
+    assert talk.update("agent_thought_chunk", content={}) == [Thought()]
+
+
+def test_what_is_said_in_another_conversation_is_an_aside() -> None:
+    talk = ready()
+    ours, other = (
+        json.dumps({"method": "session/update", "params": {"sessionId": session, "update": {}}}).encode()
+        for session in (SESSION, "a subagent's")
+    )
+    assert not talk.speech.is_aside(ours)
+    assert talk.speech.is_aside(other)
+    assert talk.speech.is_aside(b"[%s,%s]" % (other, other))
+    for line in (b"[%s,%s]" % (ours, other), b"[%s,5]" % other, b"garbage", b'{"id":9,"result":{}}', b"[]"):
+        assert not talk.speech.is_aside(line), line
+    assert not Talk().speech.is_aside(other), "which one is ours is not known yet"
+
+
+# -- what is put right -----------------------------------------------------------------------------------------------
+def test_end_turn_after_a_cancel_is_a_cancel_where_that_is_known_and_nowhere_else() -> None:
+    quirks = Quirks(cancel_may_say=("end_turn",))
+    for known, is_cancelled, expected in ((quirks, True, True), (quirks, False, False), (Quirks(), True, False)):
+        talk = ready(quirks=known)
+        id = talk.prompts()["id"]
+        if is_cancelled:
+            talk.take(talk.speech.interrupt("stop"))
+        over = talk.over(id)
+        # What it said is the evidence.
+        assert (over.is_aborted, over.stop_reason, over.is_error) == (expected, "end_turn", False)
+
+
+def test_a_cancel_is_forgotten_with_its_turn() -> None:
+    talk = ready(quirks=Quirks(cancel_may_say=("end_turn",)))
+    first = talk.prompts(ref="p1")["id"]
+    talk.take(talk.speech.interrupt("stop"))
+    assert talk.over(first).is_aborted
+    talk.sent.clear()
+    assert not talk.over(talk.prompts(ref="p2")["id"]).is_aborted
+
+
+def test_an_error_in_the_last_text_is_an_error_where_that_is_known() -> None:
+    talk = ready(quirks=Quirks(error_texts=("^Error: [45]",)))
+
+    def over(*texts: str) -> TurnOver:
+        id = talk.prompts()["id"]
+        for text in texts:
+            talk.update("tool_call", toolCallId="t") if text == "TOOL" else talk.says(text)
+        return talk.over(id)
+
+    assert over("Err", "or: 400 no").error == "Error: 400 no"
+    assert over("Error: 400 no").stop_reason == "end_turn"
+    assert over("Looking.", "TOOL", "Error: 500").is_error
+    assert not over("Error: 500", "TOOL", "all is well").is_error
+    assert not over("It says: Error: 400").is_error
+    # What one turn has said is not the next one's.
+    assert not over().is_error
+    # A long text that begins like an error is an answer about one.
+    assert not over("Error: 400 ", *["x" * 100] * (ERROR_CHARACTERS_MAX // 100)).is_error
+
+
+def test_messages_with_names_are_told_apart() -> None:
+    talk = ready(quirks=Quirks(error_texts=("^Error: ",)))
+    id = talk.prompts()["id"]
+    talk.says("Thinking about it.", messageId="m1")
+    talk.says("Error: 400", messageId="m2")
+    assert talk.over(id).is_error
+
+
+def test_silence_is_an_error_where_that_is_known() -> None:
+    talk = ready(quirks=Quirks(silence_is_error=True))
+
+    def over(kind: str | None = None, reason: str = "end_turn", **members: Any) -> TurnOver:
+        id = talk.prompts()["id"]
+        if kind is not None:
+            talk.update(kind, **members)
+        return talk.over(id, reason)
+
+    text = {"type": "text", "text": "x"}
+    assert over().error == "the agent said nothing and reports no error"
+    assert over("agent_message_chunk", content={"type": "text", "text": ""}).is_error
+    assert over("usage_update", used=1, size=2).is_error
+    assert not over("agent_message_chunk", content=text).is_error
+    assert not over("agent_thought_chunk", content=text).is_error
+    assert not over("tool_call", toolCallId="t").is_error
+    assert not over(reason="cancelled").is_error
+
+
+def test_what_is_heard_closely_means_the_same() -> None:
+    plain, close = ready(), ready(quirks=Quirks(silence_is_error=True))
+    for talk in (plain, close):
+        talk.prompts()
+        assert talk.says("hello") == []
+        assert talk.update("agent_thought_chunk", content={"type": "text", "text": "hm"}) == [Thought()]
+        assert talk.update("plan", entries=[]) == []
+        assert talk.update("of_a_new_kind") == []
+        assert talk.hears(b"garbage") == [Noise()]
+
+
+# -- prompts ---------------------------------------------------------------------------------------------------------
+IMAGE = {"type": "image", "data": "AA==", "mimeType": "image/png"}
+RESOURCE = {"type": "resource", "resource": {"uri": "file:///a", "text": "inside"}}
+
+
+def test_blocks_are_sent_as_they_are() -> None:
+    talk = ready()
+    blocks = [{"type": "text", "text": "look"}, IMAGE, RESOURCE, {"type": "resource_link", "uri": "file:///x/b.txt"}]
+    sent = talk.prompts(blocks)["params"]["prompt"]
+    assert sent[:3] == blocks[:3]
+    assert sent[3] == {"type": "resource_link", "uri": "file:///x/b.txt", "name": "b.txt"}
+
+
+def test_what_an_agent_does_not_take_becomes_text_or_fails_the_turn() -> None:
+    talk = begun(can={})
+    talk.replies({"sessionId": SESSION})
+    [told] = talk.prompts([RESOURCE])["params"]["prompt"]
+    assert told == {"type": "text", "text": '<context ref="file:///a">\ninside\n</context>'}
+    blob = {"type": "resource", "resource": {"uri": "file:///a", "blob": "AA=="}}
+    for block, word in ((IMAGE, "image"), ({**IMAGE, "type": "audio"}, "audio"), (blob, "embedded file")):
+        [over] = talk.take(talk.speech.prompt("p9", [block]))
+        assert isinstance(over, TurnOver)
+        assert (over.refs, over.is_error) == (("p9",), True)
+        assert word in (over.error or "")
+        assert not talk.sent
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "",
+        [],
+        b"bytes",
+        {"type": "text"},
+        5,
+        ["text"],
+        [{"type": "video"}],
+        [{"type": "text"}],
+        [{"type": "image", "data": 5, "mimeType": "image/png"}],
+        [{"type": "resource"}],
+        [{"type": "resource", "resource": {"uri": "x"}}],
+        [{"type": "resource_link"}],
+        "half a pair \ud83d",
+    ],
+)
+def test_what_is_no_prompt_is_refused_before_the_agent_is_there(prompt: Any) -> None:
+    for talk in (Talk(), ready()):
+        with pytest.raises(UsageError):
+            talk.speech.prompt("p1", prompt)
+    assert Talk().speech.prompt("p1", [IMAGE]).meanings == ()

@@ -1,0 +1,210 @@
+"""The ACP dialect against everything that nine real agents were recorded to say.
+
+What is said means the same however its bytes come, and what the speech says is what the recorded client said: both are
+held by tests/core/dialects/recordings/acp_player.py, which plays them; here is what they are expected to mean.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from typing import NamedTuple
+
+import pytest
+from tests.core.dialects.recordings import acp_player, corpus
+from tests.core.dialects.recordings.acp_player import HANDSHAKE, NAMES, QUIRKS, Played, golden, in_words, told
+from tests.core.dialects.recordings.corpus import CUTS, Cut
+from tests.thorough import one_in
+
+from banksman.core.dialects.acp import Acp
+from banksman.core.dialects.dialect import Quirks
+from banksman.core.dialects.meaning import NeedsConversation, Replied, Requested, TurnOver
+from banksman.core.wire.framing import HEAD_BYTES
+
+each_recording = pytest.mark.parametrize("name", NAMES)
+each_cut = pytest.mark.parametrize("cut", CUTS.values(), ids=list(CUTS))
+
+
+class Expected(NamedTuple):
+    """How the turns ended, what was asked, and the last message of each turn."""
+
+    turns: str
+    asked: str = ""
+    texts: tuple[str | None, ...] = ()
+
+
+def ticks(count: int) -> str:
+    return "".join(f"tick{number} " for number in range(count))
+
+
+_BASIC = "end_turn, cancelled aborted, end_turn, cancelled aborted, cancelled aborted"
+_WARNING = (
+    "Model metadata for `gpt-5` not found. Defaulting to fallback metadata;"
+    " this can degrade performance and cause issues."
+)
+_RETRYING = "Info: Request failed due to a transient API error. Retrying..."
+
+
+def texts(count: int, *, before: str = "") -> tuple[str, ...]:
+    """The last messages of the turns of which the second was cancelled after so many words."""
+    return tuple(before + text for text in ("hello" + ticks(5), ticks(count), "afterc", "go", "go"))
+
+
+EXPECTED = {
+    "acp-claude-agent-acp-basic": Expected(_BASIC, "execute, execute", texts(25)),
+    "acp-claude-agent-acp-load": Expected("end_turn", "", ("back",)),
+    # Its messages have names, so what it warns of is no part of its answer; the next one's have none.
+    "acp-codex-acp-new-basic": Expected(_BASIC, "", texts(20)),
+    "acp-codex-acp-zed-basic": Expected(_BASIC, "execute, execute", texts(20, before=_WARNING)),
+    "acp-copilot-basic": Expected(_BASIC, "execute, execute", texts(22)),
+    "acp-gemini-load": Expected("end_turn", "", ("back",)),
+    # It said `end_turn` of a turn that was cancelled; which its profile knows.
+    "acp-goose-basic": Expected(
+        "end_turn, end_turn aborted, end_turn, cancelled aborted, cancelled aborted", "other", texts(26)
+    ),
+    # Of a tool's kind the question says nothing; what was said of the tool before does.
+    "acp-kimi-basic": Expected(_BASIC, "execute, execute", texts(25)),
+    "acp-opencode-basic": Expected(_BASIC, "execute, execute", texts(30)),
+    "acp-qwen-basic": Expected(_BASIC, "execute, execute", texts(25)),
+    # An error told as an answer, which its profile knows by its text.
+    "acp400-copilot": Expected(
+        "end_turn error, cancelled aborted, cancelled aborted", "", ("Error: 400 fake 400", _RETRYING * 5, None)
+    ),
+    "acp400-qwen": Expected("- error, cancelled aborted, cancelled aborted", "", (None, None, None)),
+}
+
+
+# -- the recordings themselves ---------------------------------------------------------------------------------------
+def test_all_recordings_are_here() -> None:
+    assert set(NAMES) == set(EXPECTED)
+    assert {path.stem for path in golden(NAMES[0]).parent.iterdir()} == set(NAMES)
+
+
+@each_recording
+def test_a_recording_names_no_machine(name: str) -> None:
+    entries = corpus.entries(name)
+    assert [entry.kind for entry in entries].count("argv") == 1
+    assert "/" not in "".join(next(entry.value for entry in entries if entry.kind == "argv"))
+    text = (corpus.FOLDER / f"{name}.jsonl").read_text(encoding="utf-8")
+    somewhere = re.compile(r"""(?<=["'\s=:`(])/(?!srv/|bin/bash|dev/null)[\w.-]+/|-(?:root|tmp|home|Users)-""")
+    assert somewhere.findall(text) == []
+
+
+# -- what they mean --------------------------------------------------------------------------------------------------
+@each_recording
+def test_what_a_recording_says(name: str) -> None:
+    played = Played(name)
+    overs = [meaning for meaning in played.meanings if isinstance(meaning, TurnOver)]
+    assert [in_words(over).split(" ", 2)[2] for over in overs] == EXPECTED[name].turns.split(", ")
+    assert [over.refs for over in overs] == [(f"prompt-{number}",) for number in range(1, len(overs) + 1)]
+    prompts = [entry.value for entry in acp_player.entries(name) if entry.value.get("method") == "session/prompt"]
+    [conversation] = {prompt["params"]["sessionId"] for prompt in prompts}
+    assert {over.conversation for over in overs} == {conversation} == {played.speech.conversation}
+    asked = [meaning.tool for meaning in played.meanings if isinstance(meaning, Requested)]
+    assert ", ".join(asked) == EXPECTED[name].asked
+    handshakes = [meaning for meaning in (*played.meanings, *played.at_fence) if isinstance(meaning, Replied)]
+    assert handshakes == [Replied(HANDSHAKE)]
+    assert not played.speech.recites
+
+
+@each_recording
+def test_the_last_message_of_each_turn(name: str) -> None:
+    played = Played(name)
+    transcript, found = played.dialect.transcript(), list[str | None]()
+    # History is no turn's.
+    for line, meanings in played.heard[played.recited :]:
+        transcript.add(line)
+        if any(isinstance(meaning, TurnOver) for meaning in meanings):
+            found.append(transcript.text())
+            transcript = played.dialect.transcript()
+    assert tuple(found) == EXPECTED[name].texts
+
+
+@each_recording
+def test_meanings_and_updates_are_the_golden_ones(name: str) -> None:
+    expected = golden(name).read_text(encoding="utf-8")
+    found = told(Played(name))
+    if found != expected:
+        lines = difflib.unified_diff(expected.splitlines(), found.splitlines(), "golden", "found", n=1, lineterm="")
+        hint = "If that is meant: python -m tests.core.dialects.recordings.acp_player, and look at what git diff shows."
+        pytest.fail("\n".join((name, *lines, hint)), pytrace=False)
+
+
+@each_cut
+def test_what_is_heard_and_said_is_the_same_however_the_bytes_come(cut: Cut) -> None:
+    for name in NAMES:
+        at_once, cut_up = Played(name), Played(name, cut)
+        assert cut_up.heard == at_once.heard, name
+        assert cut_up.speech == at_once.speech, name
+        assert cut_up.extra == at_once.extra, name
+
+
+@each_recording
+def test_each_update_is_told_as_it_came(name: str) -> None:
+    """Nothing is lost in translation, and nothing is made up."""
+    for line in acp_player.lines(name):
+        frame = json.loads(line)
+        is_update = frame.get("method") == "session/update"
+        assert Acp().project(line) == ([frame["params"]["update"]] if is_update else [])
+        assert Acp().projector().project(line) == Acp().project(line)
+
+
+@pytest.mark.parametrize("name", ["acp-gemini-load", "acp-claude-agent-acp-load"])
+def test_all_of_the_history_is_recited_and_nothing_else(name: str) -> None:
+    """One of them answers after the first line of it, and goes on."""
+    played = Played(name)
+    assert played.recited > 0
+    said = [line for line, _ in played.heard]
+    kinds = [[update["sessionUpdate"] for update in Acp().project(line)] for line in said]
+    assert ["user_message_chunk"] in kinds[: played.recited]
+    assert ["user_message_chunk"] not in kinds[played.recited :]
+    assert [in_words(meaning) for _, meanings in played.heard[: played.recited] for meaning in meanings] in (
+        [],
+        ["noise"],
+    )
+
+
+# -- what is put right -----------------------------------------------------------------------------------------------
+def test_without_its_profile_an_agent_is_taken_at_its_word() -> None:
+    for name in QUIRKS:
+        overs = [meaning for meaning in Played(name, quirks=Quirks()).meanings if isinstance(meaning, TurnOver)]
+        assert [(over.stop_reason, over.is_error, over.is_aborted) for over in overs].count(("end_turn", False, False))
+
+
+def test_an_error_told_as_text_is_an_error_with_that_text_and_what_was_said_is_kept() -> None:
+    over = next(meaning for meaning in Played("acp400-copilot").meanings if isinstance(meaning, TurnOver))
+    assert (over.is_error, over.error, over.stop_reason) == (True, "Error: 400 fake 400", "end_turn")
+
+
+def test_the_reason_of_an_error_is_told_where_it_is_only_beside_it() -> None:
+    over = next(meaning for meaning in Played("acp400-qwen").meanings if isinstance(meaning, TurnOver))
+    assert over.error == "Internal error (-32603): 400 fake 400"
+
+
+def test_what_a_turn_took_is_told_where_the_agent_does() -> None:
+    def usages(name: str) -> list[bool]:
+        return [over.usage is not None for over in Played(name).meanings if isinstance(over, TurnOver)]
+
+    assert usages("acp-opencode-basic") == [True] * 5
+    assert usages("acp-gemini-load") == [True]
+    assert usages("acp-kimi-basic") == [False] * 5
+    costs = [over.spent for over in Played("acp-claude-agent-acp-basic").meanings if isinstance(over, TurnOver)]
+    assert all(cost is not None for cost in costs)
+    assert costs == sorted(cost for cost in costs if cost is not None)
+
+
+# -- lines that are damaged ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", one_in(3, NAMES))
+def test_a_line_that_is_cut_anywhere_is_read_and_no_more(name: str) -> None:
+    """Never an exception; and by its two ends a reply is still known for what it is."""
+    dialect = Acp()
+    for line in acp_player.lines(name):
+        frame = json.loads(line)
+        for place in range(0, len(line), max(1, len(line) // 40)):
+            dialect.read(line[:place])
+            dialect.project(line[:place])
+            dialect.read_head(line[:place], line[-64:])
+        if "method" not in frame and frame.get("id") is not None:
+            meaning = dialect.read_head(line[: min(HEAD_BYTES, len(line) - 1)], line[-64:])
+            assert isinstance(meaning, NeedsConversation)

@@ -1,0 +1,781 @@
+"""Claude's dialect, frame by frame: what the real program was recorded to say, and what nobody should ever say.
+
+Whole recordings, however their bytes come, are in test_recordings.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tests.core.dialects.recordings import corpus
+from tests.core.dialects.recordings.corpus import frames
+from tests.core.dialects.recordings.corpus import line as compact
+
+from banksman.core.dialects.claude import CLAUDE, reader, updates, writer
+from banksman.core.dialects.dialect import Dialect
+from banksman.core.dialects.meaning import (
+    Meaning,
+    Noise,
+    PromptSettled,
+    PromptTaken,
+    Replied,
+    Requested,
+    RequestWithdrawn,
+    TasksChanged,
+    Thought,
+    ToolBegan,
+    ToolEnded,
+    TurnOpened,
+    TurnOver,
+    Wants,
+)
+from banksman.core.wire.framing import HEAD_BYTES
+from banksman.core.wire.partial_json import split
+
+NOISE = Noise()
+TOLD = (Replied, PromptTaken, TurnOpened, TurnOver, PromptSettled, Requested, RequestWithdrawn)
+REF = "0b5f7f2e-0000-4000-8000-000000000001"
+CHECKED: Dialect = CLAUDE
+
+
+def said(lines: Iterable[bytes]) -> str | None:
+    transcript = CLAUDE.transcript()
+    for line in lines:
+        transcript.add(line)
+    return transcript.text()
+
+
+def meanings(name: str) -> list[Meaning]:
+    """What a recorded conversation means: its turns, the prompts and the requests, without what happens in a turn."""
+    heard = map(CLAUDE.read, corpus.lines(name))
+    return [meaning for meaning in heard if isinstance(meaning, TOLD)]
+
+
+def over(meaning: Meaning | None) -> TurnOver:
+    assert isinstance(meaning, TurnOver)
+    return meaning
+
+
+def shape(meaning: Meaning) -> Any:
+    """A boundary by what the turn machine looks at; the others whole."""
+    if isinstance(meaning, TurnOver):
+        return ("over", meaning.refs, meaning.is_error, meaning.is_aborted, meaning.text)
+    return meaning
+
+
+# -- the recorded conversations --------------------------------------------------------------------------------------
+def test_a_queue_is_merged_and_an_interrupt_leaves_the_next_one_running() -> None:
+    one, two, three, four, five = (f"aaaaaaaa-0000-4000-8000-00000000000{n}" for n in range(1, 6))
+    conversation = "77c70b6c-9ed3-44a3-82a3-db27604975ff"
+
+    def init(*refs: str) -> TurnOpened:
+        return TurnOpened(refs=refs, conversation=conversation, can_interrupt=True)
+
+    ticks = "".join(f"tick{n} " for n in range(40))
+    assert [shape(meaning) for meaning in meanings("claude-L-queue")] == [
+        Replied("req_7_initialize"),
+        PromptTaken(one),
+        TurnOpened(refs=(one,)),
+        init(one),
+        PromptTaken(two),
+        PromptTaken(three),
+        ("over", (one,), False, False, ticks),
+        PromptSettled(one),
+        TurnOpened(refs=(two,)),
+        TurnOpened(refs=(three,)),
+        init(two, three),
+        ("over", (two, three), False, False, "secondthird"),
+        PromptSettled(two),
+        PromptSettled(three),
+        PromptTaken(four),
+        TurnOpened(refs=(four,)),
+        init(four),
+        PromptTaken(five),
+        Replied("req_8_interrupt", still_queued=(five,)),
+        ("over", (four,), True, True, None),
+        PromptSettled(four, is_cancelled=True),
+        TurnOpened(refs=(five,)),
+        init(five),
+        ("over", (five,), False, False, "queued-after-int"),
+        PromptSettled(five),
+    ]
+
+
+def test_an_interrupt_is_acknowledged_before_the_boundary() -> None:
+    conversation = "1e931dda-67ee-4e30-848e-2ca560e70f2e"
+    init = TurnOpened(conversation=conversation, can_interrupt=True)
+    assert [shape(meaning) for meaning in meanings("claude-B-interrupt-stream")] == [
+        Replied("req_7_initialize"),
+        init,
+        Replied("req_8_interrupt"),
+        ("over", (), True, True, None),
+        init,
+        ("over", (), False, False, "after interrupt"),
+    ]
+
+
+def test_control_requests_are_answered_and_a_result_is_read_whole() -> None:
+    conversation, ref = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
+    heard = meanings("claude-A-lifecycle")
+    assert heard[0] == Replied("req_1_initialize")
+    assert heard[3:8] == [
+        Replied("req_2_set_model"),
+        Replied("req_3_set_permission_mode"),
+        Replied("req_4_mcp_status"),
+        Replied("req_5_nonsense", error="Unsupported control request subtype: nonsense"),
+        Replied("req_6_interrupt"),
+    ]
+    result = frames("claude-A-lifecycle", "out")[-2]
+    assert result["usage"]["output_tokens"] == 2
+    assert heard[-2] == TurnOver(
+        refs=(ref,),
+        conversation=conversation,
+        text="second",
+        stop_reason="end_turn",
+        usage=result["usage"],
+        # The conversation's until now, and this turn's alone.
+        spent=0.00028000000000000003,
+        cost=6e-05,
+    )
+
+
+def test_questions_and_their_withdrawal() -> None:
+    heard = meanings("claude-D-permission")
+    asked = [meaning for meaning in heard if isinstance(meaning, Requested)]
+    assert [(question.wants, question.subtype, question.tool) for question in asked] == [
+        (Wants.PERMISSION, "can_use_tool", "Bash")
+    ] * 6
+    assert asked[0].input == {"command": "touch /srv/project/perm-allow", "description": "x"}
+    assert asked[0].details["blocked_path"] == "/srv/project/perm-allow"
+    assert asked[0].details["permission_suggestions"][0]["type"] == "addRules"
+    assert not {"subtype", "tool_name", "input"} & set(asked[0].details)
+    withdrawn = heard.index(RequestWithdrawn(asked[3].request))
+    assert heard[withdrawn + 1] == Replied("req_2_interrupt")
+    assert over(heard[withdrawn + 2]).is_aborted
+
+
+@pytest.mark.parametrize("name", ["claude-C-interrupt-bash", "claude-D-permission"])
+def test_a_tool_that_was_aborted(name: str) -> None:
+    aborted = [meaning for meaning in meanings(name) if isinstance(meaning, TurnOver) and meaning.is_aborted]
+    assert aborted
+    assert {meaning.stop_reason for meaning in aborted} == {"tool_use"}
+
+
+def test_a_conversation_that_is_not_there() -> None:
+    lost = over(meanings("claude-G-resume-missing")[0])
+    assert lost.is_error
+    assert not lost.is_aborted
+    assert lost.error == "No conversation found with session ID: 44444444-4444-4444-8444-444444444444"
+
+
+def test_every_recorded_frame_is_what_it_is() -> None:
+    """By type and subtype, so that no kind of frame changes its meaning unseen."""
+    kinds: dict[str, set[str]] = {}
+    for name in corpus.NAMES:
+        for frame in frames(name, "out"):
+            kind = f"{frame['type']}/{frame.get('subtype', '')}"
+            kinds.setdefault(kind, set()).add(type(CLAUDE.read(compact(frame))).__name__)
+    assert kinds == {
+        "assistant/": {"NoneType", "ToolBegan"},
+        "user/": {"NoneType", "ToolEnded"},
+        "stream_event/": {"NoneType", "Thought"},
+        "system/init": {"TurnOpened"},
+        "system/status": {"Noise"},
+        "system/api_retry": {"Noise"},
+        "system/thinking_tokens": {"Thought"},
+        "system/permission_denied": {"NoneType"},
+        "command_lifecycle/": {"PromptTaken", "TurnOpened", "PromptSettled"},
+        "control_response/": {"Replied"},
+        "control_request/": {"Requested"},
+        "control_cancel_request/": {"RequestWithdrawn"},
+        "result/success": {"TurnOver"},
+        "result/error_during_execution": {"TurnOver"},
+    }
+
+
+def test_the_order_of_names_and_blanks_do_not_matter() -> None:
+    for name in corpus.NAMES:
+        for frame in frames(name, "out"):
+            expected = CLAUDE.read(compact(frame))
+            turned = dict(reversed(frame.items()))
+            assert CLAUDE.read(compact(turned)) == expected
+            assert CLAUDE.read(b" " + json.dumps(turned).encode() + b"\r") == expected
+
+
+# -- single frames ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("line", "meaning"),
+    [
+        (b"", NOISE),
+        (b"  ", NOISE),
+        (b"Warning: no stdin data received", NOISE),
+        (b"[1,2]", NOISE),
+        (b'"result"', NOISE),
+        (b"null", NOISE),
+        (b"{}", NOISE),
+        (b"{", NOISE),
+        (b'{"type":5}', NOISE),
+        (b'{"type":null}', NOISE),
+        (b'{"type":["result"]}', NOISE),
+        (b'{"type":{"a":1},"x":"\\ud800"}', NOISE),
+        (b'{"type":"keep_alive"}', NOISE),
+        (b'{"type":"never_heard_of"}', NOISE),
+        (b'{"type":"rate_limit_event","rate_limit_info":{}}', NOISE),
+        (b'{"type":"system"}', NOISE),
+        (b'{"type":"system","subtype":["init"]}', NOISE),
+        (b'{"type":"system","subtype":"never_heard_of"}', NOISE),
+        (b'{"type":"system","subtype":"task_notification"}', None),
+        # It thinks: alive, and no step further. Whatever the order of its names.
+        (b'{"type":"system","subtype":"thinking_tokens"}', Thought()),
+        (b'{"type":"stream_event","event":{"delta":{"type":"thinking_delta","thinking":"hm"}}}', Thought()),
+        (b'{"event":{"delta":{"type":"thinking_delta"}},"type":"stream_event"}', Thought()),
+        (b'{"type":"stream_event","event":{"delta":{"type":"text_delta","text":"\\"thinking_delta\\""}}}', None),
+        (b'{"event":{"delta":{"type":"text_delta"}},"type":"stream_event"}', None),
+        # Its tools.
+        (
+            b'{"type":"assistant","message":{"content":[{"type":"tool_use","id":"a"},{"type":"text"},'
+            b'{"type":"tool_use","id":"b"},{"type":"tool_use","id":3}]}}',
+            ToolBegan(("a", "b")),
+        ),
+        (b'{"type":"assistant","message":{"content":[{"type":"tool_use"}]}}', None),
+        (b'{"type":"assistant","message":{"content":"of \\"tool_use\\""}}', None),
+        (b'{"message":{"content":[{"type":"tool_use","id":"a"}]},"type":"assistant"}', ToolBegan(("a",))),
+        (
+            b'{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"a"}]}}',
+            ToolEnded(("a",)),
+        ),
+        (b'{"type":"user","message":{"content":[{"type":"tool_result"}]}}', None),
+        (b'{"type":"user","message":"tool_result"}', None),
+        # A compaction is silent for minutes, as a tool is.
+        (b'{"type":"system","subtype":"status","status":"compacting"}', ToolBegan(("compaction",))),
+        (b'{"type":"system","subtype":"compact_boundary"}', ToolEnded(("compaction",))),
+        (b'{"type":"system","subtype":"status","status":"requesting"}', NOISE),
+        # All of what runs in its background, each time.
+        (
+            b'{"type":"system","subtype":"background_tasks_changed","tasks":[{"task_id":"t"},{"task_id":4},"t"]}',
+            TasksChanged(("t",)),
+        ),
+        (b'{"type":"system","subtype":"background_tasks_changed","tasks":[]}', TasksChanged(())),
+        (b'{"type":"system","subtype":"background_tasks_changed"}', TasksChanged(())),
+        (b'{"type":"command_lifecycle","state":"started","command_uuid":null}', NOISE),
+        (b'{"type":"command_lifecycle","state":"pondering","command_uuid":"u"}', None),
+        (b'{"type":"command_lifecycle","state":7,"command_uuid":"u"}', None),
+        (b'{"type":"command_lifecycle","command_uuid":"u","state":"queued"}', PromptTaken("u")),
+        (b'{"type":"control_response","response":{"subtype":"success","request_id":7}}', NOISE),
+        (b'{"type":"control_response","response":"success"}', NOISE),
+        (b'{"type":"control_response","response":{"subtype":"success","request_id":"r","response":[]}}', Replied("r")),
+        (
+            b'{"type":"control_response","response":{"subtype":"success","request_id":"r","response":{"still_queued":[1,"a"]}}}',
+            Replied("r", still_queued=("a",)),
+        ),
+        (
+            b'{"type":"control_response","response":{"subtype":"error","request_id":"r"}}',
+            Replied("r", error="the agent gave no reason"),
+        ),
+        (b'{"type":"control_request","request_id":7,"request":{"subtype":"can_use_tool"}}', NOISE),
+        (b'{"type":"control_request","request_id":"r"}', Requested("r", Wants.UNKNOWN)),
+        (
+            b'{"type":"control_request","request_id":"r","request":{"subtype":"elicitation"}}',
+            Requested("r", Wants.ELICITATION, "elicitation"),
+        ),
+        (
+            b'{"type":"control_request","request_id":"r","request":'
+            b'{"subtype":"elicitation","mcp_server_name":"m","message":"?"}}',
+            Requested("r", Wants.ELICITATION, "elicitation", "m", details={"mcp_server_name": "m", "message": "?"}),
+        ),
+        (
+            b'{"type":"control_request","request_id":"r","request":{"subtype":"can_use_tool","tool_name":4,"input":"x"}}',
+            Requested("r", Wants.UNKNOWN, "can_use_tool"),
+        ),
+        (
+            b'{"type":"control_request","request_id":"r","request":'
+            b'{"subtype":"can_use_tool","tool_name":"T","input":"x","title":"t"}}',
+            Requested("r", Wants.PERMISSION, "can_use_tool", "T", {}, {"title": "t"}),
+        ),
+        # Our own hook is about the rules; any other is the caller's.
+        (
+            b'{"type":"control_request","request_id":"r","request":{"subtype":"hook_callback",'
+            b'"callback_id":"banksman-rules","input":{"tool_name":"T","tool_input":{"a":1}}}}',
+            Requested("r", Wants.RULING, "hook_callback", "T", {"a": 1}),
+        ),
+        (
+            b'{"type":"control_request","request_id":"r","request":{"subtype":"hook_callback",'
+            b'"callback_id":"banksman-rules","input":{"tool_name":5,"tool_input":[]}}}',
+            Requested("r", Wants.RULING, "hook_callback"),
+        ),
+        (
+            b'{"type":"control_request","request_id":"r","request":{"subtype":"hook_callback",'
+            b'"callback_id":"h","input":{"hook_event_name":"Stop","a":1}}}',
+            Requested("r", Wants.HOOK, "hook_callback", "h", {"hook_event_name": "Stop", "a": 1}),
+        ),
+        (
+            b'{"type":"control_request","request_id":"r","request":{"subtype":"hook_callback","callback_id":1}}',
+            Requested("r", Wants.UNKNOWN, "hook_callback"),
+        ),
+        (
+            b'{"type":"control_request","request_id":"r","request":{"subtype":"mcp_message",'
+            b'"server_name":"s","message":{"id":1}}}',
+            Requested("r", Wants.TOOL, "mcp_message", "s", {"id": 1}),
+        ),
+        (
+            b'{"type":"control_request","request_id":"r","request":{"subtype":"mcp_message","message":{"id":1}}}',
+            Requested("r", Wants.UNKNOWN, "mcp_message"),
+        ),
+        (b'{"type":"control_cancel_request","request_id":null}', NOISE),
+        # The last of two with one name counts.
+        (b'{"type":"user ","type":"control_cancel_request","request_id":"r"}', RequestWithdrawn("r")),
+        (b'{"t\\u0079pe":"control_cancel_request","request_id":"r"}', RequestWithdrawn("r")),
+        (
+            b'{"type":"system","subtype":"init","session_id":4,"origin":{"kind":"task-notification"}}',
+            TurnOpened(origin="task-notification", can_interrupt=True),
+        ),
+        (b'{"type":"system","subtype":"init","origin":{"kind":"human"}}', TurnOpened(can_interrupt=True)),
+        (b'{"type":"system","subtype":"init","origin":"human"}', TurnOpened(can_interrupt=True)),
+        (
+            b'{"type":"system","subtype":"init","user_message_uuids":[null,"u",3]}',
+            TurnOpened(refs=("u",), can_interrupt=True),
+        ),
+    ],
+)
+def test_a_line_and_its_meaning(line: bytes, meaning: Meaning | None) -> None:
+    assert CLAUDE.read(line) == meaning
+
+
+@pytest.mark.parametrize(
+    ("frame", "expected"),
+    [
+        ({}, TurnOver()),
+        ({"subtype": "success", "is_error": False, "result": ""}, TurnOver(text="")),
+        # A failed call to the model is a success that is an error.
+        (
+            {"subtype": "success", "is_error": True, "result": "API Error: 400", "api_error_status": 400},
+            TurnOver(is_error=True, text="API Error: 400", error="API Error: 400"),
+        ),
+        (
+            {
+                "subtype": "success",
+                "is_error": True,
+                "terminal_reason": "api_error",
+                "api_error_status": 404,
+                "errors": [],
+            },
+            TurnOver(is_error=True, error="api_error 404"),
+        ),
+        ({"subtype": "error_max_turns", "is_error": False}, TurnOver(is_error=True, error="error_max_turns")),
+        ({"is_error": True, "errors": ["one", 2, "three"]}, TurnOver(is_error=True, error="one\nthree")),
+        ({"is_error": True}, TurnOver(is_error=True, error="error")),
+        ({"is_error": "yes"}, TurnOver()),
+        ({"terminal_reason": "aborted_tools"}, TurnOver(is_aborted=True)),
+        ({"terminal_reason": ["aborted"]}, TurnOver()),
+        ({"user_message_uuid": "u"}, TurnOver(refs=("u",))),
+        ({"user_message_uuids": [], "user_message_uuid": "u"}, TurnOver(refs=("u",))),
+        ({"user_message_uuids": ["t", "u"], "user_message_uuid": "u"}, TurnOver(refs=("t", "u"))),
+        ({"origin": {"kind": "auto-continuation"}}, TurnOver(origin="auto-continuation")),
+        ({"origin": {"kind": "human"}}, TurnOver()),
+        ({"total_cost_usd": True, "usage": [1], "stop_reason": 4, "session_id": {}}, TurnOver()),
+        ({"total_cost_usd": 2, "usage": {"a": 1}}, TurnOver(spent=2.0, usage={"a": 1})),
+        # What this turn alone has cost, where it says so of each model.
+        ({"model_usage_since_last_result": {"m": {"costUSD": 1}, "n": {"costUSD": 0.5}}}, TurnOver(cost=1.5)),
+        ({"model_usage_since_last_result": {}}, TurnOver(cost=0.0)),
+        ({"model_usage_since_last_result": {"m": {"costUSD": 1}, "n": {}}}, TurnOver()),
+        ({"model_usage_since_last_result": {"m": 1}}, TurnOver()),
+        ({"model_usage_since_last_result": [1], "total_cost_usd": 1}, TurnOver(spent=1.0)),
+        ({"structured_output": {"a": [1]}}, TurnOver(structured={"a": [1]})),
+        # The conversation is too long for the model: its word for it, or the model's own.
+        (
+            {"is_error": True, "terminal_reason": "prompt_too_long", "result": "sorry"},
+            TurnOver(is_error=True, is_overflow=True, text="sorry", error="sorry"),
+        ),
+        (
+            {"is_error": True, "result": "API Error: Prompt is too long"},
+            TurnOver(
+                is_error=True,
+                is_overflow=True,
+                text="API Error: Prompt is too long",
+                error="API Error: Prompt is too long",
+            ),
+        ),
+        # Whoever only talks about it has not met it.
+        ({"result": "Prompt is too long"}, TurnOver(text="Prompt is too long")),
+        ({"terminal_reason": "prompt_too_long"}, TurnOver()),
+    ],
+)
+def test_a_result_is_believed_for_what_it_says(frame: dict[str, Any], expected: TurnOver) -> None:
+    assert CLAUDE.read(compact({**frame, "type": "result"})) == expected
+
+
+# -- what cannot be decoded ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("odd", "text"),
+    [
+        (rb'"cut in an emoji \ud83d"', "cut in an emoji \ufffd"),
+        (rb'"\ude00 and \ud83d\ude00 and \\ud83d"', "\ufffd and 😀 and \\ud83d"),
+        (b'"not \xff UTF-8 \xe2\x82"', "not \ufffd UTF-8 \ufffd"),
+        (b"[" * 5000 + b"]" * 5000, None),
+        (b"1e999999", None),
+        (b"9" * 400, None),
+        (b"9" * 5000, None),
+    ],
+)
+def test_a_boundary_with_an_odd_value_is_still_the_boundary(odd: bytes, text: str | None) -> None:
+    line = b'{"result":%s,"total_cost_usd":1.5,"type":"result","is_error":false,"user_message_uuid":"u"}' % odd
+    assert CLAUDE.read(line) == TurnOver(refs=("u",), text=text, spent=1.5)
+    # Where nobody looks it does no harm either.
+    line = b'{"permission_denials":%s,"type":"result","result":"done"}' % odd
+    assert CLAUDE.read(line) == TurnOver(text="done")
+
+
+def test_half_a_frame_is_noise() -> None:
+    line = compact({"subtype": "success", "result": "done", "type": "result", "usage": {"a": [1, 2]}})
+    assert isinstance(CLAUDE.read(line), TurnOver)
+    assert {CLAUDE.read(line[:length]) for length in range(len(line))} == {NOISE}
+    assert CLAUDE.read(line + b"}") == NOISE
+    assert CLAUDE.read(line + line) == NOISE
+    deep = b'{"type":"result","a":' + b"[" * 5000
+    assert CLAUDE.read(deep) == NOISE
+
+
+def test_a_large_line_that_cannot_be_decoded_is_judged_by_its_head() -> None:
+    deep = b"[" * 200_000 + b"]" * 200_000
+    line = b'{"type":"result","a":%s,"pad":"%s"}' % (deep, b"x" * reader.SALVAGE_BYTES_MAX)
+    assert over(CLAUDE.read(line)).error == "frame_too_large"
+    line = line.replace(b'"result"', b'"tool_progress"')
+    assert CLAUDE.read(line) == NOISE
+
+
+# -- heads -----------------------------------------------------------------------------------------------------------
+BIG = "x" * 200_000
+
+
+def head(frame: Any) -> bytes:
+    line = compact(frame)
+    assert len(line) > HEAD_BYTES
+    return line[:HEAD_BYTES]
+
+
+@pytest.mark.parametrize(
+    ("frame", "refs"),
+    [
+        ({"type": "result", "user_message_uuids": ["u"], "result": BIG}, ("u",)),
+        ({"user_message_uuid": "u", "result": BIG, "type": "result"}, ("u",)),
+        ({"modelUsage": {"a": [1, {"b": "}"}]}, "user_message_uuid": "u", "errors": [BIG, "["]}, ("u",)),
+        ({"errors": [[[BIG]]], "type": "result"}, ()),
+        ({BIG: 1, "type": "result"}, ()),
+        ({"a": 'an escaped "quote\\', "type": "result", "result": BIG}, ()),
+        ({"message": BIG, "type": "assistant"}, ()),
+    ],
+)
+def test_a_head_that_may_be_the_boundary_ends_the_turn(frame: Any, refs: tuple[str, ...]) -> None:
+    assert CLAUDE.read_head(head(frame)) == TurnOver(refs=refs, is_error=True, error="frame_too_large")
+
+
+def test_what_stands_before_the_large_part_of_a_result_is_kept() -> None:
+    frame = {
+        "stop_reason": "end_turn",
+        "session_id": "s",
+        "total_cost_usd": 0.5,
+        "usage": {"a": 1},
+        "terminal_reason": "aborted_tools",
+        "origin": {"kind": "peer"},
+        "result": BIG,
+    }
+    assert CLAUDE.read_head(head(frame)) == TurnOver(
+        origin="peer",
+        conversation="s",
+        is_error=True,
+        is_aborted=True,
+        error="frame_too_large",
+        stop_reason="end_turn",
+        usage={"a": 1},
+        spent=0.5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("frame", "meaning"),
+    [
+        ({"type": "assistant", "message": {"type": "result", "content": BIG}}, None),
+        ({"parent_tool_use_id": None, "type": "user", "message": BIG}, None),
+        ({"type": "stream_event", "event": {"delta": BIG}}, None),
+        ({"type": "keep_alive", "a": BIG}, NOISE),
+        ({"type": 5, "a": BIG}, NOISE),
+        (
+            {"type": "system", "subtype": "init", "session_id": "s", "tools": [BIG]},
+            TurnOpened(conversation="s", can_interrupt=True),
+        ),
+        # A question that is too large must still be answered, with a no.
+        (
+            {"type": "control_request", "request_id": "r", "request": {"subtype": "can_use_tool", "input": {"a": BIG}}},
+            Requested("r", Wants.UNKNOWN, "can_use_tool"),
+        ),
+        # And what the rules say must hold for a large call, too: by its name, or, if that is cut off, by having none.
+        (
+            {
+                "type": "control_request",
+                "request_id": "r",
+                "request": {
+                    "subtype": "hook_callback",
+                    "callback_id": writer.RULES_HOOK,
+                    "input": {"tool_name": "Write", "tool_input": {"content": BIG}},
+                },
+            },
+            Requested("r", Wants.RULING, "hook_callback", "Write"),
+        ),
+        (
+            {
+                "type": "control_request",
+                "request_id": "r",
+                "request": {
+                    "subtype": "hook_callback",
+                    "callback_id": writer.RULES_HOOK,
+                    "input": {"tool_input": {"content": BIG}, "tool_name": "Write"},
+                },
+            },
+            Requested("r", Wants.RULING, "hook_callback"),
+        ),
+        # A hook of the caller's is not called with a part of its input.
+        (
+            {
+                "type": "control_request",
+                "request_id": "r",
+                "request": {"subtype": "hook_callback", "callback_id": "h", "input": {"a": BIG}},
+            },
+            Requested("r", Wants.UNKNOWN, "hook_callback"),
+        ),
+        (
+            {"type": "control_response", "response": {"subtype": "success", "request_id": "r", "response": {"a": BIG}}},
+            Replied("r"),
+        ),
+        (
+            {"type": "control_response", "response": {"subtype": "error", "request_id": "r", "error": BIG}},
+            Replied("r", error="the agent gave no reason"),
+        ),
+        ([BIG], NOISE),
+        (BIG, NOISE),
+    ],
+)
+def test_a_head_that_is_certainly_something_else(frame: Any, meaning: Meaning | None) -> None:
+    assert CLAUDE.read_head(head(frame)) == meaning
+
+
+@pytest.mark.parametrize("start", [b"progress: ", b"{oops ", b'{"a":1}{"b":', b'{"a" 1', b'{"a":"b" "c":', b'{"a":1,,'])
+def test_a_head_that_is_no_json_is_noise(start: bytes) -> None:
+    assert CLAUDE.read_head(start + b"x" * HEAD_BYTES) == NOISE
+
+
+def test_wherever_a_result_is_cut_it_may_be_the_boundary() -> None:
+    line = compact(next(frame for frame in frames("claude-L-queue", "out") if frame["type"] == "result"))
+    assert line.index(b'"type":"result"') > 100
+    for length in range(len(line)):
+        assert over(CLAUDE.read_head(line[:length])).error == "frame_too_large"
+
+
+def test_half_a_number_is_not_taken_for_a_number() -> None:
+    assert over(CLAUDE.read_head(b'{"type":"result","total_cost_usd":12.5,')).spent == 12.5
+    assert over(CLAUDE.read_head(b'{"type":"result","total_cost_usd":12.5')).spent is None
+
+
+# -- whatever comes --------------------------------------------------------------------------------------------------
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(), max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "id", "text", "x"]), inner),
+    max_leaves=6,
+)
+KNOWN = ("result", "system", "control_response", "control_request", "command_lifecycle", "assistant", "user")
+NAMES = (
+    *("status", "tasks", "structured_output", "model_usage_since_last_result"),
+    *("subtype", "state", "message", "event", "response", "request", "request_id", "command_uuid", "origin", "errors"),
+    *(
+        "user_message_uuids",
+        "user_message_uuid",
+        "usage",
+        "modelUsage",
+        "total_cost_usd",
+        "is_error",
+        "terminal_reason",
+    ),
+    *("result", "session_id"),
+)
+FRAMES: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {"type": st.sampled_from(KNOWN) | VALUES}, optional=dict.fromkeys(NAMES, VALUES)
+)
+
+
+# No deadline for one input: how busy the machine is says nothing about it.
+def survives(line: bytes) -> None:
+    for read in (CLAUDE.read, CLAUDE.read_head):
+        meaning = read(line)
+        assert meaning is None or isinstance(meaning, Meaning)
+        # What is handed on is of the types that it says, whatever came.
+        if isinstance(meaning, TurnOver):
+            assert all(isinstance(ref, str) for ref in meaning.refs)
+            assert isinstance(meaning.text, str | None)
+            assert isinstance(meaning.spent, float | None)
+            assert isinstance(meaning.cost, float | None)
+        if isinstance(meaning, ToolBegan | ToolEnded):
+            assert all(isinstance(call, str) for call in meaning.calls)
+        if isinstance(meaning, TasksChanged):
+            assert all(isinstance(task, str) for task in meaning.tasks)
+        if isinstance(meaning, Requested):
+            assert isinstance(meaning.tool, str)
+            assert isinstance(meaning.input, dict)
+    for update in CLAUDE.project(line):
+        assert isinstance(update["sessionUpdate"], str)
+        msgspec.json.encode(update)
+    assert isinstance(said([line]), str | None)
+
+
+@settings(deadline=None)
+@given(st.binary())
+@example(b"\x00")
+@example(b'{"type":"result","a":"\\u12"}')
+@example(b"{" * 100_000)
+@example(b'{"type":"result","total_cost_usd":' + b"9" * 400 + b"}")
+@example(b'{"a":' * 100_000)
+@example(b'{"type":"assistant","message":{"content":[{"type":"tool_use","id":"a","name":[]}]}}')
+def test_no_bytes_are_too_strange(line: bytes) -> None:
+    survives(line)
+
+
+@settings(deadline=None)
+@given(FRAMES, st.integers(min_value=0), st.binary(min_size=1, max_size=2))
+@example({"type": "result", "model_usage_since_last_result": {}}, 0, b"x")
+def test_no_frame_is_too_strange(frame: dict[str, Any], at: int, noise: bytes) -> None:
+    line = json.dumps(frame).encode()
+    survives(line)
+    survives(line[: at % len(line)])
+    at %= len(line)
+    survives(line[:at] + noise + line[at + 1 :])
+
+
+@settings(deadline=None)
+@given(FRAMES)
+def test_the_members_are_those_that_a_decoder_finds(frame: dict[str, Any]) -> None:
+    line = json.dumps(frame).encode()
+    members = split(line)
+    assert members.is_whole
+    assert {name: json.loads(raw) for name, raw in members.found.items()} == frame
+
+
+# -- the projection --------------------------------------------------------------------------------------------------
+def projected(name: str) -> list[dict[str, Any]]:
+    return [update for line in corpus.lines(name) for update in CLAUDE.project(line)]
+
+
+def chunk(kind: str, text: str, message: str) -> dict[str, Any]:
+    return {"sessionUpdate": kind, "content": {"type": "text", "text": text}, "messageId": message}
+
+
+def test_text_is_projected_once_though_it_was_said_twice() -> None:
+    first, second = "msg_fc3a1b8739424a878bfb0639", "msg_fd643602337d443b851d1737"
+    assert projected("claude-A-lifecycle") == [
+        chunk("agent_thought_chunk", "hmm", first),
+        chunk("agent_message_chunk", "hellotick0 tick1 tick2 tick3 tick4 ", first),
+        {
+            "sessionUpdate": "usage_update",
+            "used": 19,
+            "size": 1_000_000,
+            "cost": {"amount": 0.00022, "currency": "USD"},
+        },
+        chunk("agent_message_chunk", "second", second),
+        {
+            "sessionUpdate": "usage_update",
+            "used": 12,
+            "size": 1_000_000,
+            "cost": {"amount": 0.00028000000000000003, "currency": "USD"},
+        },
+    ]
+
+
+def test_a_tool_begins_and_ends() -> None:
+    began, ended = (update for update in projected("claude-D-noprompt") if "toolCallId" in update)
+    assert began == {
+        "sessionUpdate": "tool_call",
+        "toolCallId": "toolu_321e752a29dd40538768f60e",
+        "title": "Bash: x",
+        "kind": "execute",
+        "status": "in_progress",
+        "rawInput": {"command": "touch /srv/project/perm-none", "description": "x"},
+    }
+    assert ended["sessionUpdate"] == "tool_call_update"
+    assert ended["toolCallId"] == began["toolCallId"]
+    assert ended["status"] == "failed"
+    assert ended["content"][0]["content"]["text"].startswith("touch in '/srv/project/perm-none' needs approval")
+
+
+def assistant(*blocks: Any, **rest: Any) -> bytes:
+    return compact({"type": "assistant", "message": {"content": list(blocks)}, **rest})
+
+
+def test_output_of_a_tool_in_parts() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+    parts = [{"type": "text", "text": "a"}, image, {"type": "tool_reference", "tool_name": "x"}]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": parts}
+    [update] = CLAUDE.project(compact({"type": "user", "message": {"content": [result]}}))
+    assert update["status"] == "completed"
+    assert [part["content"] for part in update["content"]] == [
+        {"type": "text", "text": "a"},
+        {"type": "image", "data": "aGk=", "mimeType": "image/png"},
+    ]
+
+
+def test_todos_are_a_plan() -> None:
+    todos = [
+        {"content": "look", "status": "completed", "activeForm": "Looking"},
+        {"content": "leap", "status": "in_progress"},
+        {"content": "land", "status": "wondering"},
+        {"status": "pending"},
+        "no todo",
+    ]
+    call = {"type": "tool_use", "id": "t", "name": "TodoWrite", "input": {"todos": todos}}
+    began, plan = CLAUDE.project(assistant(call))
+    assert began["kind"] == "other"
+    assert plan == {
+        "sessionUpdate": "plan",
+        "entries": [
+            {"content": "look", "priority": "medium", "status": "completed"},
+            {"content": "leap", "priority": "medium", "status": "in_progress"},
+            {"content": "land", "priority": "medium", "status": "pending"},
+        ],
+    }
+
+
+@pytest.mark.parametrize("name", ["user", "system", "control_response", "stream_event", "keep_alive"])
+def test_frames_without_an_update(name: str) -> None:
+    assert CLAUDE.project(compact({"type": name, "message": {"content": "plain"}})) == []
+    assert CLAUDE.project(assistant({"type": "thinking", "thinking": ""}, {"type": "novel"}, 5)) == []
+
+
+def test_text_with_half_an_emoji_is_projected() -> None:
+    line = rb'{"type":"assistant","message":{"content":"cut \ud83d"}}'
+    assert [update["content"]["text"] for update in CLAUDE.project(line)] == ["cut \ufffd"]
+
+
+def test_what_was_said_before_the_turn_was_cut_off() -> None:
+    def delta(text: str, **rest: Any) -> bytes:
+        event = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": text}}
+        return compact({"type": "stream_event", "event": event, **rest})
+
+    whole = assistant({"type": "text", "text": "One. "})
+    lines = [delta("On"), delta("e. "), whole, delta("T"), delta("w"), delta("subagent", parent_tool_use_id="t")]
+    assert said(lines) == "One. Tw"
+    assert said([*lines, assistant({"type": "text", "text": "sub"}, parent_tool_use_id="t")]) == "One. Tw"
+    # The same request, made again, begins its block again.
+    again = compact({"type": "stream_event", "event": {"type": "content_block_start"}})
+    assert said([*lines, again, delta("Tw")]) == "One. Tw"
+    assert said([b"", b"{}"]) is None
+
+
+def test_of_a_very_long_turn_the_end_is_kept() -> None:
+    part = "x" * (updates.SAID_CHARACTERS_MAX // 4)
+    lines = [assistant({"type": "text", "text": f"{number}{part}"}) for number in range(9)]
+    text = said(lines)
+    assert text is not None
+    assert text.startswith("5")
+    assert text.endswith(f"8{part}")

@@ -1,0 +1,136 @@
+"""What Codex 0.166.0 was recorded to say, played against our own side of the conversation.
+
+The recordings beside this file are as corpus.py describes them. Two things must be made up for a replay to be honest:
+
+- The recorder numbered its requests in its own way. What our side sends is what it sends; each recorded request is
+  matched with the request of the same purpose that our side has just made, and in the agent's replies its number is put
+  in the place of the recorder's. A recorded request that ours has no counterpart for (it knew better) leaves a reply to
+  a number that we never used, which is what such a reply is.
+- A recorded answer to a question is given by ours as the decision that it was.
+
+`golden_codex/` has what each frame projects to; it is written by `python -m tests.core.dialects.recordings.codex`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.core.dialects.recordings import corpus
+
+from banksman.core.dialects.codex import CODEX
+from banksman.core.dialects.dialect import Setup, Speech, Spoken
+from banksman.core.dialects.meaning import Meaning, NeedsConversation, Requested
+from banksman.core.session.permissions import Decision
+
+NAMES = sorted(path.stem for path in corpus.FOLDER.glob("codex-*.jsonl"))
+# A number that no request of ours has.
+UNUSED = 9_000
+# By which request of ours a recorded one is matched, where the words differ.
+_SAME = {"turn/steer": "turn/start", "thread/resume": "thread/start", "thread/fork": "thread/start"}
+
+
+@dataclass
+class Play:
+    """Our side of a recording: what it has sent, and all that the agent's words have meant."""
+
+    speech: Speech
+    write: Callable[[Any], bytes] = corpus.line
+    frames: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    meanings: list[Meaning] = field(default_factory=list[Meaning])
+    ids: dict[int, int] = field(default_factory=dict[int, int])
+    prompts: int = 0
+    stops: int = 0
+
+    def say(self, spoken: Spoken) -> None:
+        self.speech = spoken.speech
+        for frame in spoken.frames:
+            assert frame.index(b"\n") == len(frame) - 1
+            self.frames.append(json.loads(frame))
+        self.meanings += spoken.meanings
+
+    def told(self, frame: dict[str, Any]) -> None:
+        """What the recorder said, said by ours."""
+        match frame:
+            case {"method": "initialize"}:
+                self.say(self.speech.handshake("handshake"))
+            case {"method": "turn/start" | "turn/steer", "params": {"input": [{"text": text}]}}:
+                self.prompts += 1
+                self.say(self.speech.prompt(f"ref-{self.prompts}", text))
+            case {"method": "turn/interrupt"}:
+                self.stops += 1
+                self.say(self.speech.interrupt(f"stop-{self.stops}"))
+            case {"result": {"decision": decision}}:
+                asked = next(each for each in reversed(self.meanings) if isinstance(each, Requested))
+                self.say(self.speech.answer(asked, _decision(decision)))
+            case _:
+                pass  # What follows from the replies: ours says it by itself.
+        if "method" in frame and "id" in frame:
+            self._match(frame)
+
+    def _match(self, frame: dict[str, Any]) -> None:
+        wanted = _SAME.get(frame["method"], frame["method"])
+        free = [
+            sent["id"]
+            for sent in self.frames
+            if "id" in sent
+            and _SAME.get(sent.get("method", ""), sent.get("method")) == wanted
+            and sent["id"] not in self.ids.values()
+        ]
+        if free:
+            self.ids[frame["id"]] = free[0]
+
+    def renumbered(self, frame: dict[str, Any]) -> bytes:
+        if "method" not in frame and "id" in frame:
+            frame = frame | {"id": self.ids.get(frame["id"], UNUSED + frame["id"])}
+        return self.write(frame)
+
+    def hear(self, line: bytes) -> None:
+        meaning = CODEX.read(line)
+        if isinstance(meaning, NeedsConversation):
+            self.say(self.speech.hear(meaning))
+        elif meaning is not None:
+            self.meanings.append(meaning)
+
+
+def _decision(word: str) -> Decision:
+    return Decision(allows=word == "accept", interrupts=word == "cancel")
+
+
+def setup(name: str) -> Setup:
+    """As the recorder began: where it resumed a conversation, that one."""
+    resumed = [frame["params"]["threadId"] for frame in told(name) if frame.get("method") == "thread/resume"]
+    return Setup(cwd="/srv/ws", conversation=resumed[0] if resumed else None)
+
+
+def told(name: str) -> list[dict[str, Any]]:
+    return corpus.frames(name, "in")
+
+
+def play(name: str, write: Callable[[Any], bytes] = corpus.line) -> Play:
+    playing = Play(CODEX.begin(setup(name)), write)
+    for entry in corpus.entries(name):
+        if entry.kind == "in":
+            playing.told(entry.value)
+        elif entry.kind == "out":
+            playing.hear(playing.renumbered(entry.value))
+    return playing
+
+
+def golden(name: str) -> Path:
+    return corpus.FOLDER / "golden_codex" / f"{name}.jsonl"
+
+
+def main() -> None:
+    for name in NAMES:
+        path = golden(name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(corpus.projected(name, CODEX.project), encoding="utf-8")
+        print(path.name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""A recording as the agent of a session: the core is driven by it as the driver would drive it, without a loop.
+
+Whatever the recording told the agent is asked of the session, which then has to tell the agent the same: each prompt is
+an ask, and one that was sent into an open turn is steered into it; an interrupt of a turn is an interrupt of the ask;
+an answer is an answer. What the agent was recorded to say comes in pieces, as a `Cut` makes them, and never before what
+it was an answer to. The log takes everything at once, and so does the pipe.
+
+Time is the recording's, and stands still while the agent speaks: were it to pass, a timer could fire between two pieces
+and not between two others, and the cut would show for a reason that is none. If the session is not ready to send a
+prompt when the recording did, its timers fire until it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from itertools import groupby
+from typing import Any
+
+from tests.core.dialects.recordings import corpus
+from tests.core.dialects.recordings.corpus import Cut, Entry
+
+from banksman.core.dialects.claude import CLAUDE
+from banksman.core.process_facts import (
+    Exited,
+    FrameWritten,
+    ProcessGone,
+    Started,
+    Stderr,
+)
+from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import NORMAL
+from banksman.core.session.effects import (
+    Append,
+    CancelTimer,
+    Effect,
+    Finish,
+    Reject,
+    Resolve,
+    StartProcess,
+    StartTimer,
+    WriteFrame,
+)
+from banksman.core.session.event import Event
+from banksman.core.session.facts import (
+    Asked,
+    CloseAsked,
+    Committed,
+    Fact,
+    FramesRead,
+    InterruptAsked,
+    ProcessReported,
+    QuestionAnswered,
+    Subject,
+    TimerFired,
+)
+from banksman.core.session.outcome import Outcome
+from banksman.core.session.permissions import Decision
+from banksman.core.session.session_config import Config
+from banksman.core.session.state import Naming, ProcessPhase, Session
+from banksman.core.session.step import step
+from banksman.core.session.turn import Ask
+from banksman.core.wire.framing import Framing, Mixed
+
+# The process that the recording is of. Another one that the session wants after it never gets as far as to run.
+RECORDED = 1
+# What makes the session start a process that was never prompted.
+UNSENT: dict[str, Any] = {"type": "user", "message": {"role": "user", "content": "never sent"}}
+
+
+class Rehearsal:
+    """One recording, played to its end and the session closed. What came of it is in the attributes."""
+
+    def __init__(self, name: str, cut: Cut) -> None:
+        self.entries: list[kinds.Entry] = []
+        self.outcomes: dict[str, Outcome] = {}
+        # The conversation that each process was to resume.
+        self.starts: list[str | None] = []
+        # Every line that the agent said.
+        self.said: list[bytes] = []
+        # Every frame that the recorded process was given.
+        self.written: list[bytes] = []
+        self.is_finished = False
+        self.state = _opened(name)
+        self._at = 0.0
+        self._cut = cut
+        self._framing = Framing()
+        self._facts: deque[Fact] = deque()
+        self._timers: dict[Subject, float] = {}
+        # The recording's names of our requests, each with ours; both as they stand in a frame.
+        self._names: dict[bytes, bytes] = {}
+        self._stderr = ""
+        self._prompts = [frame for frame in corpus.frames(name, "in") if frame["type"] == "user"]
+        self._asked = 0
+        self._sent = 0
+        # A session starts its process for an ask, so the first one comes before anything else.
+        self._ask(self._prompts[0] if self._prompts else UNSENT)
+        for is_said, entries in groupby(_told(name), lambda entry: entry.kind == "out"):
+            if is_said:
+                self._hear(list(entries))
+            else:
+                for entry in entries:
+                    self._pass(entry.at)
+                    self._play(entry)
+        self._end()
+
+    @property
+    def events(self) -> list[Event]:
+        """The log as a reader sees it."""
+        return [Event("rehearsed", 1, seq, 0.0, *entry) for seq, entry in enumerate(self.entries, 1)]
+
+    # -- the recording -----------------------------------------------------------------------------------------------
+    def _play(self, entry: Entry) -> None:
+        match entry:
+            case Entry(kind="in", value={"type": "user"} as frame):
+                if self._sent > 0:
+                    self._ask(frame)
+                self._sent += 1
+                self._pass_until_sent(frame)
+            case Entry(kind="in", value={"type": "control_request", "request": {"subtype": "initialize"}} as frame):
+                self._is_named(frame)
+            case Entry(kind="in", value={"type": "control_request", "request": {"subtype": "interrupt"}} as frame):
+                written = len(self.written)
+                if self.state.turn is not None:
+                    self._tell(InterruptAsked(self._at, self.state.turn.id, frame["request_id"]))
+                self._is_named(frame, written)
+            case Entry(kind="in", value={"type": "control_response", "response": response}):
+                waiting = self.state.questions
+                asked = [question.id for question in waiting if question.asked.request == response["request_id"]]
+                for id in asked:
+                    self._tell(QuestionAnswered(self._at, id, _decided(response["response"])))
+            case Entry(kind="err", value=str(text)):
+                self._stderr += text
+            case Entry(kind="ev", value="stdout EOF"):
+                self._read(self._framing.end())
+            case Entry(kind="ev", value=str(text)) if text.startswith("exit "):
+                code = int(text.removeprefix("exit "))
+                self._tell(
+                    ProcessReported(self._at, RECORDED, Exited(None, -code, self._at))
+                    if code < 0
+                    else ProcessReported(self._at, RECORDED, Exited(code, None, self._at))
+                )
+            case _:
+                pass  # Nothing that a session does, or hears of.
+
+    def _ask(self, frame: dict[str, Any]) -> None:
+        self._asked += 1
+        ref = frame.get("uuid") or f"{self._asked:08}-0000-4000-8000-000000000000"
+        is_open = self.state.turn is not None and self.state.turn.is_open
+        on_busy = "steer" if is_open else "enqueue"
+        prompt = frame["message"]["content"]
+        self._tell(Asked(self._at, Ask(id=f"{self._asked}", ref=ref, prompt=prompt, priority=NORMAL, on_busy=on_busy)))
+
+    def _pass_until_sent(self, frame: dict[str, Any]) -> None:
+        """The recording goes on when the agent has this prompt."""
+        while (sent := json.loads(self.written[-1])).get("message") != frame["message"]:
+            if not self._timers and self.state.queue and self.state.process.naming is not Naming.PRESENT:
+                return  # Into the turn of an agent that does not say what it works on: the session waits for its end.
+            assert self._timers, f"the session does not send {frame['message']['content']!r}: {self.state}"
+            self._fire_next()
+        assert frame.get("uuid") in (sent["uuid"], None)
+
+    def _is_named(self, frame: dict[str, Any], since: int = 0) -> None:
+        """This request was made by the session, too; under another name, by which it is to be answered.
+
+        Not if it was an interrupt of what was over: then what the agent answers is an answer to nobody.
+        """
+        for data in self.written[since:]:
+            sent = json.loads(data)
+            if sent.get("request", {}).get("subtype") == frame["request"]["subtype"]:
+                self._names[corpus.line(frame["request_id"])] = corpus.line(sent["request_id"])
+
+    def _hear(self, entries: list[Entry]) -> None:
+        self._pass(entries[0].at)
+        data = b"".join(corpus.line(entry.value) + b"\n" for entry in entries)
+        for theirs, ours in self._names.items():
+            data = data.replace(theirs, ours)
+        self.said += data.splitlines()
+        for piece in self._cut(data):
+            self._read(self._framing.feed(piece))
+
+    def _read(self, lines: list[bytes] | Mixed) -> None:
+        assert not isinstance(lines, Mixed)
+        if lines:
+            heard = [(index, CLAUDE.read(line)) for index, line in enumerate(lines)]
+            meanings = [(index, meaning) for index, meaning in heard if meaning is not None]
+            self._tell(FramesRead(self._at, RECORDED, lines, meanings))
+
+    def _end(self) -> None:
+        """The process is gone, whether anybody saw it exit or not; then the session is closed."""
+        assert self._framing.held_bytes == 0
+        self._tell(ProcessReported(self._at, RECORDED, ProcessGone(stderr=Stderr(self._stderr))))
+        self._tell(CloseAsked(self._at))
+        if self.state.process.phase is not ProcessPhase.NONE:
+            self._tell(ProcessReported(self._at, self.state.process.number, ProcessGone()))
+
+    # -- time --------------------------------------------------------------------------------------------------------
+    def _pass(self, at: float) -> None:
+        while self._timers and min(self._timers.values()) <= at:
+            self._fire_next()
+        self._at = max(self._at, at)
+
+    def _fire_next(self) -> None:
+        subject = min(self._timers, key=lambda subject: self._timers[subject])
+        self._at = max(self._at, self._timers.pop(subject))
+        self._tell(TimerFired(self._at, subject))
+
+    # -- the door ----------------------------------------------------------------------------------------------------
+    def _tell(self, fact: Fact) -> None:
+        self._facts.append(fact)
+        while self._facts:
+            self.state, effects = step(self.state, self._facts.popleft())
+            for effect in effects:
+                self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Append(entries=entries):
+                self.entries += entries
+                self._facts.append(Committed(self._at, len(self.entries)))
+            case WriteFrame(process=process, data=data):
+                assert process == RECORDED
+                self.written.append(data)
+                self._facts.append(ProcessReported(self._at, process, FrameWritten()))
+            case StartProcess(process=process, conversation=conversation):
+                self.starts.append(conversation)
+                if process == RECORDED:
+                    self._facts.append(ProcessReported(self._at, process, Started(1, self._at)))
+            case StartTimer(at=at, subject=subject):
+                self._timers[subject] = at
+            case CancelTimer(subject=subject):
+                self._timers.pop(subject, None)
+            case Resolve(turn=turn, outcome=outcome):
+                assert turn not in self.outcomes, f"{turn} has two outcomes"
+                self.outcomes[turn] = outcome
+            case Reject(turn=turn, error=error):
+                raise AssertionError(f"{turn} was not accepted: {error}")
+            case Finish():
+                self.is_finished = True
+            case _:
+                pass  # It is told to somebody, or it stops the process, which the recording does by itself.
+
+
+def _opened(name: str) -> Session:
+    """A session as it was when the recorded process was started."""
+    argv: list[str] = next(entry.value for entry in corpus.entries(name) if entry.kind == "argv")
+    resumed = [word.removeprefix("--resume=") for word in argv if word.startswith("--resume=")]
+    return Session(config=Config(dialect=CLAUDE), conversation=resumed[0] if resumed else None)
+
+
+def _decided(response: dict[str, Any]) -> Decision:
+    """A recorded answer, as somebody gives it; one that made no sense to the agent was no yes.
+
+    One that was also to interrupt the turn is a mere no here: with it the session would send an interrupt of its own,
+    to which the recording has no answer.
+    """
+    return Decision(
+        allows=response.get("behavior") == "allow",
+        message=response.get("message"),
+        updated_input=response.get("updatedInput"),
+    )
+
+
+def _told(name: str) -> list[Entry]:
+    """What has a part in the conversation; so that what was only looked at does not cut what the agent says."""
+    return [
+        entry
+        for entry in corpus.entries(name)
+        if entry.kind in ("in", "out", "err") or (entry.kind == "ev" and entry.value != "WAIT TIMEOUT")
+    ]

@@ -1,0 +1,1155 @@
+"""Every order of facts: a search over the very `session.step` that the driver runs.
+
+A `Scenario` says who asks what, how the agent behaves, and how often something nasty may happen. From the first state
+on, everything that the world could deliver next is delivered, breadth first, so that what is found is found by the
+shortest way. What happened is watched from outside: the effects, the log, and the truth about the agent, which is a
+model of ours (see toy.py). A state that was seen before, but for what does not matter (how many events the log has, the
+number of a process, the name of a question), is not looked at again.
+
+Two questions are asked of the whole graph afterwards. From every state in which somebody waits, do time, the log and
+the process alone lead to an end, or to a turn that runs and may take its time? And with an agent that does its work, do
+they lead to an end for everybody? A state from which they do not is a wedge.
+
+Time stands still at 0.0: each timer that was started may fire at any moment, which is more than any clock would do.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tests.core.session import toy
+from tests.core.session.ledger import Ledger, Violation, check, fold
+
+from banksman.core.dialects.meaning import TurnOver
+from banksman.core.process_facts import (
+    Exited,
+    FrameWritten,
+    ProcessGone,
+    Started,
+    StartFailed,
+    SweepEnded,
+    Swept,
+    WriteFailed,
+)
+from banksman.core.session import ask_queue, crash_recovery
+from banksman.core.session import event as kinds
+from banksman.core.session import history as pasts
+from banksman.core.session.ask_queue import Hold
+from banksman.core.session.effects import (
+    Accept,
+    Append,
+    AskHuman,
+    AskToSave,
+    BeIdle,
+    BeReady,
+    CancelTimer,
+    CloseQuestion,
+    Effect,
+    EndHold,
+    Finish,
+    GiveReceipt,
+    GrantHold,
+    HoldConversation,
+    PassOn,
+    Reject,
+    Resolve,
+    SettingTaken,
+    StartProcess,
+    StartTimer,
+    StopProcess,
+    SweepTools,
+    TellAnswer,
+    WriteFrame,
+)
+from banksman.core.session.event import Entry
+from banksman.core.session.facts import (
+    AppendFailed,
+    Asked,
+    AskMoved,
+    AskWithdrawn,
+    Begun,
+    CloseAsked,
+    Committed,
+    DrainAsked,
+    EvictAsked,
+    Fact,
+    FramesRead,
+    HoldAsked,
+    HoldReleased,
+    InterruptAsked,
+    LeaveAsked,
+    ProcessReported,
+    QuestionAnswered,
+    Reconfigured,
+    SettingAsked,
+    Subject,
+    Timer,
+    TimerFired,
+)
+from banksman.core.session.history import Past
+from banksman.core.session.outcome import Kind, Outcome
+from banksman.core.session.permissions import DENIED
+from banksman.core.session.session_config import Config
+from banksman.core.session.state import MaySteer, MayWrite, Mode, ProcessPhase, ProcessState, Session, Store
+from banksman.core.session.step import step
+from banksman.core.session.turn import Ask, Turn, TurnPhase
+from banksman.errors import AgentError, StoreError
+
+AT = 0.0
+LEFT = (Swept(99, "sleep 60"),)
+BROKEN_PIPE, NO_START, NO_STORE = (
+    AgentError("broken pipe"),
+    AgentError("no such program"),
+    StoreError("the disk is full"),
+)
+
+# What may happen, and how often at most.
+BUDGETS = (
+    *("own", "stray", "unacknowledged", "missing", "merge", "question", "task", "unanswered"),  # the agent
+    *("exit", "cut", "unstartable"),  # its process and its pipe
+    *("fail", "fenced"),  # the log
+    *("late",),  # a fact that comes when its subject is gone
+    *("withdraw", "interrupt", "move", "release", "setting", "reconfigure"),  # callers
+    *("drain", "close", "leave", "hurry"),
+    *("evict",),  # other sessions
+    *("crash", "claim"),  # our own host; another
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    name: str
+    asks: tuple[Ask, ...]
+    holds: tuple[tuple[str, int], ...] = ()
+    budget: Mapping[str, int] = field(default_factory=dict[str, int])
+    manners: toy.Manners = toy.POLITE
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    acknowledges: bool = True
+    # What is done before anything else can happen: less to see, and fewer states.
+    eager: frozenset[str] = frozenset()
+    states_max: int = 1_000_000
+
+    @functools.cached_property
+    def by_id(self) -> dict[str, Ask]:
+        return {ask.id: ask for ask in self.asks}
+
+    def first(self) -> World:
+        config = Config(dialect=toy.ToyDialect(acknowledges_interrupts=self.acknowledges), **self.config)
+        session = Session(config=config)
+        return World(
+            session=session,
+            agent=toy.Agent(),
+            budget=tuple(self.budget.get(name, 0) for name in BUDGETS),
+            asks=(Life.UNASKED,) * len(self.asks),
+            holds=(Life.UNASKED,) * len(self.holds),
+            mirror=Past(session=session),
+            durable_mirror=Past(session=session),
+        )
+
+
+class Life:
+    """What became of an ask, an interrupt or a hold, as its owner sees it."""
+
+    UNASKED, ASKED, ACCEPTED, OVER, REJECTED, PASSED_ON = range(6)
+
+
+class Unlogged(NamedTuple):
+    """An append that is not durable yet."""
+
+    seq: int
+    ledger: Ledger
+    mirror: Past
+
+
+class World(NamedTuple):
+    session: Session
+    agent: toy.Agent
+    budget: tuple[int, ...]
+    asks: tuple[int, ...]
+    holds: tuple[int, ...]
+    # The log as it is durable, and after each append that is under way, as the ledger and as the fold read it.
+    mirror: Past
+    durable_mirror: Past
+    ledger: Ledger = Ledger()
+    durable: Ledger = Ledger()
+    unlogged: tuple[Unlogged, ...] = ()
+    # The process: which, and how it is.
+    process: int = 0
+    is_asked_for: bool = False
+    is_alive: bool = False
+    has_exited: bool = False
+    is_told_to_stop: bool = False
+    is_writing: bool = False
+    is_cut: bool = False
+    # What an interrupted turn's tools have left is being ended.
+    is_sweeping: bool = False
+    # The names of the prompts that were sent.
+    sent: frozenset[str] = frozenset()
+    timers: frozenset[Subject] = frozenset()
+    # Interrupts by the turn they are for, and whose end a caller wanted.
+    interrupts: tuple[tuple[str, int], ...] = ()
+    unwanted: frozenset[str] = frozenset()
+    # The generation of the process, which is never another's; the question that somebody looks at, all that anybody
+    # ever looked at, and those that are over and whose answer was not told yet.
+    epoch: int = 0
+    question: str = ""
+    seen: frozenset[str] = frozenset()
+    untold: frozenset[str] = frozenset()
+    change: int = Life.UNASKED
+    late: frozenset[Fact] = frozenset()
+    is_finished: bool = False
+
+    def spend(self, name: str) -> World:
+        index = BUDGETS.index(name)
+        return self._replace(budget=(*self.budget[:index], self.budget[index] - 1, *self.budget[index + 1 :]))
+
+
+class Move(NamedTuple):
+    """One thing that may happen. `by`: "world" (time, the log, the process), "agent", or "other": who need not act.
+    "late": it happened before, and is told again."""
+
+    by: str
+    fact: Fact | None
+    world: World
+
+
+# -- what may happen -------------------------------------------------------------------------------------------------
+def moves(scenario: Scenario, world: World) -> Iterator[Move]:
+    if world.is_finished:
+        # It has left: another host goes on, with what the log says and nothing else.
+        if world.session.mode is Mode.LEFT and world.budget[BUDGETS.index("claim")]:
+            yield _crash(scenario, world.spend("claim"))
+        return
+    urgent = next(_urgent(scenario, world), None)
+    if urgent is not None:
+        yield urgent
+        return
+    budget = dict(zip(BUDGETS, world.budget, strict=True))
+    yield from _by_callers(scenario, world, budget)
+    yield from _by_log(world, budget)
+    yield from _by_process(world, budget)
+    yield from _by_agent(scenario, world, budget)
+    if budget["crash"] and world.session.store is not Store.LOST:
+        yield _crash(scenario, world.spend("crash"))
+    for subject in sorted(world.timers, key=_timer_order):
+        # An agent that names prompts says so as soon as it has one: what it has not read yet is not late.
+        is_early = subject[0] is Timer.SETTLE and (
+            any(frame.startswith(b"P") for frame in world.agent.inbox) or any(b"over" in o for o in world.agent.owed)
+        )
+        if not is_early or world.has_exited:
+            yield Move("world", TimerFired(AT, subject), world._replace(timers=world.timers - {subject}))
+    if budget["late"]:
+        for fact in sorted(world.late, key=repr):
+            yield Move("late", fact, world.spend("late")._replace(late=frozenset()))
+
+
+def _timer_order(subject: Subject) -> tuple[str, str]:
+    return subject[0].value, subject[1]
+
+
+def _urgent(scenario: Scenario, world: World) -> Iterator[Move]:
+    eager = scenario.eager
+    if "log" in eager and world.unlogged:
+        yield from _by_log(world, {})
+    if "pipe" in eager and world.is_writing and not world.has_exited:
+        yield Move("world", ProcessReported(AT, world.process, FrameWritten()), world._replace(is_writing=False))
+    if "start" in eager and world.session.process.phase is ProcessPhase.STARTING and not world.is_told_to_stop:
+        yield from _by_process(world, {})
+        for move in _by_agent(scenario, world, {}):
+            yield move._replace(by="world")
+
+
+def _by_callers(scenario: Scenario, world: World, budget: Mapping[str, int]) -> Iterator[Move]:
+    for index, ask in enumerate(scenario.asks):
+        life = world.asks[index]
+        if life == Life.UNASKED:
+            yield Move("other", Asked(AT, ask), world._replace(asks=_with(world.asks, index, Life.ASKED)))
+            continue
+        if budget["withdraw"]:
+            unwanted = world.spend("withdraw")._replace(unwanted=world.unwanted | {ask.id})
+            yield Move("other", AskWithdrawn(AT, ask.id), unwanted)
+        if budget["interrupt"] and ask.id not in dict(world.interrupts):
+            yield Move("other", InterruptAsked(AT, ask.id, f"stop-{ask.id}"), _interrupted(world, ask.id))
+        if budget["move"]:
+            yield Move("other", AskMoved(AT, ask.id), world.spend("move"))
+    own = world.session.own
+    if own is not None and budget["interrupt"] and own.id not in dict(world.interrupts):
+        yield Move("other", InterruptAsked(AT, own.id, f"stop-{own.id}"), _interrupted(world, own.id))
+    for index, (hold, priority) in enumerate(scenario.holds):
+        if world.holds[index] == Life.UNASKED:
+            held = world._replace(holds=_with(world.holds, index, Life.ASKED))
+            yield Move("other", HoldAsked(AT, hold, priority), held)
+        elif budget["release"] and world.holds[index] in (Life.ASKED, Life.ACCEPTED):
+            released = world.spend("release")._replace(holds=_with(world.holds, index, Life.OVER))
+            yield Move("other", HoldReleased(AT, hold), released)
+    if world.question:
+        yield Move("other", QuestionAnswered(AT, world.question, DENIED), world)
+    if budget["setting"]:
+        changed = world.spend("setting")._replace(change=Life.ASKED)
+        yield Move("other", SettingAsked(AT, "change", "model", "large"), changed)
+    if budget["reconfigure"]:
+        yield Move("other", Reconfigured(AT, world.session.config, True), world.spend("reconfigure"))
+    if budget["evict"]:
+        yield Move("other", EvictAsked(AT), world.spend("evict"))
+    if budget["drain"]:
+        yield Move("other", DrainAsked(AT), world.spend("drain"))
+    if budget["close"]:
+        yield Move("other", CloseAsked(AT), world.spend("close"))
+    if budget["leave"]:
+        yield Move("other", LeaveAsked(AT), world.spend("leave"))
+    if budget["hurry"]:
+        # In time, and at once.
+        yield Move("other", LeaveAsked(AT, AT + 1.0), world.spend("hurry"))
+        yield Move("other", LeaveAsked(AT, AT), world.spend("hurry"))
+
+
+def _interrupted(world: World, id: str) -> World:
+    pending = (*world.interrupts, (id, Life.ASKED))
+    return world.spend("interrupt")._replace(interrupts=pending, unwanted=world.unwanted | {id})
+
+
+def _by_log(world: World, budget: Mapping[str, int]) -> Iterator[Move]:
+    if not world.unlogged:
+        return
+    first, *rest = world.unlogged
+    after = world._replace(unlogged=tuple(rest), durable=first.ledger, durable_mirror=first.mirror)
+    yield Move("world", Committed(AT, first.seq), after)
+    lost = world._replace(unlogged=(), ledger=world.durable, mirror=world.durable_mirror)
+    if budget.get("fail"):
+        yield Move("other", AppendFailed(AT, NO_STORE), lost.spend("fail"))
+    if budget.get("fenced"):
+        yield Move("other", AppendFailed(AT, NO_STORE, is_final=True), lost.spend("fenced"))
+
+
+def _crash(scenario: Scenario, world: World) -> Move:
+    """The host dies, with all that was not durable and everybody who waited in it; another one settles what the log
+    says, and goes on."""
+    entries = crash_recovery.settle(world.durable_mirror)
+    past = _folded(world.durable_mirror, entries)
+    ledger = world.durable
+    for entry in entries:
+        ledger = fold(ledger, entry, lambda granted, other: False)
+    session = past.session
+    is_settled = session.turn is None and session.own is None and not ledger.turn and ledger.own is None
+    check(is_settled, "G2", f"settled, and {session.turn or session.own} is open")
+    check(not past.questions, "G2", f"settled, and {past.questions} wait for an answer")
+    check(ledger.waiting == world.durable.waiting, "G7", f"{world.durable.waiting} waited, and now {ledger.waiting}")
+    check(not crash_recovery.settle(past), "G2", "what is settled is settled again")
+    asks = tuple(_life_after(ledger, ask.id, life) for ask, life in zip(scenario.asks, world.asks, strict=True))
+    is_closed = session.mode is Mode.CLOSED
+    check(not is_closed or not entries, "G2", f"a closed session has to be settled: {entries}")
+    found = world._replace(
+        session=session,
+        agent=toy.Agent(),
+        asks=asks,
+        holds=tuple(life if life == Life.UNASKED else Life.OVER for life in world.holds),
+        mirror=past,
+        durable_mirror=past,
+        ledger=ledger,
+        durable=ledger,
+        unlogged=(),
+        process=session.process.number,
+        **dict.fromkeys(("is_asked_for", "is_alive", "has_exited", "is_told_to_stop", "is_writing", "is_cut"), False),
+        timers=frozenset(),
+        interrupts=tuple((id, Life.OVER) for id, _ in world.interrupts),
+        unwanted=frozenset(),
+        epoch=world.epoch + 1,
+        question="",
+        untold=frozenset(),
+        change=Life.UNASKED if world.change == Life.UNASKED else Life.OVER,
+        # What somebody looked at, elsewhere, is still on their screen.
+        late=frozenset(f for f in _closed(world, world.question).late if isinstance(f, QuestionAnswered)),
+        is_finished=is_closed,
+    )
+    return Move("other", None if is_closed else Begun(AT), found)
+
+
+def _closed(world: World, question: str) -> World:
+    """Nobody wants to know it any more; but whoever looked at it may still answer."""
+    if question and world.budget[BUDGETS.index("late")]:
+        world = world._replace(late=world.late | {QuestionAnswered(AT, question, DENIED)})
+    return world._replace(question="")
+
+
+def _life_after(ledger: Ledger, id: str, life: int) -> int:
+    """What becomes of an ask when its host dies. Who asked has died too, so one that was not durable was never made."""
+    if life in (Life.UNASKED, Life.REJECTED):
+        return life
+    return Life.OVER if id in ledger.ended else Life.ACCEPTED if id in ledger.queued else Life.REJECTED
+
+
+def _folded(past: Past, entries: Iterable[Entry]) -> Past:
+    try:
+        return pasts.fold(past, entries)
+    except AssertionError as exc:
+        raise Violation("replay", f"{entries}: {exc}") from exc
+
+
+def _by_process(world: World, budget: Mapping[str, int]) -> Iterator[Move]:
+    number = world.process
+    if world.is_asked_for:
+        started = ProcessReported(AT, number, Started(77, AT), epoch=world.epoch)
+        yield Move("world", started, world._replace(is_asked_for=False, is_alive=True))
+        if world.is_told_to_stop or budget.get("unstartable"):
+            gone = _gone(world if world.is_told_to_stop else world.spend("unstartable"))
+            yield Move(
+                "world" if world.is_told_to_stop else "other", ProcessReported(AT, number, StartFailed(NO_START)), gone
+            )
+    if world.is_alive and world.is_told_to_stop:
+        exited = world._replace(is_alive=False, has_exited=True)
+        yield Move("world", ProcessReported(AT, number, Exited(None, 15, AT)), exited)
+    elif world.is_alive and budget.get("exit"):
+        exited = world.spend("exit")._replace(is_alive=False, has_exited=True)
+        yield Move("other", ProcessReported(AT, number, Exited(1, None, AT)), exited)
+    if world.has_exited:
+        yield Move("world", ProcessReported(AT, number, ProcessGone()), _gone(world))
+    elif world.is_sweeping:
+        yield Move("world", ProcessReported(AT, number, SweepEnded(LEFT)), world._replace(is_sweeping=False))
+    if world.is_writing and world.is_alive:
+        yield Move("world", ProcessReported(AT, number, FrameWritten()), world._replace(is_writing=False))
+        if budget.get("cut"):
+            unread = world.agent.inbox[:-1]
+            cut = world.spend("cut")._replace(is_writing=False, is_cut=True, agent=world.agent._replace(inbox=unread))
+            yield Move("other", ProcessReported(AT, number, WriteFailed(BROKEN_PIPE)), cut)
+
+
+def _gone(world: World) -> World:
+    if dict(zip(BUDGETS, world.budget, strict=True))["late"]:
+        number = world.process
+        facts: set[Fact] = {
+            ProcessReported(AT, number, ProcessGone()),
+            ProcessReported(AT, number, Exited(1, None, AT)),
+            ProcessReported(AT, number, Started(77, AT)),
+            ProcessReported(AT, number, FrameWritten()),
+            ProcessReported(AT, number, WriteFailed(BROKEN_PIPE)),
+            ProcessReported(AT, number, StartFailed(NO_START)),
+            ProcessReported(AT, number, SweepEnded(LEFT)),
+        }
+        if world.agent.said:
+            facts.add(_frames(world, (world.agent.said,)))
+        world = world._replace(late=world.late | facts)
+    return world._replace(
+        agent=toy.Agent(),
+        is_asked_for=False,
+        is_alive=False,
+        has_exited=False,
+        is_told_to_stop=False,
+        is_writing=False,
+        is_cut=False,
+        is_sweeping=False,
+    )
+
+
+def _by_agent(scenario: Scenario, world: World, budget: Mapping[str, int]) -> Iterator[Move]:
+    if not world.is_alive and not world.has_exited:
+        return
+    # After its exit it reads nothing more, but what it had said is still on its way.
+    agent = world.agent if world.is_alive else world.agent._replace(inbox=())
+    for said in toy.moves(agent, scenario.manners, budget):
+        if said.struck is not None:
+            _check_struck(scenario, world, *said.struck)
+        after = world._replace(agent=said.agent)
+        if said.cost:
+            after = after.spend(said.cost)
+        yield Move("other" if said.cost else "agent", _frames(world, said.lines) if said.lines else None, after)
+
+
+def _check_struck(scenario: Scenario, world: World, request: str, current: tuple[str, ...]) -> None:
+    """An interrupt that was sent for one turn must not end another."""
+    id = request.removeprefix("interrupt-").split("#")[0]
+    ask = scenario.by_id.get(id)
+    by_itself = {toy.OWN, *(other.ref for other in scenario.asks if other.on_busy == "steer")}
+    if by_itself & set(current) or len(current) > 1 or ask is None:
+        # One of the two was begun by the agent itself, or it is several at once. It has ours in its queue then, and
+        # goes on to it when it likes: nobody could have known.
+        return
+    is_same = all(ref[:-4] == ask.ref[:-4] for ref in current)
+    check(is_same, "G4", f"{request} struck {current}")
+
+
+@functools.cache
+def _frames_of(process: int, lines: tuple[bytes, ...]) -> FramesRead:
+    dialect = toy.ToyDialect()
+    meanings = tuple((i, meaning) for i, line in enumerate(lines) if (meaning := dialect.read(line)) is not None)
+    return FramesRead(AT, process, lines, meanings)
+
+
+def _frames(world: World, lines: tuple[bytes, ...]) -> FramesRead:
+    return _frames_of(world.process, lines)
+
+
+def _with(lives: tuple[int, ...], index: int, life: int) -> tuple[int, ...]:
+    return (*lives[:index], life, *lives[index + 1 :])
+
+
+# -- what is done, watched -------------------------------------------------------------------------------------------
+def take(scenario: Scenario, move: Move) -> tuple[World, list[Effect]]:
+    """What the world is after this, or `Violation`."""
+    world, fact = move.world, move.fact
+    if fact is None:
+        return world, []
+    before = world.session
+    try:
+        session, effects = step(before, fact)
+    except Violation:
+        raise
+    except Exception as exc:
+        raise Violation("total", f"{type(exc).__name__}: {exc}") from exc
+    if move.by == "late" or _is_too_late(scenario, world, fact):
+        _check_late(world, fact, effects)
+    world = world._replace(session=session)
+    for effect in effects:
+        world = _perform(scenario, world, fact, effect)
+    _check_state(scenario, world, before)
+    return world, effects
+
+
+def _is_too_late(scenario: Scenario, world: World, fact: Fact) -> bool:
+    """Whether a caller speaks of an ask that is over."""
+    match fact:
+        case AskWithdrawn(turn=id) | InterruptAsked(turn=id) | AskMoved(turn=id):
+            index = next((i for i, ask in enumerate(scenario.asks) if ask.id == id), None)
+            return index is not None and world.asks[index] in (Life.OVER, Life.REJECTED)
+        case _:
+            return False
+
+
+def _check_late(world: World, fact: Fact, effects: list[Effect]) -> None:
+    if isinstance(fact, TimerFired) and fact.subject in world.timers:
+        return  # It was started again, and so it is not late.
+    for effect in effects:
+        check(isinstance(effect, GiveReceipt | CancelTimer), "G4", f"{fact} is late, and does {effect}")
+
+
+def _perform(scenario: Scenario, world: World, fact: Fact, effect: Effect) -> World:
+    check(not world.is_finished, "G2", f"after Finish: {effect}")
+    match effect:
+        case Append(entries=entries):
+            return _append(scenario, world, fact, tuple(entries))
+        case WriteFrame(process=process, data=data):
+            return _write(scenario, world, process, data)
+        case StartTimer(subject=subject):
+            return world._replace(timers=world.timers | {subject})
+        case CancelTimer(subject=subject):
+            late = world.late
+            if world.budget[BUDGETS.index("late")] and subject in world.timers:
+                late |= {TimerFired(AT, subject)}
+            return world._replace(timers=world.timers - {subject}, late=late)
+        case StartProcess(process=process):
+            is_there = world.is_asked_for or world.is_alive or world.has_exited
+            check(not is_there, "G1", "a second process is started")
+            check(process > world.process, "G4", "the number of a process is used twice")
+            return world._replace(process=process, is_asked_for=True, epoch=world.epoch + 1)
+        case StopProcess(process=process):
+            check(process == world.process, "G4", f"{effect} and {world.process} is the one that runs")
+            check(not world.is_told_to_stop, "G3", "it is told to stop twice")
+            return world._replace(is_told_to_stop=True)
+        case SweepTools(process=process):
+            check(process == world.process, "G4", f"{effect} and {world.process} is the one that runs")
+            check(world.is_alive and not world.is_sweeping, "G6", "it is swept twice at once, or after its end")
+            return world._replace(is_sweeping=True)
+        case AskHuman(question=question):
+            check(not world.question, "G2", "the question is asked twice")
+            check(question not in world.seen, "G4", f"{question} was the name of another question")
+            return world._replace(question=question, seen=world.seen | {question})
+        case BeIdle():
+            check(not world.ledger.open, "G6", f"nobody needs the process, and {world.ledger.open} are open")
+            check(not world.agent.has_task or world.agent.owed, "G6", "nobody needs the process, and a task runs in it")
+            return world
+        case BeReady() | AskToSave() | HoldConversation():
+            return world
+        case CloseQuestion(question=question):
+            check(world.question == question, "G2", f"{question} ends, and nobody asked it")
+            return _closed(world, question)._replace(untold=world.untold | {question})
+        case TellAnswer(question=question, error=error):
+            check(question in world.untold, "G2", f"the answer to {question} is told, and it is not over, or twice")
+            is_open = any(waiting.id == question for waiting in world.durable_mirror.questions)
+            check(error is not None or not is_open, "G7", f"the answer to {question} is told before it is durable")
+            return world._replace(untold=world.untold - {question})
+        case _:
+            return _answer(scenario, world, effect)
+
+
+def _answer(scenario: Scenario, world: World, effect: Effect) -> World:
+    """What callers get: each of it once."""
+    match effect:
+        case Accept(turn=id):
+            check(id in world.durable.queued, "G7", f"{id} is accepted before it is durable")
+            return _settle_ask(scenario, world, id, Life.ASKED, Life.ACCEPTED)
+        case Reject(turn=id):
+            return _settle_ask(scenario, world, id, Life.ASKED, Life.REJECTED)
+        case Resolve(turn=id, outcome=outcome):
+            _check_outcome(scenario, world, id, outcome)
+            return _settle_ask(scenario, world, id, Life.ACCEPTED, Life.OVER)
+        case PassOn(turn=id):
+            waiting = [other.id for other in world.durable.waiting]
+            check(world.session.mode is Mode.LEFT, "G2", f"{id} is passed on by who has not left")
+            check(id in waiting, "G2", f"{id} is passed on, and in the log only {waiting} wait")
+            # One of several that share a turn goes where the others go.
+            sharing = ask_queue.find(world.session.queue, id)
+            is_wanted = sharing is not None and any(ask.id not in world.unwanted for ask in sharing.asks)
+            check(is_wanted, "G2", f"{id} is passed on, and nobody wants it")
+            return _settle_ask(scenario, world, id, Life.ACCEPTED, Life.PASSED_ON)
+        case GiveReceipt(interrupt=interrupt):
+            id = interrupt.removeprefix("stop-")
+            check((id, Life.ASKED) in world.interrupts, "G2", f"a receipt that nobody waits for: {interrupt}")
+            given = tuple((other, Life.OVER if other == id else life) for other, life in world.interrupts)
+            return world._replace(interrupts=given)
+        case SettingTaken():
+            check(world.change == Life.ASKED, "G2", "a setting is taken twice")
+            return world._replace(change=Life.OVER)
+        case GrantHold(hold=hold):
+            index = next(i for i, (id, _) in enumerate(scenario.holds) if id == hold)
+            check(world.holds[index] in (Life.ASKED, Life.ACCEPTED), "G2", f"{hold} is granted and nobody wants it")
+            return world._replace(holds=_with(world.holds, index, Life.ACCEPTED))
+        case EndHold(hold=hold):
+            index = next(i for i, (id, _) in enumerate(scenario.holds) if id == hold)
+            check(world.holds[index] in (Life.ASKED, Life.ACCEPTED), "G2", f"{hold} ends twice")
+            return world._replace(holds=_with(world.holds, index, Life.OVER))
+        case Finish():
+            check(not _open_asks(world), "G2", f"finished, and asks are open: {world.asks}")
+            check(all(life == Life.OVER for _, life in world.interrupts), "G2", "finished, and a receipt is owed")
+            check(not any(life in (Life.ASKED, Life.ACCEPTED) for life in world.holds), "G2", "a hold has no end")
+            check(world.change != Life.ASKED, "G2", "finished, and a setting is not answered")
+            check(not world.untold, "G2", f"finished, and nobody was told the answer to {world.untold}")
+            is_there = world.is_asked_for or world.is_alive or world.has_exited
+            check(not is_there, "G6", "finished, and the process is there")
+            if world.session.mode is Mode.LEFT:
+                _check_left(scenario, world)
+            return world._replace(is_finished=True)
+        case _:
+            raise AssertionError(f"no such effect: {effect}")
+
+
+def _check_left(scenario: Scenario, world: World) -> None:
+    """Whoever comes next finds nothing that it would have to settle, and nobody who was told something else."""
+    if world.session.store is not Store.WORKING:
+        may_go = world.session.store is Store.LOST or world.session.is_overdue
+        check(may_go, "G2", "it has left, and the log does not have what callers were told")
+        return
+    found = world.durable_mirror
+    is_settled = found.session.turn is None and found.session.own is None and not found.questions
+    check(is_settled and world.durable.own is None, "G2", f"it has left, and something is open: {found}")
+    check(found.session.mode is Mode.OPEN, "replay", f"it has left, and the log says {found.session.mode}")
+    lives = zip(scenario.asks, world.asks, strict=True)
+    passed_on = frozenset(ask.id for ask, life in lives if life == Life.PASSED_ON)
+    check(world.durable.open == passed_on, "G2", f"{world.durable.open} wait in the log, and {passed_on} were told so")
+
+
+def _settle_ask(scenario: Scenario, world: World, id: str, life: int, following: int) -> World:
+    index = next(i for i, ask in enumerate(scenario.asks) if ask.id == id)
+    check(world.asks[index] == life, "G2", f"{id} is {world.asks[index]} and becomes {following}")
+    return world._replace(asks=_with(world.asks, index, following))
+
+
+def _check_outcome(scenario: Scenario, world: World, id: str, outcome: Outcome) -> None:
+    if outcome.durable:
+        check(id in world.durable.ended, "G7", f"{id} has its outcome before it is durable")
+    text = outcome.text
+    if outcome.kind is Kind.DONE:
+        # What the agent did by itself is looked for where the turn ends: see `_check_end`.
+        is_its_own = text is not None and (text == toy.OWN or text[:-4] in _answers_to(scenario, id))
+        check(is_its_own, "G4", f"{id} is done with the answer {text!r}")
+    elif outcome.kind in (Kind.INTERRUPTED, Kind.PREEMPTED) and scenario.acknowledges:
+        check(text is None or text[-1] in "!?", "G4", f"{id} had finished with {text!r} and is called {outcome.kind}")
+
+
+def _answers_to(scenario: Scenario, id: str) -> set[str]:
+    """The beginnings of the answers that may be this ask's: its own, and those that it may share a turn with."""
+    ask = scenario.by_id[id]
+    shares = ask.on_busy in ("steer", "collect")
+    return {other.ref[:-4] for other in scenario.asks if other is ask or shares or other.on_busy == "steer"}
+
+
+def _write(scenario: Scenario, world: World, process: int, data: bytes) -> World:
+    check(process == world.process and world.is_alive, "G3", f"{data} is written to a process that is not there")
+    check(not world.is_writing, "G3", f"{data} is written into a frame")
+    check(not world.is_cut, "G3", f"{data} is written after a cut frame")
+    check(not world.is_told_to_stop, "G3", f"{data} is written to a process that was told to stop")
+    agent = world.agent
+    if data.startswith(b"P"):
+        check(not world.is_sweeping, "G6", f"{data} is written beside what the turn before has left running")
+        ref = data.split()[1].decode()
+        turn = world.ledger.turn
+        ask = next(ask for ask in scenario.asks if ask.ref[:-4] == ref[:-4])
+        check(any(member.id == ask.id for member in turn), "G3", f"{data} is written and {turn} was granted")
+        check(ref not in world.sent, "G4", f"{data} is written again: an agent may drop what it has seen")
+        world = world._replace(sent=world.sent | {ref})
+        if turn[0].id == ask.id and len(turn) == 1:
+            check(
+                agent.is_idle(acknowledges=scenario.acknowledges),
+                "G1",
+                f"{data} is written while the agent is at work: {agent}",
+            )
+        is_new = turn[0].id == ask.id
+        check(not is_new or world.session.mode in (Mode.OPEN, Mode.DRAINING), "G2", f"{data} begins, and it is leaving")
+        is_durable = any(member.id == ask.id for member in world.durable.turn)
+        check(is_durable, "G7", f"{data} is written before the intent is durable")
+    return world._replace(is_writing=True, agent=agent._replace(inbox=(*agent.inbox, data)))
+
+
+def _append(scenario: Scenario, world: World, fact: Fact, entries: tuple[Any, ...]) -> World:
+    session = world.session
+
+    def may_pass(granted: str, other: str) -> bool:
+        if other in session.collecting:
+            return True
+        hold = session.hold
+        asks = scenario.by_id
+        return hold is not None and asks[other].hold != hold.id and asks[other].priority <= hold.priority
+
+    ledger, mirror = world.ledger, world.mirror
+    boundary = -1
+    for index, entry in enumerate(entries):
+        id, kind, data = entry
+        if kind == kinds.UPDATE and isinstance(toy.ToyDialect().read(data), TurnOver):
+            boundary = index
+        if kind == kinds.TURN_ENDED:
+            is_said = isinstance(fact, FramesRead) and any(isinstance(m, TurnOver) for _, m in fact.meanings)
+            check(not is_said or boundary >= 0, "log", f"{id} ended before its boundary was logged")
+            _check_end(scenario, world, fact, id, data)
+        if kind == kinds.TURN_INTERRUPTED and b'"preempt"' in data:
+            victim = 0 if id not in scenario.by_id else scenario.by_id[id].priority
+            urgent = (*ledger.waiting, *(hold for hold in session.queue if isinstance(hold, Hold)))
+            is_due = any(waiting.priority > max(victim, 0) for waiting in urgent)
+            check(is_due, "G5", f"{id} is told to give way, to nobody more urgent")
+        ledger = fold(ledger, entry, may_pass)
+    mirror = _folded(mirror, entries)
+    unlogged = (*world.unlogged, Unlogged(session.head, ledger, mirror))
+    # Between two appends on which nothing rests there is nothing to see.
+    awaited = {seq for seq, _ in session.deferred}
+    unlogged = tuple(u for u in unlogged if u.seq in awaited or u is unlogged[-1])
+    return world._replace(ledger=ledger, mirror=mirror, unlogged=unlogged)
+
+
+def _check_end(scenario: Scenario, world: World, fact: Fact, id: str, data: bytes) -> None:
+    """Why it ended, against what was wanted of it."""
+    ask = scenario.by_id.get(id)
+    if ask is None:
+        return
+    # A process that goes before it could say whose boundary it was has said one for all that: it is believed.
+    is_going = world.has_exited or (isinstance(fact, ProcessReported) and isinstance(fact.report, ProcessGone))
+    if b'"outcome":"done"' in data and b'"text":"own' in data and not is_going:
+        raise Violation("G4", f"{id} is done with what the agent did by itself")
+    ledger = world.ledger
+    together = {id, *(m.id for m in ledger.turn), *(m.id for m in ledger.waiting if m.leader is not None)}
+    asked = [other for other, life in zip(scenario.asks, world.asks, strict=True) if life != Life.UNASKED]
+    if b'"outcome":"interrupted"' in data:
+        by_other = any(other.on_busy == "interrupt" and other.priority >= ask.priority for other in asked)
+        is_wanted = together & world.unwanted or world.session.mode is not Mode.OPEN
+        has_clock = bool(scenario.config.get("clocks"))
+        check(is_wanted or by_other or has_clock, "G4", f"{id} is interrupted and nobody wanted it")
+    if b'"outcome":"refused"' in data:
+        is_leaving = world.session.mode in (Mode.LEAVING, Mode.PARTING, Mode.LEFT)
+        check(not is_leaving or ask.is_last, "G2", f"{id} is refused, and could have been passed on")
+    if b'"outcome":"preempted"' in data:
+        urgent = [*(other.priority for other in asked), *(p for _, p in scenario.holds)]
+        check(any(p > ask.priority and p > 0 for p in urgent), "G5", f"{id} was preempted, by nobody more urgent")
+
+
+# -- what must hold in every state -----------------------------------------------------------------------------------
+def _check_state(scenario: Scenario, world: World, before: Session) -> None:
+    session = world.session
+    if session.store is not Store.WORKING:
+        return
+    if session.mode is Mode.OPEN:
+        _check_urgency(world)
+    for turn in (session.turn, session.own):
+        # One of several that share a turn is not heard: the others want it.
+        if turn is not None and turn.id in world.unwanted and len(turn.asks) <= 1:
+            is_going = turn.phase is TurnPhase.INTERRUPTING or turn.boundary is not None
+            check(is_going, "G5", f"{turn.id} is not wanted any more, and goes on")
+    is_same = session.queue is before.queue and session.turn is before.turn and session.own is before.own
+    if (
+        is_same
+        and session.settings is before.settings
+        and session.conversation is before.conversation
+        and session.questions is before.questions
+        and before.store is Store.WORKING
+    ):
+        return
+    live, durable = projection(session), projection(world.mirror.session)
+    check(live == durable, "replay", f"the log says {durable}, and it is {live}")
+    _check_questions(scenario, world)
+    ids = [waiting.id for waiting in world.ledger.waiting]
+    check(sorted(ids) == sorted(_queued_ids(session)), "log", f"the log has {ids} waiting, not {_queued_ids(session)}")
+
+
+def _check_questions(scenario: Scenario, world: World) -> None:
+    open_ones = [(question.id, question.turn) for question in world.session.questions]
+    logged = [(question.id, question.turn) for question in world.mirror.questions]
+    if world.budget[BUDGETS.index("fail")] < scenario.budget.get("fail", 0):
+        # What was asked while the log was broken is not in it. But nobody waits there who does not wait here.
+        is_same = {id for id, _ in logged} <= {id for id, _ in open_ones}
+    else:
+        is_same = logged == open_ones
+    check(is_same, "replay", f"in the log {logged} wait for an answer, and it is {open_ones}")
+
+
+def _queued_ids(session: Session) -> list[str]:
+    return [ask.id for turn in session.queue if isinstance(turn, Turn) for ask in turn.asks]
+
+
+def _check_urgency(world: World) -> None:
+    session = world.session
+    hold = session.hold
+    for waiting in session.queue:
+        passes = hold is None or waiting.priority > hold.priority
+        if waiting.id in session.collecting or not passes or waiting.priority <= 0:
+            continue
+        for turn in (session.turn, session.own):
+            is_running = turn is not None and turn.phase is TurnPhase.RUNNING and turn.boundary is None
+            check(
+                turn is None or not is_running or turn.priority >= waiting.priority,
+                "G5",
+                f"{waiting.id} waits, and {turn and turn.id} was not told to stop",
+            )
+
+
+def projection(session: Session) -> tuple[object, ...]:
+    """What of a session is in its log."""
+    turns = [waiting for waiting in session.queue if isinstance(waiting, Turn)]
+    queue = sorted(turns, key=lambda turn: turn.priority)
+    return (
+        *(tuple(map(_brief, queue)), _brief(session.turn), _brief(session.own)),
+        *(session.conversation, session.settings),
+    )
+
+
+def _brief(turn: Turn | None) -> tuple[object, ...] | None:
+    if turn is None:
+        return None
+    joined, steered = (tuple(ask.id for ask in asks) for asks in (turn.joined, turn.steered))
+    return turn.id, turn.attempt, joined, steered
+
+
+def _open_asks(world: World) -> bool:
+    return Life.ASKED in world.asks or Life.ACCEPTED in world.asks
+
+
+# -- states that are the same ----------------------------------------------------------------------------------------
+def key(world: World) -> tuple[object, ...]:
+    """What makes a state this one. Numbers that only grow are taken relative to where they are."""
+    session = world.session
+    seqs = [unlogged.seq for unlogged in world.unlogged]
+    deferred = tuple((seqs.index(seq) if seq in seqs else None, _brief_deferred(d)) for seq, d in session.deferred)
+    process = session.process
+    return (
+        *(
+            *(session.mode, session.leave_by, session.is_overdue),
+            session.conversation,
+            session.collecting,
+            session.hold,
+            session.own_count,
+            session.resume_failures,
+            # From the second crash on only the wait grows.
+            *(session.settings, min(session.crashes, 2), session.is_backing_off, session.idle_since, session.overflows),
+        ),
+        tuple(_turn_key(waiting) if isinstance(waiting, Turn) else waiting for waiting in session.queue),
+        *(_turn_key(session.turn), _turn_key(session.own), session.clocks, _process_key(process)),
+        tuple((question.asked.request, question.turn) for question in session.questions),
+        *(deferred, session.store, session.store_retries, tuple((id, kind) for id, kind, _ in session.unwritten)),
+        *(world.agent, world.sent, world.budget, world.asks, world.holds, world.ledger, world.durable),
+        tuple(unlogged.ledger for unlogged in world.unlogged),
+        *(world.is_asked_for, world.is_alive, world.has_exited, world.is_told_to_stop, world.is_writing, world.is_cut),
+        frozenset(_timer_key(session, subject) for subject in world.timers),
+        *(world.interrupts, world.unwanted, world.change, world.is_finished),
+        *(_question_key(session, world.question), len(world.untold)),
+        frozenset(_fact_key(session, fact) for fact in world.late),
+        # What another host would find, as long as one may have to look.
+        *(map(_past_key, _mirrors(world)) if world.budget[BUDGETS.index("crash")] else ()),
+    )
+
+
+def _mirrors(world: World) -> tuple[Past, ...]:
+    return (world.durable_mirror, *(unlogged.mirror for unlogged in world.unlogged))
+
+
+def _past_key(past: Past) -> tuple[object, ...]:
+    session = past.session
+    questions = tuple((question.turn, question.is_kept) for question in past.questions)
+    return projection(session), session.mode, session.own_count, questions
+
+
+def _turn_key(turn: Turn | None) -> tuple[object, ...] | None:
+    if turn is None:
+        return None
+    return (
+        *(turn.id, turn.priority, turn.phase, turn.attempt, turn.cause, turn.clock, turn.interrupts, turn.may_write),
+        *(tuple(ask.id for ask in turn.joined), tuple(ask.id for ask in turn.steered), frozenset(turn.heard)),
+        *(turn.is_opened, turn.names_prompts, turn.can_interrupt, turn.is_acknowledged, turn.settled),
+        None if turn.boundary is None else (turn.boundary.text, turn.boundary.refs, turn.boundary.is_error),
+        # What a later version of it may know besides.
+        *(getattr(turn, name) for name in _OTHER_MEMBERS),
+    )
+
+
+_KNOWN_MEMBERS = frozenset(
+    (
+        *("id", "ask", "priority", "origin", "phase", "attempt", "joined", "steered", "cause", "clock", "interrupts"),
+        *("may_write", "seq", "granted_at", "is_opened", "names_prompts", "heard", "can_interrupt", "is_acknowledged"),
+        *("settled", "boundary"),
+    )
+)
+_OTHER_MEMBERS = tuple(name for name in Turn.__struct_fields__ if name not in _KNOWN_MEMBERS)
+
+
+# All that it knows, but for numbers that only grow and words that only explain.
+# What a toy was told is told by the rest.
+_UNIMPORTANT = ("number", "frames_sent", "exit", "error", "schema", "speech")
+_PROCESS_MEMBERS = tuple(name for name in ProcessState.__struct_fields__ if name not in _UNIMPORTANT)
+
+
+def _process_key(process: ProcessState) -> tuple[object, ...]:
+    return process.error is None, process.schema is None, *(getattr(process, name) for name in _PROCESS_MEMBERS)
+
+
+def _brief_deferred(deferred: object) -> object:
+    match deferred:
+        case Resolve(turn=turn, outcome=outcome):
+            return turn, outcome.kind, outcome.text
+        case Accept(turn=name) | PassOn(turn=name) | GiveReceipt(interrupt=name) | MayWrite(key=name):
+            return type(deferred).__name__, name
+        case MaySteer(key=name, ask=steered):
+            return type(deferred).__name__, name, steered
+        case _:
+            return type(deferred).__name__
+
+
+def _timer_key(session: Session, subject: Subject) -> Subject | tuple[object, ...]:
+    timer, name = subject
+    match timer:
+        case Timer.START | Timer.AGE | Timer.BACKOFF:
+            return timer, session.process.number - int(name)
+        case Timer.IDLE:
+            number, count = map(int, name.split("."))
+            return timer, session.process.number - number, session.idle_count - count
+        case Timer.WRITE:
+            number, count = map(int, name.split("."))
+            return timer, session.process.number - number, session.process.frames_sent - count
+        case Timer.HOLD:
+            hold, count = name.split("#")
+            return timer, hold, session.hold_asks - int(count)
+        case Timer.QUESTION:
+            return timer, _question_key(session, name)
+        case _:
+            return subject
+
+
+def _question_key(session: Session, question: str) -> object:
+    """Which one it is of those that are open; else how far ahead the place is that its name speaks of. Only there could
+    another come by the same one."""
+    requests = tuple(waiting.asked.request for waiting in session.questions if waiting.id == question)
+    seq = question.rpartition(".")[2]
+    return requests or (max(0, int(seq) - session.head) if seq.isdecimal() else question)
+
+
+def _fact_key(session: Session, fact: Fact) -> object:
+    match fact:
+        case QuestionAnswered(question=question):
+            return "answered", _question_key(session, question)
+        case TimerFired(subject=subject):
+            return _timer_key(session, subject)
+        case FramesRead(process=process, lines=lines):
+            return lines[0], session.process.number - process
+        case ProcessReported(process=process, report=report):
+            return type(report).__name__, session.process.number - process
+        case _:
+            return fact
+
+
+# -- the search ------------------------------------------------------------------------------------------------------
+@dataclass
+class Found:
+    """What a search has seen."""
+
+    scenario: Scenario
+    states: int = 0
+    transitions: int = 0
+    terminals: int = 0
+    is_whole: bool = True
+    violation: Violation | None = None
+    trace: list[Fact | None] = field(default_factory=list["Fact | None"])
+
+    def __str__(self) -> str:
+        whole = "" if self.is_whole else " (cut short)"
+        return (
+            f"{self.scenario.name}: {self.states:,} states, {self.transitions:,} transitions, "
+            f"{self.terminals:,} ends{whole}"
+        )
+
+
+def explore(scenario: Scenario) -> Found:
+    """Everything that may happen, and the first thing that must not."""
+    search = _Search(scenario)
+    # Everything that is made here stays until the end: looking for garbage in it takes half the time.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        search.run()
+    finally:
+        if was_enabled:
+            gc.enable()
+    return search.found
+
+
+class _Search:
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.found = Found(scenario)
+        self.seen: dict[tuple[object, ...], int] = {}
+        # By number of state: where it was first come from and by which move, and where time and the agent lead.
+        self.parents: list[tuple[int, int]] = []
+        self.by_world: list[list[int]] = []
+        self.by_agent: list[list[int]] = []
+        self.is_over: list[bool] = []
+        self.is_at_work: list[bool] = []
+
+    def run(self) -> None:
+        frontier = deque([self.scenario.first()])
+        self._add(key(frontier[0]), frontier[0], -1, 0)
+        number = 0
+        while frontier:
+            world = frontier.popleft()
+            try:
+                frontier.extend(self._expand(number, world))
+            except _Failed as failed:
+                self._fail(failed.violation, self._moves_to(number), failed.index)
+                return
+            number += 1
+            if len(self.parents) > self.scenario.states_max:
+                self.found.is_whole = False
+                break
+        self.found.states = len(self.parents)
+        if self.found.is_whole:
+            self._look_for_wedges()
+
+    def _expand(self, number: int, world: World) -> Iterator[World]:
+        index = -1
+        possible = _possible(self.scenario, world)
+        for index, move in enumerate(possible):
+            if isinstance(move, Violation):
+                raise _Failed(move, index)
+            try:
+                after, _ = take(self.scenario, move)
+            except Violation as violation:
+                raise _Failed(violation, index) from None
+            self.found.transitions += 1
+            name = key(after)
+            known = self.seen.get(name)
+            if known is None:
+                known = self._add(name, after, number, index)
+                yield after
+            if move.by == "world":
+                self.by_world[known].append(number)
+            elif move.by == "agent":
+                self.by_agent[known].append(number)
+        if index < 0:
+            self.found.terminals += 1
+
+    def _add(self, name: tuple[object, ...], world: World, parent: int, index: int) -> int:
+        number = self.seen[name] = len(self.parents)
+        self.parents.append((parent, index))
+        self.by_world.append([])
+        self.by_agent.append([])
+        is_closing = world.session.mode not in (Mode.OPEN, Mode.DRAINING) and not world.is_finished
+        owes = any(life == Life.ASKED for _, life in world.interrupts)
+        waits = Life.ASKED in world.holds or world.change == Life.ASKED
+        self.is_over.append(not _open_asks(world) and not owes and not is_closing and not waits)
+        turns = (world.session.turn, world.session.own)
+        is_running = any(turn is not None and turn.phase is TurnPhase.RUNNING for turn in turns)
+        self.is_at_work.append(is_running and world.is_alive and not world.is_told_to_stop)
+        return number
+
+    def _look_for_wedges(self) -> None:
+        goals = [i for i, (over, work) in enumerate(zip(self.is_over, self.is_at_work, strict=True)) if over or work]
+        self._check_reached(goals, [self.by_world], "time, the log and the process alone do not lead on from here")
+        goals = [i for i, over in enumerate(self.is_over) if over]
+        self._check_reached(goals, [self.by_world, self.by_agent], "an agent that does its work does not lead on")
+
+    def _check_reached(self, goals: list[int], edges: list[list[list[int]]], message: str) -> None:
+        if self.found.violation is not None:
+            return
+        reached = set(goals)
+        stack = list(goals)
+        while stack:
+            number = stack.pop()
+            for graph in edges:
+                for before in graph[number]:
+                    if before not in reached:
+                        reached.add(before)
+                        stack.append(before)
+        # Numbers were given breadth first, so the first is one of the nearest.
+        wedge = next((number for number in range(len(self.parents)) if number not in reached), None)
+        if wedge is not None:
+            self._fail(Violation("G5", f"a wedge: {message}"), self._moves_to(wedge), None)
+
+    def _moves_to(self, number: int) -> list[int]:
+        indexes: list[int] = []
+        while number > 0:
+            number, index = self.parents[number]
+            indexes.append(index)
+        return indexes[::-1]
+
+    def _fail(self, violation: Violation, indexes: list[int], last: int | None) -> None:
+        self.found.states = len(self.parents)
+        self.found.violation = violation
+        world = self.scenario.first()
+        for index in (*indexes, *(() if last is None else (last,))):
+            moved = _possible(self.scenario, world)
+            move = next(move for i, move in enumerate(moved) if i == index)
+            if isinstance(move, Violation):
+                return
+            self.found.trace.append(move.fact)
+            try:
+                world, _ = take(self.scenario, move)
+            except Violation:
+                return
+
+
+class _Failed(Exception):
+    def __init__(self, violation: Violation, index: int) -> None:
+        super().__init__(str(violation))
+        self.violation = violation
+        self.index = index
+
+
+def _possible(scenario: Scenario, world: World) -> Iterator[Move | Violation]:
+    try:
+        yield from moves(scenario, world)
+    except Violation as violation:
+        yield violation
+
+
+# -- what was found, to be read and to be pasted -----------------------------------------------------------------------
+def told(found: Found) -> str:
+    """The shortest way to what was found, as a test that shows it."""
+    lines = [f"# {found.scenario.name}: {found.violation}", "state = Session(config=config)"]
+    state = found.scenario.first().session
+    for fact in found.trace:
+        if fact is None:
+            lines.append("# (the agent reads, and says nothing)")
+            continue
+        lines.append(f"state, effects = step(state, {fact!r})")
+        try:
+            state, effects = step(state, fact)
+        except Exception as exc:
+            lines.append(f"#     raises {exc!r}")
+            break
+        lines += [f"#     {effect!r}" for effect in effects]
+    return "\n".join(lines)
+
+
+def assert_holds(scenario: Scenario, report: Callable[[str], object] = print) -> Found:
+    found = explore(scenario)
+    assert found.violation is None, told(found)
+    report(str(found))
+    return found
+
+
+__all__ = ["BUDGETS", "Found", "Hold", "Scenario", "World", "assert_holds", "explore", "moves", "take", "told"]

@@ -1,0 +1,336 @@
+"""Logs as sessions really write them, append by append: a corpus for whatever reads logs.
+
+Some are of walks at random through the worlds of the exploration, some of talks by hand, in which is what those worlds
+have not (a price, a conversation from elsewhere, a session that is opened again), and some of the recordings of a real
+agent. Each is the same every time it is made.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+from tests.core.dialects.recordings import corpus
+from tests.core.dialects.recordings.rehearsal import Rehearsal
+from tests.core.session import exploration, scenarios
+from tests.core.session.scenarios import ask
+from tests.core.session.talk import TELLING, Talk
+from tests.core.session.toy import Manners
+
+from banksman.core.dialects.claude import CLAUDE
+from banksman.core.dialects.meaning import Replied, Requested, TurnOpened, TurnOver, Wants
+from banksman.core.process_facts import Exited, Started, StartFailed, WriteFailed
+from banksman.core.session import event as kinds
+from banksman.core.session import history as pasts
+from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
+from banksman.core.session.effects import Append, Effect
+from banksman.core.session.event import Entry, entry
+from banksman.core.session.facts import (
+    AppendFailed,
+    Asked,
+    AskMoved,
+    AskWithdrawn,
+    Begun,
+    CloseAsked,
+    Committed,
+    DrainAsked,
+    EvictAsked,
+    Fact,
+    HoldAsked,
+    InterruptAsked,
+    LeaveAsked,
+    ProcessReported,
+    SettingAsked,
+    TimerFired,
+)
+from banksman.core.session.history import Past
+from banksman.core.session.permissions import Verdict
+from banksman.core.session.session_config import Config
+from banksman.core.session.state import Session
+
+STEPS_MAX = 400
+
+
+class Seen(NamedTuple):
+    """What the session was, by itself, when its log had so many appends and nothing was on its way there."""
+
+    appends: int
+    session: Session
+
+
+class History(NamedTuple):
+    name: str
+    config: Config
+    # Only what became durable.
+    appends: tuple[Sequence[Entry], ...]
+    seen: tuple[Seen, ...] = ()
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [entry for append in self.appends for entry in append]
+
+    def borders(self) -> Iterator[tuple[int, Past]]:
+        """After each append, and before the first: how many there are, and what they fold to."""
+        past = pasts.beginning(self.config)
+        yield 0, past
+        for number, append in enumerate(self.appends, 1):
+            past = pasts.fold(past, append)
+            yield number, past
+
+
+# -- walks -----------------------------------------------------------------------------------------------------------
+_RULES = (("Bash", Verdict.DENY), ("mcp__*", Verdict.ASK))
+# All at once, and everything that can go wrong. Asks have all that an ask can have.
+EVERYTHING = scenarios.scenario(
+    "everything",
+    replace(scenarios.LOW, key="k-low"),
+    replace(scenarios.USUAL, key="k-usual", rules=_RULES, prompt=[{"type": "text", "text": "usual"}]),
+    *(replace(scenarios.PATIENT, key="k"), replace(scenarios.URGENT, key="k"), scenarios.STEER, scenarios.LAST),
+    *(scenarios.FIRST, scenarios.SECOND, scenarios.HELD, scenarios.PUSHY, scenarios.SHY, scenarios.EXACT),
+    lazy="log pipe start",
+    holds=(("hold", NORMAL), ("other", INTERACTIVE)),
+    manners=Manners(begins=True, ends=("over,settled", "over+settled"), errs=True),
+    config={"clocks": {"overall": 0.0}, "idle_seconds": 0.0, "recycle_seconds": 0.0},
+    **dict.fromkeys(("setting", "unanswered", "reconfigure", "fail", "close", "hurry"), 1),
+    **dict.fromkeys(("own", "stray", "unacknowledged", "question", "exit", "cut", "unstartable", "late"), 2),
+    **dict.fromkeys(("task", "evict"), 2),
+    **dict.fromkeys(("withdraw", "interrupt", "move", "release"), 3),
+)
+# The same without what ends most of it early, and with an agent that takes several prompts into one turn.
+GOING_WELL = scenarios.scenario(
+    "going well",
+    *(scenarios.LOW, scenarios.ALSO_LOW, scenarios.PATIENT, scenarios.URGENT, scenarios.STEER),
+    *(ask("more", NORMAL, on_busy="steer"), scenarios.FIRST, scenarios.SECOND),
+    manners=scenarios.MERGING,
+    setting=1,
+    **dict.fromkeys(("own", "question", "interrupt", "withdraw", "move"), 2),
+)
+# Worlds in which something is that the two above come to seldom.
+_OTHERS = (
+    *("an own turn and a log that fails", "a log that fails while collecting", "a hold and others", "collected"),
+    *("steered while the log takes its time", "steered, interrupted", "steered, merged", "a question", "three asks"),
+    *("a close", "a drain", "one is moved", "another model", "one crash after the other", "a full queue"),
+    *("a leave", "a leave among three"),
+)
+WALKS = {
+    **{f"{EVERYTHING.name} {seed}": (EVERYTHING, seed) for seed in range(16)},
+    **{f"{GOING_WELL.name} {seed}": (GOING_WELL, seed) for seed in range(8)},
+    **{f"{name} {seed}": (scenarios.SCENARIOS[name], seed) for name in _OTHERS for seed in range(2)},
+}
+
+
+# What would end most walks before they have begun is rare, as it is in life.
+_CHANCES: dict[type, float] = {
+    **dict.fromkeys((CloseAsked, DrainAsked, LeaveAsked, AppendFailed), 0.02),
+    **dict.fromkeys((Exited, StartFailed, WriteFailed, TimerFired, EvictAsked), 0.1),
+    **dict.fromkeys((Asked, HoldAsked, AskWithdrawn, InterruptAsked, AskMoved), 0.25),
+}
+
+
+def _kind(fact: Fact | None) -> type:
+    return type(fact.report if isinstance(fact, ProcessReported) else fact)
+
+
+def walk(name: str) -> History:
+    """One way through a world, chosen by lot at each step."""
+    world_of, seed = WALKS[name]
+    lot = random.Random(f"{world_of.name} {seed}")
+    world = world_of.first()
+    durable: list[Sequence[Entry]] = []
+    unlogged: list[Sequence[Entry]] = []
+    seen: list[Seen] = []
+    has_failed = False
+    for _ in range(STEPS_MAX):
+        possible = list(exploration.moves(world_of, world))
+        if not possible:
+            break
+        [move] = lot.choices(possible, [_CHANCES.get(_kind(move.fact), 1.0) for move in possible])
+        if isinstance(move.fact, Committed):
+            while unlogged and sum(map(len, durable)) + len(unlogged[0]) <= move.fact.seq:
+                durable.append(unlogged.pop(0))
+        elif isinstance(move.fact, AppendFailed):
+            unlogged.clear()
+            has_failed = True
+        world, effects = exploration.take(world_of, move)
+        unlogged += _appends(effects)
+        if not unlogged and not has_failed:
+            seen.append(Seen(len(durable), world.session))
+    return History(name, world.session.config, tuple(durable), tuple(seen))
+
+
+def _appends(effects: Iterable[Effect]) -> list[Sequence[Entry]]:
+    return [effect.entries for effect in effects if isinstance(effect, Append)]
+
+
+# -- talks -----------------------------------------------------------------------------------------------------------
+def opened(resume: str | None = None, *, fork: bool = False) -> Entry:
+    """As a host writes it when it opens a session."""
+    return entry(None, kinds.SESSION_OPENED, agent="toy", cwd="/srv", args=["-v"], resume=resume, fork=fork)
+
+
+class Told(Talk):
+    """A talk whose log is kept."""
+
+    def __init__(self, past: Past | None = None, config: Config = TELLING) -> None:
+        super().__init__(config, None if past is None else past.session)
+        self.appends: list[Sequence[Entry]] = []
+        self.seen: list[Seen] = []
+
+    def tell(self, fact: Fact) -> list[Effect]:
+        effects = super().tell(fact)
+        self.appends += _appends(effects)
+        self.seen.append(Seen(len(self.appends), self.state))
+        return effects
+
+
+def open_talk(resume: str | None = None, *, fork: bool = False, before: Iterable[Sequence[Entry]] = ()) -> Told:
+    """One that is opened, after what is in the log already."""
+    appends = [*before, [opened(resume, fork=fork)]]
+    past = pasts.beginning(TELLING)
+    for append in appends:
+        past = pasts.fold(past, append)
+    talk = Told(past)
+    talk.appends += appends
+    return talk
+
+
+def _costs_and_settings() -> Told:
+    talk = open_talk()
+    talk.serve(ask("a", NORMAL, key="k-a"), spent=1.25)
+    talk.serve(ask("b", NORMAL, key="k-b"), spent=2.0, cost=0.5)
+    for number, (name, value) in enumerate((("model", "x"), ("permission_mode", "plan"), ("model", "y")), 1):
+        talk.tell(SettingAsked(0.0, f"c{number}", name, value))
+        talk.mean(Replied(f"setting-1-{number}"))
+    talk.mean(TurnOpened(origin="task", can_interrupt=True))
+    talk.mean(TurnOver(origin="task", text="own", spent=2.5))
+    # The conversation is at its end: the next begins with nothing.
+    talk.serve(ask("c", NORMAL), is_error=True, is_overflow=True)
+    talk.ask(ask("d", NORMAL, key="k-a"))
+    return talk
+
+
+def _imported() -> Told:
+    """A copy: how it was opened elsewhere, what waited there, and its conversation, are not this one's."""
+    first = open_talk()
+    first.serve(ask("a", NORMAL, key="k-a"), spent=1.25)
+    first.tell(SettingAsked(0.0, "c1", "model", "x"))
+    first.mean(Replied("setting-1-1"))
+    first.ask(ask("b", NORMAL, key="k-b"))
+    first.ask(ask("c", NORMAL))
+    imported = [entry(None, kinds.SESSION_IMPORTED, origin="s-there", at=1.0)]
+    talk = open_talk(before=[*first.appends, imported])
+    talk.serve(ask("d", NORMAL, key="k-d"), spent=3.0)
+    return talk
+
+
+def _kept() -> Told:
+    """A question that outlived its process, and one that did not."""
+    about = {"wants": "permission", "tool": "saw", "input": {"depth": 3}, "details": {}}
+    asked = [entry(None, kinds.QUESTION_ASKED, question=id, **about) for id in ("q-1", "q-2")]
+    settled = [
+        entry(None, kinds.QUESTION_KEPT, question="q-1"),
+        entry(None, kinds.QUESTION_ANSWERED, question="q-2", answer="withdrawn", by="recovery"),
+    ]
+    talk = open_talk(before=[asked, settled])
+    talk.appends.append([entry(None, kinds.QUESTION_ANSWERED, question="q-1", answer="allow", by="answer")])
+    return talk
+
+
+def _adopted(*, fork: bool, is_known: bool) -> Told:
+    talk = open_talk("theirs", fork=fork)
+    talk.ask(ask("a", NORMAL))
+    if is_known:
+        talk.tell(ProcessReported(0.0, 1, Started(77, 0.0, ("boot", 77, 5, 78, 6, 79, 7))))
+        talk.hear(b"ok handshake-1")
+        talk.over("a0000", spent=3.0)
+        talk.serve(ask("b", NORMAL), spent=4.0)
+    else:
+        talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
+        talk.die(code=1, stderr="forgotten")
+        talk.ask(ask("b", NORMAL))
+    return talk
+
+
+def _opened_again() -> Told:
+    talk = open_talk()
+    talk.serve(ask("a", NORMAL, key="k"), spent=1.0)
+    talk.tell(SettingAsked(0.0, "c", "model", "x"))
+    talk.mean(Replied("setting-1-1"))
+    talk.tell(CloseAsked(0.0))
+    talk.die(signal=15)
+    again = open_talk(before=talk.appends)
+    again.serve(ask("b", NORMAL, key="k"), spent=1.5)
+    again.ask(ask("c", NORMAL))
+    return again
+
+
+def _left() -> Told:
+    """By one host, with somebody who waits, and gone on with by another."""
+    talk = open_talk()
+    talk.serve(ask("a", NORMAL, key="k"), spent=1.0)
+    talk.ask(ask("b", NORMAL, key="k-b"))
+    talk.opens("b0000")
+    talk.ask(ask("c", NORMAL, key="k-c"))
+    talk.tell(LeaveAsked(0.0))
+    talk.over("b0000", spent=1.5)
+    talk.die(signal=15)
+    again = open_talk(before=talk.appends)
+    again.tell(Begun(0.0))
+    again.begin()
+    again.over("c0000", spent=2.0)
+    return again
+
+
+def _asked_and_added() -> Told:
+    """A turn with all that a turn can have, and a queue in an order that only the log knows."""
+    talk = open_talk()
+    talk.ask(ask("a", NORMAL))
+    talk.begin()
+    talk.opens("a0000")
+    for name in ("low", "lower", "lowest"):
+        talk.ask(ask(name, BACKGROUND, rules=_RULES, schema={"type": "object"}))
+    talk.tell(AskMoved(0.0, "lowest"))
+    talk.ask(ask("s", NORMAL, on_busy="steer"))
+    for name in ("q1", "q2"):
+        talk.mean(Requested(name, Wants.PERMISSION, "can_use_tool", "Bash"))
+    talk.ask(ask("t", NORMAL, on_busy="steer"))
+    talk.hear(b"taken s0000", b"over a0000 a0000", b"settled a0000")
+    talk.mean(Requested("q3", Wants.ELICITATION, "elicitation"))
+    return talk
+
+
+_TALKS = {
+    "costs and settings": _costs_and_settings,
+    "imported": _imported,
+    "a question is kept": _kept,
+    "adopted": functools.partial(_adopted, fork=False, is_known=True),
+    "adopted and forgotten": functools.partial(_adopted, fork=False, is_known=False),
+    "forked": functools.partial(_adopted, fork=True, is_known=True),
+    "forked and forgotten": functools.partial(_adopted, fork=True, is_known=False),
+    "opened again": _opened_again,
+    "left": _left,
+    "asked and added": _asked_and_added,
+}
+
+
+def talked(name: str) -> History:
+    talk = _TALKS[name]()
+    return History(name, talk.state.config, tuple(talk.appends), tuple(talk.seen))
+
+
+# -- all -------------------------------------------------------------------------------------------------------------
+def recorded(name: str) -> History:
+    """Of a recording: its entries, each by itself, because a cut may be anywhere."""
+    entries = Rehearsal(name, corpus.whole).entries
+    return History(name, Config(dialect=CLAUDE), tuple((entry,) for entry in entries))
+
+
+TOYS = (*_TALKS, *WALKS)
+NAMES = (*TOYS, *corpus.NAMES)
+
+
+def history(name: str) -> History:
+    return talked(name) if name in _TALKS else walk(name) if name in WALKS else recorded(name)

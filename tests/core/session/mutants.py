@@ -1,0 +1,1250 @@
+"""Mistakes that a careful programmer could have made in the core, one by one: each must be found.
+
+A mutant replaces one function of the core by one that is wrong in a plausible way. It names the scenario, as small as
+may be, in which the exploration finds it; or, where what it does wrong is not seen from outside of a single order of
+facts, the test that fails. The core without it passes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest import mock
+
+from msgspec.structs import replace
+from tests.core.session import (
+    test_conversation,
+    test_crash_recovery,
+    test_history,
+    test_idle_process,
+    test_questions,
+    test_settings,
+    test_shutdown_drain,
+    test_watchdogs_session,
+)
+
+from banksman.core.dialects.meaning import Replied, Thought, TurnOver
+from banksman.core.session import (
+    agent_output,
+    ask_queue,
+    asks,
+    crash_recovery,
+    durability,
+    grants,
+    idle_process,
+    permissions,
+    process_life,
+    settings,
+    shutdown,
+    step,
+    timers,
+    tool_cleanup,
+    turn_end,
+    watchdogs,
+)
+from banksman.core.session import event as kinds
+from banksman.core.session import history as pasts
+from banksman.core.session import questions as questioning
+from banksman.core.session.ask_queue import BACKGROUND, Queue, Waiting
+from banksman.core.session.effects import BeIdle, Effect, Resolve, StartProcess, TellAnswer
+from banksman.core.session.event import Entry, Event, entry
+from banksman.core.session.facts import Timer
+from banksman.core.session.history import Past
+from banksman.core.session.idempotency import KEYS_MAX, IdempotencyKeys
+from banksman.core.session.outcome import By, Kind, Outcome
+from banksman.core.session.permissions import Decision, Verdict
+from banksman.core.session.state import Deferred, MayWrite, Mode, ProcessPhase, ProcessState, Session, Stale, Stdin
+from banksman.core.session.transition import Transition
+from banksman.core.session.turn import Ask, Cause, Move, Turn, TurnPhase
+from banksman.core.session.watchdogs import Name
+from banksman.errors import Closed
+
+# Given the right function, the wrong one.
+Wrong = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    where: object
+    function: str
+    wrong: Wrong
+    found_by: str | Callable[[], None]
+
+    @contextmanager
+    def applied(self) -> Generator[None]:
+        right = getattr(self.where, self.function)
+        with mock.patch.object(self.where, self.function, self.wrong(right)):
+            yield
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def _mutant(name: str, where: object, function: str, found_by: str | Callable[[], None]) -> Callable[[Wrong], Wrong]:
+    def register(wrong: Wrong) -> Wrong:
+        assert name not in MUTANTS
+        MUTANTS[name] = Mutant(name, where, function, wrong, found_by)
+        return wrong
+
+    return register
+
+
+# -- whose boundary it is --------------------------------------------------------------------------------------------
+@_mutant("boundary not matched to its turn", agent_output, "_may_be_of", "a boundary twice")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def may_be_of(work: Transition, turn: Turn, over: TurnOver) -> bool:
+        return True
+
+    return may_be_of
+
+
+@_mutant("own turn's boundary answers the ask", agent_output, "_may_be_of", "an own turn")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def may_be_of(work: Transition, turn: Turn, over: TurnOver) -> bool:
+        return not over.refs or right(work, turn, over)
+
+    return may_be_of
+
+
+@_mutant("two outcomes when exit follows boundary", agent_output, "_end_ours", "an exit")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def end_ours(work: Transition, turn: Turn, boundary: TurnOver) -> None:
+        right(work, turn, boundary)
+        work.set(turn=turn)
+
+    return end_ours
+
+
+@_mutant("own turn is not ended when its boundary names ours", agent_output, "_on_over", "a wordy agent")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def on_over(work: Transition, over: TurnOver) -> None:
+        own = work.state.own
+        right(work, over)
+        if over.refs and own is not None and work.state.own is None:
+            work.set(own=own)
+
+    return on_over
+
+
+# -- interrupts and acknowledgements ---------------------------------------------------------------------------------
+@_mutant("interrupt addressed to the session", asks, "interrupt", "an interrupt and a withdrawal")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def interrupt(work: Transition, id: str, name: str) -> None:
+        turn = work.state.turn
+        right(work, id if turn is None else turn.id, name)
+
+    return interrupt
+
+
+@_mutant("next prompt does not wait for the acknowledgement", grants, "_is_free", "an interrupt and a withdrawal")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def is_free(state: Session) -> bool:
+        process = state.process
+        return process.phase is ProcessPhase.READY and process.stdin is Stdin.FREE and state.own is None
+
+    return is_free
+
+
+@_mutant("acknowledgement before init counts", agent_output, "_on_reply", "an interrupt and a withdrawal")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def on_reply(work: Transition, reply: Replied) -> None:
+        key = dict(work.state.process.unacknowledged).get(reply.request)
+        right(work, reply)
+        turn = work.state.turn
+        if turn is not None and turn.key == key:
+            work.set_turn(replace(turn, is_acknowledged=True, can_interrupt=True))
+
+    return on_reply
+
+
+@_mutant("receipt forgotten", turn_end, "end", "a wordy agent, interrupted")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def end(work: Transition, turn: Turn, *args: Any, **kwargs: Any) -> None:
+        right(work, replace(turn, interrupts=()), *args, **kwargs)
+
+    return end
+
+
+@_mutant("wish lost when the boundary was another's", turn_end, "stop", "an own turn")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def stop(work: Transition, turn: Turn, cause: Any, clock: str | None = None) -> None:
+        if turn.boundary is None:
+            right(work, turn, cause, clock)
+
+    return stop
+
+
+# -- timers ----------------------------------------------------------------------------------------------------------
+@_mutant("drain timer without a turn", timers, "fire", "late facts")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def fire(work: Transition, timer: Timer, subject: str) -> None:
+        if timer is Timer.DRAIN:
+            work.stop_process()
+        else:
+            right(work, timer, subject)
+
+    return fire
+
+
+@_mutant("settle timer acts on the next turn", timers, "fire", "late facts of a slow agent")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def fire(work: Transition, timer: Timer, subject: str) -> None:
+        turn = work.state.turn
+        right(work, timer, turn.key if timer is Timer.SETTLE and turn is not None else subject)
+
+    return fire
+
+
+@_mutant("drain timer goes with its turn", turn_end, "end", "no acknowledgement")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def end(work: Transition, turn: Turn, *args: Any, **kwargs: Any) -> None:
+        right(work, turn, *args, **kwargs)
+        work.cancel_timer(Timer.DRAIN, turn.key)
+
+    return end
+
+
+@_mutant("requeue keeps the attempt", Turn, "requeued", "three asks")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def requeued(turn: Turn) -> Turn:
+        return replace(right(turn), attempt=turn.attempt)
+
+    return requeued
+
+
+# -- who is next -----------------------------------------------------------------------------------------------------
+@_mutant("background preempts", ask_queue, "preempts", "an own turn")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def preempts(priority: int, running: int) -> bool:
+        return priority > running or priority == BACKGROUND
+
+    return preempts
+
+
+@_mutant("a newcomer overtakes a queued equal", ask_queue, "enqueue", "three asks")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def enqueue(queue: Queue, waiting: Waiting) -> Queue:
+        return (waiting, *queue)
+
+    return enqueue
+
+
+@_mutant("requeue at the tail", ask_queue, "requeue", "three asks")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def requeue(queue: Queue, waiting: Waiting) -> Queue:
+        return (*queue, waiting)
+
+    return requeue
+
+
+@_mutant("own turn is not preempted", grants, "_make_room", "an own turn")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def make_room(work: Transition) -> None:
+        if work.state.own is None:
+            right(work)
+
+    return make_room
+
+
+@_mutant("prompt written while an own turn is open", grants, "_is_free", "an own turn and a log that fails")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def is_free(state: Session) -> bool:
+        process = state.process
+        is_ready = process.phase is ProcessPhase.READY and process.stdin is Stdin.FREE
+        return is_ready and not process.unacknowledged
+
+    return is_free
+
+
+# -- asks that must not be lost --------------------------------------------------------------------------------------
+@_mutant("grant lost when the waiter withdraws", asks, "withdraw", "a log that takes its time")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def withdraw(work: Transition, id: str) -> None:
+        turn = work.state.turn
+        if turn is not None and turn.id == id and turn.phase is TurnPhase.STARTING:
+            # Its outcome is given, and what it was granted stays with it.
+            outcome = Outcome(kind=Kind.WITHDRAWN)
+            turn_end.log_ended(work, id, outcome, By.WITHDRAWN)
+            work.after_commit(Resolve(id, outcome))
+            work.set_turn(replace(turn, may_write=False))
+        else:
+            right(work, id)
+
+    return withdraw
+
+
+@_mutant("exit while starting loses the ask", process_life, "_begin_again", "an exit while the log takes its time")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def begin_again(work: Transition, turn: Turn, error: object) -> None:
+        work.set(turn=None)
+
+    return begin_again
+
+
+@_mutant("close forgets the queue", shutdown, "_refuse_queue", "a drain")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def refuse_queue(work: Transition) -> None:
+        work.set(queue=(), collecting=(), hold=None)
+
+    return refuse_queue
+
+
+# -- what a turn leaves running ----------------------------------------------------------------------------------------
+@_mutant("a prompt beside what the turn before has left", grants, "_is_free", "tools that live on")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def is_free(state: Session) -> bool:
+        return right(replace(state, process=replace(state.process, sweeps=())))
+
+    return is_free
+
+
+@_mutant("two sweeps at once", tool_cleanup, "after", "tools that live on, and an own turn")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def after(work: Transition, turn: Turn) -> None:
+        work.set_process(sweeps=())
+        right(work, turn)
+
+    return after
+
+
+@_mutant("a sweep without an end", tool_cleanup, "swept", "tools that live on")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def swept(work: Transition, fact: object) -> None:
+        work.cancel_timer(Timer.SWEEP, str(work.state.process.number))
+
+    return swept
+
+
+@_mutant("steered ask forgotten", turn_end, "end", "steered")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def end(work: Transition, turn: Turn, *args: Any, **kwargs: Any) -> None:
+        right(work, replace(turn, steered=()), *args, **kwargs)
+
+    return end
+
+
+@_mutant("steered prompt sent before the log has it", asks, "_steer", "steered")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def steer(work: Transition, ask: Ask) -> bool:
+        is_steered = right(work, ask)
+        if is_steered:
+            assert work.state.turn is not None
+            asks.send_steered(work, work.state.turn.key, ask.id)
+        return is_steered
+
+    return steer
+
+
+@_mutant("steered and not sent is forgotten", turn_end, "_requeue_unsent", "steered while the log takes its time")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def requeue_unsent(work: Transition, turn: Turn) -> None:
+        pass
+
+    return requeue_unsent
+
+
+@_mutant("collected asks go with the first", asks, "_withdraw_queued", "collected")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def withdraw_queued(work: Transition, id: str) -> bool:
+        turn = ask_queue.find(work.state.queue, id)
+        if turn is None or turn.id != id:
+            return right(work, id)
+        assert turn.ask is not None
+        asks.take_out(work, turn)
+        turn_end.end_queued(work, turn.ask, Kind.WITHDRAWN)
+        return True
+
+    return withdraw_queued
+
+
+@_mutant("dropped ask comes back", asks, "_make_place", "a full queue")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def make_place(work: Transition, ask: Any) -> None:
+        queue = work.state.queue
+        right(work, ask)
+        work.set(queue=queue)
+
+    return make_place
+
+
+@_mutant("hold not released", asks, "release", "two holds")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def release(work: Transition, id: str) -> None:
+        pass
+
+    return release
+
+
+# -- the log ---------------------------------------------------------------------------------------------------------
+@_mutant("outcome before it is durable", Transition, "after_commit", "a log that takes its time")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def after_commit(work: Transition, deferred: Deferred) -> None:
+        if isinstance(deferred, Resolve):
+            work.do(deferred)
+        else:
+            right(work, deferred)
+
+    return after_commit
+
+
+@_mutant("prompt before the intent is durable", Transition, "after_commit", "a log that takes its time")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def after_commit(work: Transition, deferred: Deferred) -> None:
+        turn = work.state.turn
+        if isinstance(deferred, MayWrite) and turn is not None:
+            work.set_turn(replace(turn, may_write=True))
+        else:
+            right(work, deferred)
+
+    return after_commit
+
+
+@_mutant("store failure forgets the queue", durability, "_lose_store", "a log that fails")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def lose_store(work: Transition, error: Any) -> None:
+        work.set(queue=())
+        right(work, error)
+
+    return lose_store
+
+
+@_mutant("store failure resolves what was never accepted", durability, "_lose_store", "a log that fails")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def lose_store(work: Transition, error: Any) -> None:
+        work.set(deferred=())
+        right(work, error)
+
+    return lose_store
+
+
+# -- the process and the pipe ----------------------------------------------------------------------------------------
+@_mutant("a partial frame followed by another", Transition, "break_stdin", "a cut frame")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def break_stdin(work: Transition, error: object) -> None:
+        work.send_next()
+
+    return break_stdin
+
+
+@_mutant("frames do not wait for each other", Transition, "send", "a cut frame")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def send(work: Transition, turn: str | None, data: bytes) -> None:
+        if work.state.process.stdin is Stdin.BUSY:
+            work.set_process(stdin=Stdin.FREE)
+        right(work, turn, data)
+
+    return send
+
+
+@_mutant("facts of an older process count", step, "_is_current", "late facts of a process")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def is_current(state: Session, fact: object) -> bool:
+        return state.process.phase is not ProcessPhase.NONE
+
+    return is_current
+
+
+@_mutant("outbox survives the order to stop", Transition, "stop_process", "a cut frame")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def stop_process(work: Transition, error: Any = None) -> None:
+        outbox = work.state.process.outbox
+        right(work, error)
+        work.set_process(outbox=outbox)
+
+    return stop_process
+
+
+@_mutant("the turn stays RUNNING when it is told to stop", turn_end, "stop", "an interrupt and a withdrawal")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def stop(work: Transition, turn: Turn, cause: Any, clock: str | None = None) -> None:
+        if turn.phase is TurnPhase.RUNNING and turn.boundary is None:
+            stopped = replace(turn.moved(Move.STOP), cause=cause)
+            work.set_turn(replace(stopped, phase=TurnPhase.RUNNING))
+            turn_end.interrupt(work, turn)
+        else:
+            right(work, turn, cause, clock)
+
+    return stop
+
+
+# -- a process that nobody needs -------------------------------------------------------------------------------------
+@_mutant("eviction of a process with a running task", idle_process, "_is_idle", "tasks in the background")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def is_idle(state: Session) -> bool:
+        return right(replace(state, process=replace(state.process, tasks=())))
+
+    return is_idle
+
+
+@_mutant(
+    "a process with a running task is retired for its age",
+    idle_process,
+    "must_replace",
+    test_idle_process.test_one_that_is_old_serves_on_while_something_runs_in_its_background,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def must_replace(state: Session, turn: Turn) -> str | None:
+        return right(replace(state, process=replace(state.process, tasks=())), turn)
+
+    return must_replace
+
+
+@_mutant(
+    "what the agent waits to hear does not spare it",
+    idle_process,
+    "_is_idle",
+    partial(test_idle_process.test_what_somebody_needs_is_neither_evicted_nor_idle, "callback"),
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def is_idle(state: Session) -> bool:
+        return right(replace(state, callbacks=(), questions=()))
+
+    return is_idle
+
+
+@_mutant("idle timer without its rest", idle_process, "on_idle_long", "late facts of an idle process")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def on_idle_long(work: Transition, key: str) -> None:
+        idle_process.evict(work, "idle")
+
+    return on_idle_long
+
+
+@_mutant(
+    "idle timer of an earlier rest",
+    idle_process,
+    "_idle_key",
+    test_idle_process.test_the_timer_of_an_earlier_rest_does_not_end_a_later_one,
+)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def idle_key(state: Session) -> str:
+        return str(state.process.number)
+
+    return idle_key
+
+
+@_mutant("eviction of a process in use", idle_process, "evict", "an eviction")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def evict(work: Transition, reason: str) -> None:
+        if work.state.process.phase is ProcessPhase.READY:
+            idle_process.retire(work, reason)
+
+    return evict
+
+
+@_mutant("retired while a turn is open", idle_process, "look", "another configuration")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def look(work: Transition) -> None:
+        process = work.state.process
+        if process.stale is Stale.NOW and process.phase is ProcessPhase.READY:
+            idle_process.retire(work, "stale")
+        right(work)
+
+    return look
+
+
+@_mutant(
+    "nobody is told that it is idle",
+    Transition,
+    "do",
+    test_idle_process.test_the_pool_is_told_when_it_listens_and_when_nobody_needs_it,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def do(work: Transition, effect: Effect) -> None:
+        if not isinstance(effect, BeIdle):
+            right(work, effect)
+
+    return do
+
+
+@_mutant(
+    "a rest has no end",
+    idle_process,
+    "look",
+    test_idle_process.test_the_pool_is_told_when_it_listens_and_when_nobody_needs_it,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def look(work: Transition) -> None:
+        since = work.state.idle_since
+        right(work)
+        if since is not None:
+            work.set(idle_since=since)
+
+    return look
+
+
+# -- a process that is replaced --------------------------------------------------------------------------------------
+@_mutant(
+    "stale process given the next turn",
+    idle_process,
+    "must_replace",
+    test_settings.test_in_a_turn_the_process_is_replaced_after_it,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def must_replace(state: Session, turn: Turn) -> str | None:
+        return right(replace(state, process=replace(state.process, stale=Stale.NO)), turn)
+
+    return must_replace
+
+
+@_mutant(
+    "what was granted goes to a process that has become stale",
+    grants,
+    "_write_prompt",
+    test_settings.test_one_that_was_granted_before_does_not_go_to_a_process_that_never_answers,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def write_prompt(work: Transition) -> None:
+        stale = work.state.process.stale
+        work.set_process(stale=Stale.NO)
+        right(work)
+        work.set_process(stale=stale)
+
+    return write_prompt
+
+
+@_mutant(
+    "a schema is not looked at",
+    idle_process,
+    "must_replace",
+    test_conversation.test_another_schema_is_another_process_and_the_same_one_is_not,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def must_replace(state: Session, turn: Turn) -> str | None:
+        reason = right(state, turn)
+        return None if reason == "schema" else reason
+
+    return must_replace
+
+
+@_mutant(
+    "one that has saved is kept",
+    turn_end,
+    "_end_ours",
+    test_idle_process.test_one_that_is_old_is_asked_to_save_and_replaced_after_that,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def end_ours(work: Transition, turn: Turn, *args: Any) -> None:
+        assert turn.ask is not None
+        right(work, replace(turn, ask=replace(turn.ask, is_last=False)), *args)
+
+    return end_ours
+
+
+@_mutant(
+    "the next process is for no conversation",
+    Transition,
+    "start_process",
+    test_idle_process.test_after_so_long_it_is_let_go_and_the_next_ask_resumes,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def start_process(work: Transition, schema: Any) -> None:
+        right(work, schema)
+        last = work.effects.pop()
+        assert isinstance(last, StartProcess)
+        work.do(replace(last, conversation=None))
+
+    return start_process
+
+
+@_mutant(
+    "an age is of no process",
+    idle_process,
+    "on_old",
+    test_idle_process.test_the_age_of_a_process_that_is_gone_is_nobodys,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def on_old(work: Transition, subject: str) -> None:
+        right(work, str(work.state.process.number))
+
+    return on_old
+
+
+# -- processes that come to nothing ----------------------------------------------------------------------------------
+@_mutant("start timer never armed", process_life, "started", "an exit")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def started(work: Transition, fact: Any) -> None:
+        right(work, fact)
+        work.effects.pop()
+
+    return started
+
+
+@_mutant("back-off that never ends", idle_process, "on_backed_off", "one crash after the other")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def on_backed_off(work: Transition, subject: str) -> None:
+        pass
+
+    return on_backed_off
+
+
+@_mutant(
+    "back-off that keeps nobody back",
+    idle_process,
+    "count_crash",
+    test_idle_process.test_after_the_first_crash_the_next_is_tried_at_once_and_then_it_takes_longer_and_longer,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def count_crash(work: Transition, process: ProcessState) -> None:
+        right(work, process)
+        work.set(is_backing_off=False)
+
+    return count_crash
+
+
+@_mutant(
+    "crashes are never forgiven",
+    agent_output,
+    "_counted",
+    test_idle_process.test_who_asks_while_none_is_started_is_served_after_that,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(work: Transition, over: TurnOver) -> TurnOver:
+        crashes = work.state.crashes
+        over = right(work, over)
+        work.set(crashes=crashes)
+        return over
+
+    return counted
+
+
+@_mutant(
+    "what we stopped is a crash",
+    process_life,
+    "lost",
+    test_idle_process.test_a_start_that_fails_counts_and_one_that_we_stopped_does_not,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def lost(work: Transition, *args: Any, **kwargs: Any) -> None:
+        work.set_process(was_told_to_stop=False)
+        right(work, *args, **kwargs)
+
+    return lost
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+@_mutant(
+    "prompt sent while a setting is unanswered",
+    grants,
+    "_is_free",
+    test_settings.test_no_prompt_is_sent_before_the_answer,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def is_free(state: Session) -> bool:
+        return right(replace(state, process=replace(state.process, changes=())))
+
+    return is_free
+
+
+@_mutant("setting's promise lost when the process dies", settings, "forget_all", "another model, and an exit")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def forget_all(work: Transition) -> None:
+        pass
+
+    return forget_all
+
+
+@_mutant("a setting that is not answered holds everything up", settings, "expire", "another model")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def expire(work: Transition, request: str) -> None:
+        pass
+
+    return expire
+
+
+@_mutant(
+    "one that did not answer is kept",
+    settings,
+    "expire",
+    test_settings.test_an_agent_that_does_not_answer_is_replaced_by_one_that_has_it,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def expire(work: Transition, request: str) -> None:
+        right(work, request)
+        work.set_process(stale=Stale.NO)
+
+    return expire
+
+
+@_mutant(
+    "a setting that was refused is had",
+    settings,
+    "on_reply",
+    test_settings.test_an_agent_that_refuses_is_believed_and_keeps_what_it_has,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def on_reply(work: Transition, reply: Replied) -> None:
+        right(work, replace(reply, error=None))
+
+    return on_reply
+
+
+@_mutant("a setting is told twice", settings, "_forget", "another model")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def forget(work: Transition, change: Any) -> None:
+        pass
+
+    return forget
+
+
+# -- questions and callbacks -----------------------------------------------------------------------------------------
+@_mutant("question answered twice", questioning, "forget", "a question")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def forget(work: Transition, id: str, answer: str, **more: Any) -> None:
+        questions = work.state.questions
+        right(work, id, answer, **more)
+        work.set(questions=questions)
+
+    return forget
+
+
+@_mutant("a question has the agent's own name", questioning, "_name", "a late answer")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def name(work: Transition) -> str:
+        return "q1"  # By that the toy asks.
+
+    return name
+
+
+_lost = test_questions.test_a_name_that_the_log_has_lost_is_never_given_again
+
+
+@_mutant("a question has the name of one that the log lost", questioning, "_name", partial(_lost, "the log fails"))
+@_mutant("a question has a name of another host's", questioning, "_name", partial(_lost, "the host dies"))
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def name(work: Transition) -> str:
+        return f"q-0.{work.state.head + len(work.entries) + 1}"
+
+    return name
+
+
+@_mutant("the answer to a question is told too early", questioning, "forget", "a late answer, and a log that fails")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def forget(work: Transition, id: str, answer: str, *, by: str, message: str | None = None) -> None:
+        right(work, id, answer, by=by, message=message)
+        *before, (_, told) = work.state.deferred
+        assert isinstance(told, TellAnswer)
+        work.set(deferred=tuple(before))
+        work.do(told)
+
+    return forget
+
+
+@_mutant("a question outlives its process", questioning, "forget_all", test_questions.test_so_does_one_in_no_turn)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def forget_all(work: Transition) -> None:
+        pass
+
+    return forget_all
+
+
+@_mutant(
+    "a late callback answer of an old process",
+    questioning,
+    "forget_all",
+    test_questions.test_a_callback_of_a_process_that_is_gone_is_closed_and_answers_nobody,
+)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def forget_all(work: Transition) -> None:
+        for question in work.state.questions:
+            questioning.forget(work, question.id, "withdrawn", by="exit")
+
+    return forget_all
+
+
+@_mutant(
+    "what nobody answers is allowed",
+    questioning,
+    "expire",
+    partial(test_questions.test_one_that_nobody_answers_in_time_has_the_default_answer, "deny"),
+)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def expire(work: Transition, id: str) -> None:
+        message = f"nobody answered within {work.state.config.question_seconds:g} s"
+        questioning.answer(work, id, Decision(allows=True, message=message, by="expiry"))
+
+    return expire
+
+
+@_mutant(
+    "what a rule decided is asked all the same",
+    questioning,
+    "_verdict",
+    partial(test_questions.test_a_rule_answers_a_permission, (("Bash", Verdict.DENY),), (), "A q deny: a rule says no"),
+)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def verdict(work: Transition, asked: Any, speaking: Turn | None) -> None:
+        return None
+
+    return verdict
+
+
+@_mutant(
+    "the session's rules come first",
+    permissions,
+    "verdict",
+    partial(
+        test_questions.test_a_ruling_is_answered_at_once_and_asks_nobody,
+        (("*", Verdict.ALLOW),),
+        (("Bash", Verdict.DENY),),
+        "deny",
+    ),
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def verdict(tool: str, layers: Any) -> Any:
+        return right(tool, tuple(layers)[::-1])
+
+    return verdict
+
+
+@_mutant(
+    "a denial that interrupts only denies",
+    asks,
+    "answer",
+    test_questions.test_a_denial_that_interrupts_ends_the_turn_by_its_boundary,
+)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def answer(work: Transition, fact: Any) -> None:
+        questioning.answer(work, fact.question, fact.decision)
+
+    return answer
+
+
+@_mutant(
+    "a denial that interrupts stops whoever speaks",
+    asks,
+    "answer",
+    test_questions.test_such_a_denial_of_a_question_that_is_over_stops_nobody,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def answer(work: Transition, fact: Any) -> None:
+        right(work, fact)
+        if fact.decision.interrupts and work.state.speaking is not None:
+            turn_end.stop(work, work.state.speaking, Cause.INTERRUPT)
+
+    return answer
+
+
+# -- the conversation ------------------------------------------------------------------------------------------------
+@_mutant(
+    "conversation re-learnt after overflow",
+    agent_output,
+    "_know_conversation",
+    test_conversation.test_what_the_old_process_still_calls_it_is_not_learnt_again,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def know_conversation(work: Transition, conversation: str) -> None:
+        work.set_process(has_overflowed=False)
+        right(work, conversation)
+
+    return know_conversation
+
+
+@_mutant(
+    "an overflow is only an error",
+    agent_output,
+    "_notice_overflow",
+    test_conversation.test_a_small_prompt_that_is_too_much_ends_the_conversation_at_once,
+)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def notice_overflow(work: Transition, over: TurnOver) -> None:
+        pass
+
+    return notice_overflow
+
+
+@_mutant(
+    "any overflow ends the conversation",
+    agent_output,
+    "_notice_overflow",
+    partial(test_conversation.test_a_large_prompt_is_to_blame_itself_the_first_time, True),
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def notice_overflow(work: Transition, over: TurnOver) -> None:
+        work.set(overflows=1)
+        right(work, over)
+
+    return notice_overflow
+
+
+@_mutant(
+    "a turn costs all that went before it",
+    agent_output,
+    "_counted",
+    test_conversation.test_a_turn_costs_what_the_conversation_has_cost_more_since_the_last_one,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(work: Transition, over: TurnOver) -> TurnOver:
+        return replace(right(work, over), cost=over.spent)
+
+    return counted
+
+
+@_mutant(
+    "whoever comes after follows into another's conversation",
+    process_life,
+    "lose_conversation",
+    partial(test_conversation.test_the_next_process_does_not_resume_what_another_session_drives, None),
+)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def lose_conversation(work: Transition, error: Any, held: str | None) -> None:
+        work.give_up_process(error)
+
+    return lose_conversation
+
+
+# -- clocks ----------------------------------------------------------------------------------------------------------
+@_mutant(
+    "a tool is not watched",
+    agent_output,
+    "_use_tools",
+    test_watchdogs_session.test_while_a_tool_runs_its_own_clock_runs_and_silence_is_no_fault,
+)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def use_tools(work: Transition, **calls: Any) -> None:
+        pass
+
+    return use_tools
+
+
+@_mutant(
+    "thinking is progress",
+    watchdogs,
+    "wind",
+    partial(test_watchdogs_session.test_thought_is_life_and_no_progress, Thought(), "progress"),
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def wind(them: Any, at: float, *names: Name) -> Any:
+        return right(them, at, Name.BYTES, Name.PROGRESS)
+
+    return wind
+
+
+# -- a host that has died ----------------------------------------------------------------------------------------------
+_dies = test_crash_recovery.test_a_host_that_dies_at_any_moment_costs_no_guarantee
+_settles = test_crash_recovery.test_wherever_the_log_ends_what_had_begun_is_unknown_and_what_had_not_waits
+
+
+@_mutant("only the first of a turn is unknown", crash_recovery, "settle", partial(_dies, "collected"))
+@_mutant("what was added to a turn is forgotten", crash_recovery, "settle", partial(_dies, "steered"))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def settle(past: Past, **how: Any) -> list[Entry]:
+        turn = past.session.turn
+        alone = None if turn is None else replace(turn, joined=(), steered=())
+        return right(replace(past, session=replace(past.session, turn=alone)), **how)
+
+    return settle
+
+
+@_mutant("what waits is lost with its host", crash_recovery, "settle", partial(_settles, "asked and added"))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def settle(past: Past, **how: Any) -> list[Entry]:
+        asked = [replace(past.session, turn=turn, own=None, queue=()) for turn in past.session.queue]
+        lost = [entry for one in asked for entry in right(replace(past, session=one, questions=()))[:-1]]
+        return [*lost, *right(past, **how)]
+
+    return settle
+
+
+@_mutant("what was granted is sent again", crash_recovery, "settle", partial(_dies, "two asks"))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def settle(past: Past, **how: Any) -> list[Entry]:
+        turn = past.session.turn
+        if turn is None or turn.phase is not TurnPhase.STARTING:
+            return right(past, **how)
+        again = [entry(turn.id, kinds.TURN_REQUEUED, attempt=turn.attempt + 1)]
+        return [*again, *right(pasts.fold(past, again), **how)]
+
+    return settle
+
+
+@_mutant("a question waits for a process that is gone", crash_recovery, "settle", partial(_dies, "a question"))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def settle(past: Past, **how: Any) -> list[Entry]:
+        return right(replace(past, questions=()), **how)
+
+    return settle
+
+
+@_mutant("a turn of the agent's own stays open", crash_recovery, "settle", partial(_dies, "an own turn"))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def settle(past: Past, **how: Any) -> list[Entry]:
+        return right(replace(past, session=replace(past.session, own=None)), **how)
+
+    return settle
+
+
+@_mutant("settled again and again", crash_recovery, "settle", partial(_dies, "two asks"))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def settle(past: Past, *, swept: Any = ()) -> list[Entry]:
+        return right(past, swept=swept or ["nothing"])
+
+    return settle
+
+
+@_mutant("what was open has cost nothing", crash_recovery, "settle", partial(_settles, "costs and settings"))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def settle(past: Past, **how: Any) -> list[Entry]:
+        spent = str(past.session.spent).encode()
+        return [(id, kind, data.replace(b'"spent":null', b'"spent":' + spent)) for id, kind, data in right(past, **how)]
+
+    return settle
+
+
+# -- a session that leaves ---------------------------------------------------------------------------------------------
+@_mutant("a withdrawal at the last moment is lost", shutdown, "takes_back", "a leave, interrupted")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def takes_back(work: Transition, fact: object) -> bool:
+        return False
+
+    return takes_back
+
+
+@_mutant("it leaves though the log lacks endings", shutdown, "_may_go", "a leave, and a log that fails twice")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def may_go(state: Session) -> bool:
+        return True
+
+    return may_go
+
+
+@_mutant(
+    "it leaves before it has accepted",
+    shutdown,
+    "_may_go",
+    test_shutdown_drain.test_it_has_not_left_before_who_asked_last_knows_that_it_was_accepted,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def may_go(state: Session) -> bool:
+        return right(replace(state, deferred=()))
+
+    return may_go
+
+
+@_mutant("it has left though the log does not say so", shutdown, "take_back", "a leave, and a log that fails twice")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def nothing(work: Transition) -> None:
+        pass
+
+    return nothing
+
+
+@_mutant("holders are left behind", shutdown, "_end_holds", "a leave of holders")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def nothing(work: Transition) -> None:
+        pass
+
+    return nothing
+
+
+@_mutant("what was granted is sent by who leaves", turn_end, "put_back", "a leave, interrupted")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def put_back(work: Transition, again: Turn) -> None:
+        if work.state.mode is not Mode.LEAVING:
+            right(work, again)
+
+    return put_back
+
+
+@_mutant("who comes back finds nobody", ask_queue, "requeue", "a leave, interrupted")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def kept(queue: Queue, waiting: Waiting) -> Queue:
+        return queue
+
+    return kept
+
+
+@_mutant("what waits is refused by who leaves", shutdown, "leave", "a leave, interrupted")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def leave(work: Transition, by: float | None) -> None:
+        right(work, by)
+        for waiting in work.state.queue:
+            if isinstance(waiting, Turn):
+                asks.drop(work, waiting, Kind.REFUSED, Closed("left"))
+
+    return leave
+
+
+@_mutant("a deadline is not kept", shutdown, "hurry", test_shutdown_drain.test_of_several_deadlines_the_first_counts)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def nothing(work: Transition) -> None:
+        pass
+
+    return nothing
+
+
+# -- what a log folds to, and snapshots of it --------------------------------------------------------------------------
+_snapshot = test_history.test_from_a_snapshot_at_any_event_it_is_the_same_as_from_the_first_one
+
+
+def _forgets(name: str, history: str, **members: Any) -> None:
+    """A snapshot that has no such member."""
+
+    @_mutant(f"a snapshot without {name}", pasts, "encode", partial(_snapshot, history))
+    def _(right: Callable[..., Any]) -> Callable[..., Any]:
+        def encode(past: Past) -> bytes:
+            return right(replace(past, session=replace(past.session, **members)))
+
+        return encode
+
+
+_forgets("settings", "costs and settings", settings=())
+_forgets("the count of own turns", "costs and settings", own_count=0)
+_forgets("what it has cost", "costs and settings", cost=None)
+_forgets("the own turn", "costs and settings", own=None)
+_forgets("the turn", "asked and added", turn=None)
+_forgets("whose conversation it was", "adopted", is_adopted=False)
+_forgets("what it is a copy of", "forked", fork_of=None)
+
+
+@_mutant("a snapshot without the order of the queue", pasts, "encode", partial(_snapshot, "asked and added"))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def encode(past: Past) -> bytes:
+        queue = tuple(sorted(past.session.queue, key=lambda waiting: waiting.id))
+        return right(replace(past, session=replace(past.session, queue=queue)))
+
+    return encode
+
+
+@_mutant("a snapshot without keys", pasts, "encode", partial(_snapshot, "costs and settings"))
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def encode(past: Past) -> bytes:
+        return right(replace(past, keys=IdempotencyKeys()))
+
+    return encode
+
+
+@_mutant("the first keys are remembered", pasts, "_fold", test_history.test_the_last_keys_are_remembered_and_no_more)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def fold(past: Past, event: Event) -> Past:
+        after = right(past, event)
+        return after if len(past.keys) < KEYS_MAX else replace(after, keys=past.keys)
+
+    return fold
+
+
+def _unlike(kind: str) -> Wrong:
+    """What this kind says of questions is not heard."""
+
+    def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
+        def fold(past: Past, event: Event) -> Past:
+            after = right(past, event)
+            return replace(after, questions=past.questions) if event.kind == kind else after
+
+        return fold
+
+    return wrong
+
+
+_mutant("a question stays with a turn that is over", pasts, "_fold", "a question")(_unlike(kinds.TURN_ENDED))
+_mutant("an answered question is open", pasts, "_fold", "a question")(_unlike(kinds.QUESTION_ANSWERED))
+_mutant(
+    "a question outlives the log that lost its answer",
+    pasts,
+    "_fold",
+    partial(_dies, "a question and a log that fails"),
+)(_unlike(kinds.SESSION_STORE_RETURNED))

@@ -1,0 +1,175 @@
+"""The worlds that a session is explored in: who asks, how the agent behaves, what may go wrong.
+
+Each varies a few things and keeps the rest in order, so that each can be explored to its end. What is *eager* happens
+before anything else does: the log (each append is durable at once), the pipe (each frame is taken at once), the start
+(a process is ready at once).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.core.session.exploration import Scenario
+from tests.core.session.toy import Manners
+
+from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
+from banksman.core.session.turn import Ask
+
+
+def ask(id: str, priority: int, **others: Any) -> Ask:
+    return Ask(id=id, ref=f"{id}0000", prompt=id, priority=priority, **others)
+
+
+LOW = ask("low", BACKGROUND)
+ALSO_LOW = ask("also", BACKGROUND)
+USUAL = ask("usual", NORMAL)
+PATIENT = ask("patient", NORMAL, on_preempt="requeue")
+URGENT = ask("urgent", INTERACTIVE)
+STEER = ask("steer", NORMAL, on_busy="steer")
+FIRST, SECOND = (ask(id, NORMAL, on_busy="collect") for id in ("first", "second"))
+HELD = ask("held", NORMAL, hold="hold")
+PUSHY = ask("pushy", NORMAL, on_busy="interrupt")
+SHY = ask("shy", INTERACTIVE, on_busy="reject")
+EXACT = ask("exact", NORMAL, schema={"type": "object"})
+LAST = ask("last", NORMAL, is_last=True)
+
+ALL = frozenset(("log", "pipe", "start"))
+NAMELESS = Manners(names=False, labels=True, ends=("over",))
+SILENT = Manners(names=False, announces=False, ends=("over",))
+WORDY = Manners(begins=True, ends=("over", "over,settled", "settled,over", "over+settled"))
+SLOW = Manners(ends=("over,settled",))
+MERGING = Manners(merges=True, ends=("over,settled",))
+
+
+def scenario(name: str, *asks: Ask, lazy: str = "", config: dict[str, Any] | None = None, **others: Any) -> Scenario:
+    """`lazy`: what is not eager. Numbers are budgets; the rest is the scenario's own."""
+    budget = {name: value for name, value in others.items() if type(value) is int}
+    rest = {name: value for name, value in others.items() if type(value) is not int}
+    return Scenario(name=name, asks=asks, eager=ALL - set(lazy.split()), budget=budget, config=config or {}, **rest)
+
+
+_CLOCK = {"clocks": {"overall": 0.0}}
+_TOOLS = {"leaves_tools": True}
+_QUIET = {"quiet_seconds": 0.1}
+_IDLE = {"idle_seconds": 0.0}
+
+SCENARIOS = {
+    each.name: each
+    for each in (
+        scenario("four asks", LOW, USUAL, PATIENT, URGENT),
+        scenario("three asks", USUAL, PATIENT, URGENT),
+        scenario("an interrupt and a withdrawal", LOW, USUAL, interrupt=1, withdraw=1),
+        scenario("one is moved", LOW, USUAL, PATIENT, move=1),
+        scenario("a log that takes its time", LOW, URGENT, lazy="log", withdraw=1),
+        scenario("a log that fails", PATIENT, URGENT, lazy="log", fail=1),
+        scenario("a log that fails twice", LOW, lazy="log", fail=2, interrupt=1, close=1),
+        scenario("a log that is taken over", PATIENT, lazy="log", fenced=1, own=1, close=1),
+        scenario("an own turn and a log that fails", USUAL, lazy="log", own=1, fail=1),
+        scenario("a log that fails while collecting", FIRST, SECOND, lazy="log", fail=1),
+        scenario("an own turn", LOW, URGENT, own=1, interrupt=1),
+        scenario("two own turns", LOW, URGENT, own=2),
+        scenario("a boundary twice", LOW, PATIENT, stray=1, own=1),
+        scenario("a wordy agent", LOW, URGENT, manners=WORDY, own=1, merge=1),
+        scenario("a wordy agent, interrupted", USUAL, manners=WORDY, stray=1, interrupt=1, own=1),
+        scenario("no acknowledgement", LOW, PATIENT, URGENT, unacknowledged=1),
+        scenario("no boundary", LOW, URGENT, missing=1, config=_CLOCK),
+        scenario("an agent that errs", LOW, URGENT, manners=Manners(errs=True), interrupt=1),
+        scenario("an exit", LOW, URGENT, lazy="start", exit=1, unstartable=1),
+        scenario("an exit while the log takes its time", PATIENT, lazy="log start", exit=1, withdraw=1),
+        scenario("a cut frame", LOW, URGENT, lazy="pipe", cut=1),
+        scenario("a nameless agent", LOW, URGENT, manners=NAMELESS, own=1),
+        scenario("a nameless agent, interrupted", LOW, PATIENT, manners=NAMELESS, interrupt=1),
+        scenario("an agent that announces nothing", LOW, URGENT, manners=SILENT, interrupt=1, exit=1),
+        scenario("an agent that acknowledges nothing", LOW, PATIENT, URGENT, acknowledges=False),
+        scenario("a close", PATIENT, lazy="log pipe start", close=1, interrupt=1),
+        scenario("a drain", LOW, PATIENT, drain=1, close=1, exit=1, own=1),
+        scenario("a leave", PATIENT, lazy="log pipe start", leave=1, hurry=1),
+        scenario("a leave among three", LOW, PATIENT, URGENT, leave=1, hurry=1),
+        scenario("a leave, withdrawn from", LOW, USUAL, lazy="log", leave=1, withdraw=1),
+        scenario("a leave, interrupted", USUAL, lazy="log", leave=1, hurry=1, interrupt=1),
+        scenario("a leave, and a close", LOW, USUAL, lazy="log", leave=1, close=1, drain=1),
+        scenario("a leave, and a log that fails", LOW, USUAL, lazy="log", leave=1, fail=1),
+        scenario("a leave, and a log that fails twice", USUAL, lazy="log", hurry=1, leave=1, fail=2),
+        scenario("a leave, and a log that is taken over", PATIENT, lazy="log", leave=1, fenced=1, own=1),
+        scenario("a leave, and an exit", LOW, PATIENT, lazy="start", hurry=1, exit=1, unstartable=1),
+        scenario("a leave, and a question", LOW, USUAL, hurry=1, question=1, exit=1),
+        scenario("a leave, and an own turn", LOW, URGENT, hurry=1, own=1),
+        scenario("a leave, and a drain", LOW, PATIENT, drain=1, hurry=1),
+        scenario("a leave of holders", HELD, holds=(("hold", NORMAL), ("other", INTERACTIVE)), leave=1, release=1),
+        scenario("a leave while collecting", FIRST, SECOND, lazy="log", leave=1, withdraw=1),
+        scenario("a leave, steered", PATIENT, STEER, lazy="log", hurry=1, manners=SLOW),
+        scenario("a leave, steered and merged", PATIENT, STEER, hurry=1, manners=MERGING),
+        scenario("a leave, and another model", USUAL, lazy="log", hurry=1, setting=1, unanswered=1),
+        scenario("a leave, and another configuration", LOW, URGENT, hurry=1, reconfigure=1),
+        scenario("a leave, and tools that live on", USUAL, URGENT, hurry=1, config=_TOOLS),
+        scenario("a leave, and who comes next", PATIENT, URGENT, lazy="log", leave=1, claim=1),
+        scenario("a leave, late", LOW, USUAL, hurry=1, late=1),
+        scenario("two holds", HELD, holds=(("hold", NORMAL), ("other", INTERACTIVE)), release=1),
+        scenario("a hold and others", HELD, LOW, URGENT, holds=(("hold", NORMAL),)),
+        scenario("a hold, closed", HELD, USUAL, holds=(("hold", NORMAL),), release=1, close=1),
+        scenario("collected", FIRST, SECOND, URGENT, withdraw=1),
+        scenario("steered", USUAL, STEER, lazy="pipe", exit=1),
+        scenario("steered while the log takes its time", USUAL, STEER, lazy="log", withdraw=1),
+        scenario("steered, interrupted", PATIENT, STEER, interrupt=1),
+        scenario("steered, preempted", PATIENT, STEER, URGENT, manners=SLOW),
+        scenario("steered, merged", PATIENT, STEER, URGENT, manners=MERGING),
+        scenario("a question", LOW, URGENT, question=1, exit=1),
+        # The toy asks by the same request id again and again, in every process.
+        scenario("a late answer", LOW, USUAL, question=2, exit=1, late=1),
+        scenario("a late answer, and a log that fails", USUAL, lazy="log", question=2, fail=1, late=1),
+        scenario("late facts", PATIENT, URGENT, late=1),
+        scenario("late facts of a process", LOW, USUAL, late=1, exit=1),
+        scenario("late facts of a slow agent", USUAL, LOW, late=1, manners=SLOW),
+        scenario("who interrupts and who is refused", USUAL, PUSHY, SHY),
+        scenario("an idle process", LOW, URGENT, lazy="start", interrupt=1, config=_IDLE),
+        scenario("late facts of an idle process", LOW, USUAL, late=1, config=_IDLE),
+        scenario("an idle process, closed", USUAL, lazy="log start", close=1, config=_IDLE),
+        scenario("an eviction", LOW, PATIENT, URGENT, lazy="start", evict=1),
+        scenario("an eviction and an own turn", USUAL, evict=1, own=1, task=1),
+        scenario("tasks in the background", LOW, URGENT, task=1, evict=1, config=_IDLE),
+        scenario("a process that is old", LOW, URGENT, task=1, config={"recycle_seconds": 0.0}),
+        scenario("a process that has saved", LAST, USUAL, interrupt=1),
+        scenario("tools that live on", LOW, URGENT, interrupt=1, config=_TOOLS),
+        scenario("tools that live on, and an own turn", USUAL, URGENT, own=1, exit=1, config=_TOOLS),
+        scenario("tools that live on, closed", USUAL, URGENT, lazy="log", close=1, config=_TOOLS),
+        scenario("tools that live on, told late", USUAL, late=1, exit=1, interrupt=1, config=_TOOLS),
+        scenario("a few words more", LOW, URGENT, manners=WORDY, interrupt=1, config=_QUIET),
+        scenario("a few words more of a silent agent", LOW, PATIENT, URGENT, manners=SILENT, config=_QUIET),
+        scenario("another model", PATIENT, URGENT, lazy="start", setting=1, unanswered=1),
+        scenario("another model, and a log that fails", USUAL, lazy="log", setting=1, fail=1, close=1),
+        scenario("another model, and an exit", USUAL, PATIENT, setting=1, unanswered=1, exit=1),
+        scenario("another configuration", LOW, URGENT, reconfigure=1, exit=1),
+        scenario("another schema", EXACT, USUAL, URGENT, interrupt=1),
+        scenario("one crash after the other", LOW, USUAL, PATIENT, lazy="start", exit=2, unstartable=1),
+        scenario("a question that nobody answers", LOW, URGENT, question=1, config={"question_seconds": 0.0}),
+        scenario("a full queue", LOW, ALSO_LOW, USUAL, config={"queue_max": 1, "when_full": "drop"}),
+    )
+}
+
+# Half a second each at most. `make test` has these alone; `make prove`, which CI runs too, has them all.
+QUICK = frozenset(
+    (
+        *("a hold, closed", "a leave, steered and merged", "a question that nobody answers", "an exit"),
+        *("an own turn and a log that fails", "late facts", "three asks", "who interrupts and who is refused"),
+    )
+)
+assert SCENARIOS.keys() > QUICK
+
+# Ten seconds to a minute and a half each, and up to a GB: for when there is time. Each of them comes to its end.
+LARGE = {
+    each.name: each
+    for each in (
+        scenario("an interrupt among three", LOW, PATIENT, URGENT, interrupt=1),
+        scenario("a withdrawal among three", USUAL, PATIENT, URGENT, withdraw=1),
+        scenario("three asks, an interrupt and a withdrawal", LOW, PATIENT, URGENT, interrupt=1, withdraw=1),
+        scenario("three asks and a log that fails", LOW, PATIENT, URGENT, lazy="log", fail=1),
+        scenario("three asks and two own turns", LOW, PATIENT, URGENT, own=2),
+        scenario("three asks and a boundary twice", LOW, PATIENT, URGENT, own=1, stray=1),
+        scenario("three asks and a cut frame", LOW, PATIENT, URGENT, lazy="pipe", cut=1),
+        scenario("a close at any moment", LOW, PATIENT, lazy="log", close=1, drain=1, interrupt=1, exit=1),
+        scenario("holds, closed", LOW, HELD, URGENT, holds=(("hold", NORMAL), ("other", INTERACTIVE)), close=1),
+        scenario("steered, and an exit", PATIENT, STEER, lazy="pipe", exit=1, interrupt=1),
+        scenario("late facts, and an exit", PATIENT, URGENT, late=1, exit=1, interrupt=1),
+        scenario("a nameless agent among three", LOW, PATIENT, URGENT, manners=NAMELESS, own=1, interrupt=1),
+    )
+}

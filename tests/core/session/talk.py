@@ -1,0 +1,210 @@
+"""A session driven by hand: appends are durable at once, frames are taken at once, and time goes when it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+from tests.core.session import toy
+
+from banksman.core.dialects.dialect import PLAIN, Setup
+from banksman.core.dialects.meaning import Meaning, Requested, TurnOver
+from banksman.core.process_facts import (
+    Exited,
+    FrameWritten,
+    ProcessGone,
+    Started,
+    Stderr,
+)
+from banksman.core.session import event as kinds
+from banksman.core.session.effects import Append, CancelTimer, Effect, Resolve, StartProcess, StartTimer, WriteFrame
+from banksman.core.session.facts import (
+    Asked,
+    Committed,
+    Fact,
+    FramesRead,
+    ProcessReported,
+    Subject,
+    Timer,
+    TimerFired,
+)
+from banksman.core.session.outcome import Kind, Outcome
+from banksman.core.session.permissions import Decision, Verdict
+from banksman.core.session.session_config import Config
+from banksman.core.session.state import ProcessPhase, Session
+from banksman.core.session.step import step
+from banksman.core.session.turn import Ask
+
+
+class Telling(toy.ToyDialect):
+    """The toy dialect, with frames that tell what is in them."""
+
+    def handshake(self, request: str, setup: Setup = PLAIN) -> bytes:
+        return f"H {request} {[hook.id for hook in setup.hooks]} {list(setup.servers)} {setup.schema}\n".encode()
+
+    def setting(self, request: str, name: str, value: str) -> bytes:
+        return f"S {request} {name}={value}\n".encode()
+
+    def answer(self, asked: Requested, decision: Decision) -> bytes:
+        word = "allow" if decision.allows else "deny"
+        return f"A {asked.request} {word}{' and stop' if decision.interrupts else ''}: {decision.message}\n".encode()
+
+    def rule(self, asked: Requested, verdict: Verdict | None) -> bytes:
+        return f"V {asked.request} {verdict}\n".encode()
+
+    def respond(self, asked: Requested, response: Mapping[str, Any]) -> bytes:
+        return f"C {asked.request} {dict(response)}\n".encode()
+
+    def refuse(self, request: str, error: str) -> bytes:
+        return f"R {request} {error}\n".encode()
+
+
+CONFIG = Config(dialect=toy.ToyDialect())
+TELLING = Config(dialect=Telling())
+E = TypeVar("E", bound=Effect)
+# What one fact leads to, at most: commits, and frames that are taken.
+FACTS_MAX = 1000
+
+
+class Talk:
+    def __init__(self, config: Config = CONFIG, state: Session | None = None) -> None:
+        self.state = Session(config=config) if state is None else state
+        self.effects: list[Effect] = []
+        self.at: float = 0.0
+        self.epoch = 0
+        self.timers: dict[Subject, float] = {}
+        # What is appended is durable when `commit` says so, and not at once.
+        self.is_log_slow = False
+        # Likewise: a frame is taken when somebody says so.
+        self.is_pipe_full = False
+
+    def tell(self, fact: Fact) -> list[Effect]:
+        told = [fact]
+        effects: list[Effect] = []
+        for _ in range(FACTS_MAX):
+            if not told:
+                break
+            self.state, done = step(self.state, told.pop(0))
+            effects += done
+            if not self.is_log_slow and any(isinstance(effect, Append) for effect in done):
+                told.append(Committed(self.at, self.state.head))
+            if not self.is_pipe_full:
+                told += [ProcessReported(self.at, e.process, FrameWritten()) for e in done if isinstance(e, WriteFrame)]
+            for effect in done:
+                if isinstance(effect, StartTimer):
+                    self.timers[effect.subject] = effect.at
+                elif isinstance(effect, CancelTimer):
+                    self.timers.pop(effect.subject, None)
+        assert not told, "it never comes to rest"
+        self.effects += effects
+        return effects
+
+    def commit(self) -> list[Effect]:
+        return self.tell(Committed(self.at, self.state.head))
+
+    # -- callers -----------------------------------------------------------------------------------------------------
+    def ask(self, ask: Ask) -> list[Effect]:
+        return self.tell(Asked(self.at, replace(ask, at=self.at)))
+
+    # -- the agent ---------------------------------------------------------------------------------------------------
+    def hear(self, *lines: bytes) -> list[Effect]:
+        read = self.state.config.dialect.read
+        meanings = [(i, meaning) for i, line in enumerate(lines) if (meaning := read(line)) is not None]
+        return self.tell(FramesRead(self.at, self.state.process.number, lines, meanings))
+
+    def mean(self, *meanings: Meaning) -> list[Effect]:
+        """It says what means this, one line each."""
+        return self.tell(
+            FramesRead(self.at, self.state.process.number, (b"?",) * len(meanings), [*enumerate(meanings)])
+        )
+
+    def begin(self) -> None:
+        """The process that was asked for is there, and ready."""
+        number = self.state.process.number
+        self.epoch += 1
+        self.tell(ProcessReported(self.at, number, Started(77, self.at), epoch=self.epoch))
+        self.hear(f"ok handshake-{number}".encode())
+
+    def opens(self, ref: str) -> list[Effect]:
+        return self.hear(b"taken " + ref.encode(), b"init " + ref.encode())
+
+    def over(self, ref: str, **how: Any) -> list[Effect]:
+        """A whole turn; `how`: what else its boundary says."""
+        refs = ref.encode()
+        effects = self.opens(ref)
+        if how:
+            how.setdefault("text", ref)
+            effects += self.mean(TurnOver((ref,), **how))
+        else:
+            effects += self.hear(b"over " + refs + b" " + refs)
+        return effects + self.hear(b"settled " + refs)
+
+    def die(self, *, code: int | None = None, signal: int | None = None, stderr: str = "") -> list[Effect]:
+        """The process ends: by itself with a code, or by the signal of the ladder."""
+        number = self.state.process.number
+        exited = self.tell(ProcessReported(self.at, number, Exited(code, signal, self.at)))
+        return exited + self.tell(ProcessReported(self.at, number, ProcessGone(stderr=Stderr(stderr))))
+
+    def serve(self, ask: Ask, **how: Any) -> list[Effect]:
+        """Ask, and let the agent answer, whatever that takes."""
+        effects = self.ask(ask)
+        if self.state.process.phase is ProcessPhase.STARTING:
+            self.begin()
+        return effects + self.over(ask.ref, **how)
+
+    # -- time --------------------------------------------------------------------------------------------------------
+    def wait(self, seconds: float) -> list[Effect]:
+        """Let time go by: what is due in it fires when it is."""
+        effects: list[Effect] = []
+        end = self.at + seconds
+        while self.timers:
+            subject = min(self.timers, key=lambda subject: self.timers[subject])
+            at = self.timers[subject]
+            if at > end:
+                break
+            self.at = max(self.at, at)
+            effects += self.fire(subject)
+        self.at = end
+        return effects
+
+    def fire(self, subject: Subject) -> list[Effect]:
+        self.timers.pop(subject, None)
+        return self.tell(TimerFired(self.at, subject))
+
+    def named(self, request: str = "q") -> str:
+        """Our name for what the agent has asked, the last time that it asked by this request id."""
+        return [body["question"] for body in self.logged(kinds.QUESTION_ASKED) if body["request"] == request][-1]
+
+    def waits_for(self, timer: Timer) -> list[str]:
+        """The subjects of those timers that are set."""
+        return [name for kind, name in self.timers if kind is timer]
+
+    # -- what came of it ---------------------------------------------------------------------------------------------
+    def logged(self, kind: str) -> list[dict[str, Any]]:
+        entries = [entry for append in of(Append, self.effects) for entry in append.entries]
+        return [msgspec.json.decode(data) for _, name, data in entries if name == kind]
+
+    @property
+    def starts(self) -> list[StartProcess]:
+        return of(StartProcess, self.effects)
+
+    @property
+    def outcomes(self) -> dict[str, Outcome]:
+        resolved = of(Resolve, self.effects)
+        found = {effect.turn: effect.outcome for effect in resolved}
+        assert len(found) == len(resolved), "an ask has two outcomes"
+        return found
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        return {turn: outcome.kind for turn, outcome in self.outcomes.items()}
+
+
+def of(kind: type[E], effects: Iterable[Effect]) -> list[E]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def sent(effects: Iterable[Effect]) -> list[bytes]:
+    return [effect.data for effect in of(WriteFrame, effects)]

@@ -1,0 +1,68 @@
+"""A few words more, after the boundary: they are the turn's, and it is over when there are no more of them."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+from tests.core.session.scenarios import ask
+from tests.core.session.talk import CONFIG, Talk, of, sent
+
+from banksman.core.dialects.meaning import TurnOver
+from banksman.core.session.agent_output import QUIET_TIMES_MAX
+from banksman.core.session.ask_queue import NORMAL
+from banksman.core.session.effects import Append
+from banksman.core.session.facts import InterruptAsked
+from banksman.core.session.outcome import Kind
+
+A, B = ask("a", NORMAL), ask("b", NORMAL)
+QUIET = replace(CONFIG, quiet_seconds=0.1)
+
+
+def _bounded() -> Talk:
+    """The agent has said that it is over."""
+    talk = Talk(QUIET)
+    talk.ask(A)
+    talk.begin()
+    talk.mean(TurnOver(("a0000",), text="a0000"))
+    return talk
+
+
+def test_the_turn_is_over_when_it_was_quiet_for_so_long() -> None:
+    talk = _bounded()
+    assert not talk.kinds
+    talk.wait(0.05)
+    assert not talk.kinds
+    talk.wait(0.05)
+    assert talk.kinds == {"a": Kind.DONE}
+
+
+def test_what_comes_meanwhile_is_the_turns_and_begins_the_wait_anew() -> None:
+    talk = _bounded()
+    talk.wait(0.09)
+    heard = talk.hear(b"text")
+    assert [entry[0] for append in of(Append, heard) for entry in append.entries] == ["a"]
+    talk.wait(0.09)
+    assert not talk.kinds
+    talk.wait(0.02)
+    assert talk.kinds == {"a": Kind.DONE}
+
+
+def test_nobody_talks_for_ever() -> None:
+    talk = _bounded()
+    for _ in range(QUIET_TIMES_MAX * 2 + 2):
+        talk.wait(0.05)
+        talk.hear(b"text")
+    assert talk.kinds == {"a": Kind.DONE}
+
+
+def test_the_next_prompt_waits_for_the_quiet() -> None:
+    talk = _bounded()
+    assert not sent(talk.ask(B))
+    assert sent(talk.wait(0.1)) == [b"P b0000\n"]
+
+
+def test_who_interrupts_in_the_quiet_came_too_late() -> None:
+    talk = _bounded()
+    talk.tell(InterruptAsked(talk.at, "a", "stop"))
+    assert not [data for data in sent(talk.effects) if data.startswith(b"I")]
+    talk.wait(0.1)
+    assert talk.kinds == {"a": Kind.DONE}

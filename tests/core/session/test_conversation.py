@@ -1,0 +1,358 @@
+"""The conversation over several turns and processes: what it costs, when it is at its end, what its answers look like,
+where it began."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from tests.core.session.scenarios import ask
+from tests.core.session.talk import TELLING, Talk, of, sent
+
+from banksman.core.dialects.meaning import TurnOpened, TurnOver
+from banksman.core.process_facts import (
+    Started,
+)
+from banksman.core.session import event as kinds
+from banksman.core.session.agent_output import LARGE_PROMPT_CHARACTERS
+from banksman.core.session.ask_queue import NORMAL
+from banksman.core.session.effects import Effect, HoldConversation, StartProcess, StopProcess
+from banksman.core.session.facts import (
+    ConversationTaken,
+    ProcessReported,
+)
+from banksman.core.session.outcome import Kind
+from banksman.core.session.state import Session
+from banksman.errors import AgentError, NotOwner
+
+A, B, C = (ask(name, NORMAL) for name in "abc")
+TOO_LONG: dict[str, Any] = {"is_error": True, "is_overflow": True, "error": "Prompt is too long"}
+
+
+def costs(talk: Talk) -> dict[str, float | None]:
+    return {turn: outcome.cost for turn, outcome in talk.outcomes.items()}
+
+
+def stopped(effects: list[Effect]) -> bool:
+    return bool(of(StopProcess, effects))
+
+
+# -- what it costs ---------------------------------------------------------------------------------------------------
+def test_a_turn_costs_what_the_conversation_has_cost_more_since_the_last_one() -> None:
+    talk = Talk(TELLING)
+    talk.serve(A, spent=1.0)
+    talk.serve(B, spent=1.5)
+    talk.serve(C)  # It says nothing.
+    talk.serve(ask("d", NORMAL), spent=1.5)
+    assert costs(talk) == {"a": 1.0, "b": 0.5, "c": None, "d": 0.0}
+    assert talk.state.spent == 1.5
+    assert [body["cost"] for body in talk.logged(kinds.TURN_ENDED)] == [1.0, 0.5, None, 0.0]
+    assert [body["spent"] for body in talk.logged(kinds.TURN_ENDED)] == [1.0, 1.5, 1.5, 1.5]
+
+
+def test_what_the_agent_says_of_the_turn_itself_counts() -> None:
+    talk = Talk(TELLING)
+    talk.serve(A, spent=1.0, cost=0.25)
+    talk.serve(B, spent=3.0)
+    assert costs(talk) == {"a": 0.25, "b": 2.0}
+
+
+def test_a_turn_of_a_conversation_that_began_before_us_has_an_unknown_cost_and_the_next_does_not() -> None:
+    talk = Talk(state=Session(config=TELLING, conversation="old", spent=None))
+    talk.serve(A, spent=7.0)
+    talk.serve(B, spent=8.0)
+    assert costs(talk) == {"a": None, "b": 1.0}
+
+
+def test_a_total_that_went_back_began_anew() -> None:
+    """After a kill the agent counts from what it had last written down, or from nothing."""
+    talk = Talk(TELLING)
+    talk.serve(A, spent=2.0)
+    talk.die(signal=9)
+    talk.serve(B, spent=0.5)
+    assert costs(talk)["b"] == 0.5
+    talk.serve(C, spent=0.75)
+    assert costs(talk)["c"] == 0.25
+
+
+def test_the_total_goes_on_through_a_resume() -> None:
+    talk = Talk(TELLING)
+    talk.serve(A, spent=2.0)
+    talk.die(code=1)
+    talk.serve(B, spent=2.5)
+    assert costs(talk)["b"] == 0.5
+
+
+def test_what_the_agent_did_by_itself_is_no_askers_cost() -> None:
+    talk = Talk(TELLING)
+    talk.serve(A, spent=1.0)
+    talk.mean(TurnOpened(origin="task", can_interrupt=True), TurnOver(origin="task", spent=4.0))
+    talk.serve(B, spent=4.5)
+    assert costs(talk) == {"a": 1.0, "b": 0.5}
+
+
+def test_what_all_of_it_has_cost_is_known_as_far_as_it_was_told() -> None:
+    talk = Talk(TELLING)
+    talk.serve(A)
+    assert talk.state.cost is None
+    talk.serve(B, spent=1.0)
+    talk.mean(TurnOpened(origin="task", can_interrupt=True), TurnOver(origin="task", spent=1.5))
+    talk.serve(C, spent=9.0, cost=0.25)
+    assert talk.state.cost == 1.75
+    # A new conversation goes on with the account: it is the session's.
+    talk.serve(ask("d", NORMAL), **TOO_LONG)
+    talk.die(signal=15)
+    talk.serve(ask("e", NORMAL), spent=0.25)
+    assert talk.state.cost == 2.0
+    assert [body["cost_in_all"] for body in talk.logged(kinds.TURN_ENDED)] == [None, 1.0, 1.5, 1.75, 1.75, 2.0]
+
+
+# -- when it is at its end -------------------------------------------------------------------------------------------
+def test_a_small_prompt_that_is_too_much_ends_the_conversation_at_once() -> None:
+    talk = Talk(TELLING)
+    talk.serve(A, spent=3.0)
+    assert talk.state.conversation == "talk"
+    effects = talk.serve(B, **TOO_LONG)
+    assert talk.kinds["b"] is Kind.FAILED
+    assert of(HoldConversation, effects) == [HoldConversation(None)]
+    assert talk.state.conversation is None
+    [lost] = talk.logged(kinds.SESSION_CONTEXT_LOST)
+    assert lost == {"conversation": "talk", "error": "Prompt is too long"}
+    # The process that holds it is not the one that the next turn gets.
+    assert stopped(effects)
+    talk.die(signal=15)
+    effects = talk.ask(C)
+    assert of(StartProcess, effects) == [StartProcess(2, None)]
+    talk.begin()
+    talk.over("c0000", spent=0.5)
+    assert talk.kinds["c"] is Kind.DONE
+    # A new one, which has a new name and has cost nothing before.
+    assert talk.state.conversation == "talk"
+    assert of(HoldConversation, talk.effects)[-1] == HoldConversation("talk")
+    assert costs(talk)["c"] == 0.5
+
+
+def test_what_the_old_process_still_calls_it_is_not_learnt_again() -> None:
+    talk = Talk(TELLING)
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    talk.ask(B)
+    talk.mean(TurnOver(("a0000",), conversation="talk", **TOO_LONG))
+    talk.hear(b"init", b"over own", b"settled a0000")
+    talk.mean(TurnOver(conversation="other"))
+    assert talk.state.conversation is None
+    assert of(HoldConversation, talk.effects)[-1] == HoldConversation(None)
+    assert of(StartProcess, talk.die(signal=15)) == [StartProcess(2, None)]
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_a_large_prompt_is_to_blame_itself_the_first_time(is_text: bool) -> None:
+    text = "x" * LARGE_PROMPT_CHARACTERS
+    prompt = text if is_text else [{"type": "text", "text": text}]
+    talk = Talk(TELLING)
+    talk.serve(A)
+    effects = talk.serve(replace(B, prompt=prompt), **TOO_LONG)
+    assert talk.kinds["b"] is Kind.FAILED
+    assert talk.state.conversation == "talk"
+    assert not stopped(effects)
+    assert not talk.logged(kinds.SESSION_CONTEXT_LOST)
+    # The next one too: it is not the prompt.
+    effects = talk.serve(replace(C, prompt=prompt), **TOO_LONG)
+    assert talk.state.conversation is None
+    assert len(talk.logged(kinds.SESSION_CONTEXT_LOST)) == 1
+    assert stopped(effects)
+
+
+def test_a_prompt_just_below_is_a_small_one() -> None:
+    talk = Talk(TELLING)
+    talk.serve(replace(A, prompt="x" * (LARGE_PROMPT_CHARACTERS - 1)), **TOO_LONG)
+    assert talk.state.conversation is None
+
+
+def test_between_two_a_turn_that_went_well_forgives_and_another_error_does_not() -> None:
+    large = "x" * LARGE_PROMPT_CHARACTERS
+    forgiven = Talk(TELLING)
+    forgiven.serve(replace(A, prompt=large), **TOO_LONG)
+    forgiven.serve(B)
+    forgiven.serve(replace(C, prompt=large), **TOO_LONG)
+    assert forgiven.state.conversation == "talk"
+    again = Talk(TELLING)
+    again.serve(replace(A, prompt=large), **TOO_LONG)
+    again.serve(B, is_error=True, error="529")
+    again.serve(replace(C, prompt=large), **TOO_LONG)
+    assert again.state.conversation is None
+
+
+# -- what its answers look like --------------------------------------------------------------------------------------
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+EXACT = replace(A, schema=SCHEMA)
+
+
+def test_a_process_is_told_the_schema_at_its_start_and_the_answer_is_held_to_it() -> None:
+    talk = Talk(TELLING)
+    talk.ask(EXACT)
+    started = talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
+    assert sent(started) == [f"H handshake-1 [] [] {SCHEMA}\n".encode()]
+    talk.hear(b"ok handshake-1")
+    talk.over("a0000", structured={"n": 1})
+    assert talk.outcomes["a"].kind is Kind.DONE
+    assert talk.outcomes["a"].structured == {"n": 1}
+    assert talk.logged(kinds.TURN_ENDED)[0]["structured"] == {"n": 1}
+
+
+@pytest.mark.parametrize("structured", [None, {"n": "one"}, {}])
+def test_an_answer_that_does_not_fit_fails_the_turn(structured: Any) -> None:
+    talk = Talk(TELLING)
+    talk.serve(EXACT, structured=structured, text="in words")
+    outcome = talk.outcomes["a"]
+    assert outcome.kind is Kind.FAILED
+    assert isinstance(outcome.error, AgentError)
+    assert "schema" in str(outcome.error)
+    # What was said is kept, and what is no answer is not given as one.
+    assert outcome.text == "in words"
+    assert outcome.structured is None
+
+
+def test_another_schema_is_another_process_and_the_same_one_is_not() -> None:
+    talk = Talk(TELLING)
+    talk.serve(A)
+    # The first process was not told.
+    effects = talk.ask(replace(B, schema=SCHEMA))
+    assert stopped(effects)
+    assert sent(effects) == []
+    assert of(StartProcess, talk.die(signal=15)) == [StartProcess(2, "talk")]
+    talk.begin()
+    talk.over("b0000", structured={"n": 1})
+    assert talk.kinds["b"] is Kind.DONE
+    # The same again, in other words.
+    talk.serve(replace(C, schema=dict(reversed(SCHEMA.items()))), structured={"n": 2})
+    assert talk.kinds["c"] is Kind.DONE
+    assert len(talk.starts) == 2
+    # And none: an agent that was told one answers in it.
+    assert stopped(talk.ask(ask("d", NORMAL)))
+    assert [body["reason"] for body in talk.logged(kinds.PROCESS_RETIRED)] == ["schema", "schema"]
+
+
+def test_the_process_is_started_for_the_one_that_is_served_first() -> None:
+    talk = Talk(TELLING)
+    talk.ask(A)
+    talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
+    # A more urgent one with a schema comes before the process is ready.
+    talk.ask(replace(ask("u", 20), schema=SCHEMA))
+    effects = talk.hear(b"ok handshake-1")
+    assert stopped(effects)
+    assert sent(effects) == []
+    talk.die(signal=15)
+    talk.begin()
+    talk.over("u0000", structured={"n": 1})
+    assert talk.kinds == {"u": Kind.DONE}
+
+
+# -- where it began --------------------------------------------------------------------------------------------------
+def test_a_fork_begins_as_a_copy_and_is_its_own_from_then_on() -> None:
+    talk = Talk(state=Session(config=TELLING, fork_of="theirs", spent=None))
+    talk.ask(A)
+    assert talk.starts == [StartProcess(1, "theirs", forks=True)]
+    talk.begin()
+    # Before it has a name of its own, a new process forks again.
+    talk.die(signal=9)
+    talk.ask(B)
+    assert talk.starts[-1] == StartProcess(2, "theirs", forks=True)
+    talk.begin()
+    talk.over("b0000", spent=3.0)
+    assert of(HoldConversation, talk.effects) == [HoldConversation("talk")]
+    assert costs(talk)["b"] is None
+    talk.die(code=1)
+    talk.serve(C, spent=3.5)
+    assert talk.starts[-1] == StartProcess(3, "talk")
+    assert costs(talk)["c"] == 0.5
+
+
+def test_a_fork_of_what_is_not_there_any_more_begins_with_nothing() -> None:
+    talk = Talk(state=Session(config=TELLING, fork_of="theirs", spent=None))
+    talk.ask(A)
+    talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
+    effects = talk.die(code=1, stderr="forgotten")
+    assert of(StartProcess, effects) == [StartProcess(2, None)]
+    assert talk.logged(kinds.SESSION_CONTEXT_LOST)[0]["conversation"] == "theirs"
+    talk.begin()
+    talk.over("a0000", spent=1.0)
+    assert costs(talk) == {"a": 1.0}
+
+
+@pytest.mark.parametrize("how", ["conversation", "fork_of"])
+def test_one_that_was_begun_elsewhere_and_is_not_known_fails_who_wanted_to_go_on_with_it(how: str) -> None:
+    first = Session(config=TELLING, spent=None, is_adopted=True)
+    talk = Talk(
+        state=replace(first, conversation="theirs") if how == "conversation" else replace(first, fork_of="theirs")
+    )
+    talk.ask(A)
+    talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
+    talk.die(code=1, stderr="forgotten")
+    # They are not answered out of an empty one.
+    assert talk.kinds == {"a": Kind.FAILED}
+    assert "'theirs'" in str(talk.outcomes["a"].error)
+    assert of(HoldConversation, talk.effects) == [HoldConversation(None)]
+    # Who asks now knows that, and begins anew.
+    assert of(StartProcess, talk.ask(B)) == [StartProcess(2, None)]
+
+
+def test_once_the_agent_has_shown_that_it_knows_it_it_is_one_like_any_other() -> None:
+    talk = Talk(state=Session(config=TELLING, conversation="talk", spent=None, is_adopted=True))
+    talk.serve(A)
+    talk.die(code=1)
+    talk.ask(B)
+    talk.tell(ProcessReported(0.0, 2, Started(77, 0.0)))
+    effects = talk.die(code=1, stderr="forgotten")
+    assert of(StartProcess, effects) == [StartProcess(3, None)]
+    assert talk.kinds == {"a": Kind.DONE}
+
+
+def test_a_conversation_that_another_session_drives_ends_the_process_and_fails_the_turn() -> None:
+    talk = Talk(TELLING)
+    talk.ask(A)
+    talk.begin()
+    assert of(HoldConversation, talk.opens("a0000")) == [HoldConversation("talk")]
+    effects = talk.tell(ConversationTaken(0.0, 1, NotOwner("talk is in the hands of session x"), None))
+    assert stopped(effects)
+    talk.die(signal=15)
+    assert talk.kinds == {"a": Kind.FAILED}
+    assert "session x" in str(talk.outcomes["a"].error)
+
+
+@pytest.mark.parametrize("held", [None, "ours"])
+def test_the_next_process_does_not_resume_what_another_session_drives(held: str | None) -> None:
+    talk = Talk(state=Session(config=TELLING, conversation=held))
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    talk.tell(ConversationTaken(0.0, 1, NotOwner("talk is in the hands of session x"), held))
+    assert [body["conversation"] for body in talk.logged(kinds.SESSION_CONVERSATION)] == ["talk", held]
+    talk.die(signal=15)
+    talk.wait(100.0)
+    assert of(StartProcess, talk.ask(B)) == [StartProcess(2, held)]
+    # If it is the same again, it must be held again: else nobody would know.
+    talk.begin()
+    assert of(HoldConversation, talk.opens("b0000")) == [HoldConversation("talk")]
+
+
+def test_a_fork_that_comes_into_anothers_conversation_is_forked_again() -> None:
+    talk = Talk(state=Session(config=TELLING, fork_of="theirs", spent=None))
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    talk.tell(ConversationTaken(0.0, 1, NotOwner("talk is in the hands of session x"), None))
+    talk.die(signal=15)
+    talk.wait(100.0)
+    assert of(StartProcess, talk.ask(B)) == [StartProcess(2, "theirs", forks=True)]
+
+
+def test_a_process_that_is_gone_takes_no_conversation_away() -> None:
+    talk = Talk(TELLING)
+    talk.serve(A)
+    talk.die(code=1)
+    talk.ask(B)
+    assert talk.tell(ConversationTaken(0.0, 1, NotOwner("late"), None)) == []
+    assert talk.state.conversation == "talk"

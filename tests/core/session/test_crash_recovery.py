@@ -1,0 +1,247 @@
+"""What becomes of a session whose host died: at every event at which it could have, and what the next host makes of it.
+
+The ledger reads the log by itself (see ledger.py), so what was sent and what was not is told twice, independently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from tests.core.session import exploration, histories, ledger
+from tests.core.session.histories import Told, history
+from tests.core.session.ledger import Ledger
+from tests.core.session.scenarios import FIRST, HELD, LOW, MERGING, PATIENT, SECOND, STEER, URGENT, USUAL, ask, scenario
+from tests.thorough import one_in, thorough
+
+from banksman.core.session import crash_recovery
+from banksman.core.session import event as kinds
+from banksman.core.session import history as pasts
+from banksman.core.session.ask_queue import NORMAL
+from banksman.core.session.event import Entry
+from banksman.core.session.facts import Begun
+from banksman.core.session.history import Past
+from banksman.core.session.outcome import Kind, outcome_of
+from banksman.core.session.state import Mode, ProcessPhase
+from banksman.core.session.turn import Turn
+from banksman.core.wire.redaction import REDACTED
+
+# What a host that goes on needs, at most, for all that waits: a start, a turn, an exit for each.
+STEPS_MAX = 100
+
+
+def body(entry: Entry) -> dict[str, Any]:
+    return msgspec.json.decode(entry[2])
+
+
+def read(found: Ledger, entries: Iterable[Entry], *, is_strict: bool = False) -> Ledger:
+    """`is_strict`: nobody may be served before whoever is more urgent or was there before, whatever the reason."""
+    for entry in entries:
+        found = ledger.fold(found, entry, lambda granted, other: not is_strict)
+    return found
+
+
+def asks(past: Past) -> list[tuple[str, int]]:
+    """Who waits, in which order, and for which attempt."""
+    return [(ask.id, turn.attempt) for turn in past.session.queue if isinstance(turn, Turn) for ask in turn.asks]
+
+
+def savers(past: Past) -> set[str]:
+    """Who only wants a process to put down what it knows goes with that process."""
+    return {turn.id for turn in past.session.queue if isinstance(turn, Turn) and turn.ask and turn.ask.is_last}
+
+
+# -- wherever the log ends ---------------------------------------------------------------------------------------------
+def check_settled(past: Past, before: Ledger) -> list[Entry]:
+    """What is written of a session that was found like this, and that it may be."""
+    settled = crash_recovery.settle(past)
+    after = pasts.fold(past, settled)
+    # What was kept before is kept.
+    assert after.questions == tuple(question for question in past.questions if question.is_kept)
+    assert (after.session.turn, after.session.own) == (None, None)
+    # What waits is not touched, but for whom it was to save: that process is gone.
+    saving = savers(past)
+    assert after.session.queue == tuple(turn for turn in past.session.queue if turn.id not in saving)
+    told = read(before, settled)
+    assert told.waiting == tuple(waiting for waiting in before.waiting if waiting.id not in saving)
+    assert (told.turn, told.own) == ((), None)
+    # All that had begun has an end, one, and nobody can say which; nothing else has one.
+    withdrawn = [entry for entry in settled if entry[1] == kinds.TURN_ENDED and entry[0] in saving]
+    assert [outcome_of(body(entry)).kind for entry in withdrawn] == [Kind.WITHDRAWN] * len(saving)
+    ended = [entry for entry in settled if entry[1] == kinds.TURN_ENDED and entry not in withdrawn]
+    begun = {*(member.id for member in before.turn), *(() if before.own is None else (before.own,))}
+    assert sorted(id or "" for id, _, _ in ended) == sorted(begun)
+    assert all(outcome_of(body(entry)).kind is Kind.UNKNOWN for entry in ended)
+    assert told.open == before.open - begun - saving
+    # Each question is answered, once, and as long as its turn is still open.
+    answered = [(body(entry)["question"], entry[0]) for entry in settled if entry[1] == kinds.QUESTION_ANSWERED]
+    assert answered == [(question.id, question.turn) for question in past.questions if not question.is_kept]
+    assert all(turn is None or turn in begun for _, turn in answered)
+    kinds_in_order = [kind for _, kind, _ in settled]
+    assert kinds_in_order == [
+        *[kinds.QUESTION_ANSWERED] * len(answered),
+        *[kinds.TURN_ENDED] * len(withdrawn + ended),
+        *[kinds.SESSION_RECOVERED] * bool(settled),
+    ]
+    if settled:
+        recovered = body(settled[-1])
+        assert sorted(recovered["unknown"]) == sorted(begun)
+        assert recovered["queued"] == [id for id, _ in asks(past) if id not in saving]
+    # What it has cost is known as far as it was; what it goes on to cost is not, if something was open.
+    assert after.session.cost == past.session.cost
+    assert after.session.spent == (None if ended else past.session.spent)
+    # Settled is settled.
+    assert crash_recovery.settle(after) == []
+    if past.session.mode is Mode.CLOSED:
+        assert settled == []
+    return settled
+
+
+@pytest.mark.parametrize("name", one_in(8, histories.NAMES))
+def test_wherever_the_log_ends_what_had_begun_is_unknown_and_what_had_not_waits(name: str) -> None:
+    one = history(name)
+    past, before = pasts.beginning(one.config), Ledger()
+    check_settled(past, before)
+    for entry in one.entries:
+        past, before = pasts.fold(past, (entry,)), read(before, (entry,))
+        # From a snapshot, too: that is how it is found.
+        assert check_settled(past, before) == check_settled(pasts.decode(pasts.encode(past), one.config), before)
+
+
+def test_what_was_swept_is_told_even_if_nothing_was_open() -> None:
+    past = pasts.beginning(histories.TELLING)
+    [recovered] = crash_recovery.settle(past, swept=["sleep 60"])
+    assert recovered[1] == kinds.SESSION_RECOVERED
+    assert body(recovered) == {"unknown": [], "queued": [], "swept": ["sleep 60"]}
+    assert crash_recovery.settle(past) == []
+
+
+def test_a_question_of_a_turn_that_is_over_is_answered_in_nobodys_turn() -> None:
+    """It was of a task in the background. An event of a turn that has ended would come after its end."""
+    one = history("asked and added")
+    settled = check_settled(pasts.fold(pasts.beginning(one.config), one.entries), read(Ledger(), one.entries))
+    asked = [body(entry) for entry in one.entries if entry[1] == kinds.QUESTION_ASKED]
+    requests = {said["question"]: said["request"] for said in asked}
+    answered = {requests[body(entry)["question"]]: entry[0] for entry in settled if entry[1] == kinds.QUESTION_ANSWERED}
+    assert answered == {"q1": None, "q2": None, "q3": "s"}
+
+
+def test_what_had_a_secret_in_it_is_refused_and_those_with_it_wait() -> None:
+    """The log does not keep it, and what is left of the prompt is not what was asked for."""
+    talk = histories.open_talk()
+    talk.serve(ask("a", NORMAL), spent=1.5, cost=1.0)
+    talk.ask(ask("b", NORMAL))
+    for name in ("c", "d", "e"):
+        talk.ask(ask(name, NORMAL, on_busy="collect"))
+    talk.ask(ask("f", NORMAL))
+    entries = [entry for append in talk.appends for entry in append]
+    secrets = {"c": f'"prompt":"it is {REDACTED}"', "f": f'"prompt":[{{"type":"text","text":"{REDACTED}"}}]'}
+    redacted = [
+        (id, kind, data.replace(f'"prompt":"{id}"'.encode(), secrets[id].encode()) if id in secrets else data)
+        for id, kind, data in entries
+    ]
+    past = pasts.fold(pasts.beginning(talk.state.config), redacted)
+    settled = crash_recovery.settle(past)
+    outcomes = {id: Kind(body((id, kind, data))["outcome"]) for id, kind, data in settled if kind == kinds.TURN_ENDED}
+    assert outcomes == {"c": Kind.REFUSED, "f": Kind.REFUSED, "b": Kind.UNKNOWN}
+    after = pasts.fold(past, settled)
+    assert asks(after) == [("d", 1), ("e", 1)]
+    assert body(settled[-1])["queued"] == ["d", "e"]
+    assert (after.session.spent, after.session.cost) == (None, 1.0)
+    assert crash_recovery.settle(after) == []
+    # Alone it has cost nothing, and that is known.
+    ended = pasts.fold(past, settled[1:2])
+    assert ended.session.spent == 1.5
+
+
+# -- and then --------------------------------------------------------------------------------------------------------
+def go_on(past: Past) -> Told:
+    """Another host begins where the log is, with an agent that does its work, until nobody waits any more."""
+    talk = Told(past)
+    talk.tell(Begun(0.0))
+    for _ in range(STEPS_MAX):
+        session = talk.state
+        match session.process.phase:
+            case ProcessPhase.STARTING:
+                talk.begin()
+            case ProcessPhase.STOPPING:
+                talk.die(signal=15)
+            case _ if session.turn is not None:
+                talk.over(session.turn.ref)
+            case _:
+                break
+    assert not talk.state.queue
+    assert talk.state.turn is None
+    return talk
+
+
+def same_place(past: Past) -> Past:
+    """But for how many events there are."""
+    return replace(past, session=replace(past.session, head=0, committed=0))
+
+
+@pytest.mark.parametrize("name", one_in(8, histories.TOYS))
+def test_the_next_host_serves_what_waited_in_its_order_and_each_of_it_once(name: str) -> None:
+    one = history(name)
+    before, last = Ledger(), None
+    for number, past in one.borders():
+        before = read(before, one.appends[number - 1] if number else ())
+        if past.session.mode is Mode.CLOSED:
+            continue
+        settled = crash_recovery.settle(past)
+        found = pasts.fold(past, settled)
+        if same_place(found) == last:
+            continue  # Only frames have come since.
+        last = same_place(found)
+        talk = go_on(found)
+        # Who waited has one outcome; who had begun has none from this host.
+        waited = [ask for ask, _ in asks(found)]
+        assert sorted(talk.outcomes) == sorted(waited)
+        # The log of both hosts, as one: each ask ends once in it, and nobody was passed over.
+        after = read(read(before, settled), (entry for append in talk.appends for entry in append), is_strict=True)
+        assert after.open == frozenset()
+        assert after.ended == before.queued
+        by_class = sorted(found.session.queue, key=lambda turn: -turn.priority)
+        served = [entry[0] for append in talk.appends for entry in append if entry[1] == kinds.TURN_STARTED]
+        assert served == [turn.id for turn in by_class]
+        # And it is told as of the session that it is: nothing of what was settled comes back.
+        assert crash_recovery.settle(pasts.fold(found, [entry for append in talk.appends for entry in append])) == []
+
+
+# The host dies at any moment: see `exploration._crash` for what is settled then, and for who is left to be served.
+CRASHES = {
+    each.name: each
+    for each in (
+        scenario("two asks", LOW, PATIENT, crash=1, interrupt=1),
+        scenario("two crashes", PATIENT, URGENT, crash=2),
+        scenario("a log that takes its time", LOW, PATIENT, lazy="log", crash=1),
+        scenario("a log that fails", PATIENT, lazy="log", fail=1, crash=1),
+        scenario("steered", USUAL, STEER, lazy="log", crash=1),
+        scenario("steered, merged", PATIENT, STEER, manners=MERGING, lazy="log", crash=1),
+        scenario("collected", FIRST, SECOND, withdraw=1, crash=1),
+        scenario("an own turn", PATIENT, own=1, lazy="log", crash=1),
+        scenario("two own turns", LOW, own=2, crash=2),
+        scenario("a question", LOW, question=1, crash=1, exit=1),
+        scenario("a late answer", LOW, USUAL, question=2, crash=1, late=1),
+        scenario("a question and a log that fails", LOW, lazy="log", question=1, fail=1, crash=1, close=1),
+        scenario("a hold", HELD, LOW, holds=(("hold", NORMAL),), crash=1),
+        scenario("another model", USUAL, setting=1, lazy="log", crash=1),
+        scenario("one is moved", USUAL, PATIENT, move=1, crash=1),
+        scenario("a close", PATIENT, lazy="log pipe start", close=1, crash=1),
+        scenario("a process that exits", LOW, PATIENT, lazy="start", exit=1, crash=1),
+    )
+}
+
+
+# Small worlds, for `make test`. The others take seconds each.
+SMALL = ("a log that fails", "an own turn", "a question")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in SMALL else thorough) for name in CRASHES])
+def test_a_host_that_dies_at_any_moment_costs_no_guarantee(name: str) -> None:
+    found = exploration.assert_holds(CRASHES[name])
+    assert found.is_whole
+    assert found.terminals > 0

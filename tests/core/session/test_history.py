@@ -1,0 +1,333 @@
+"""A log, folded, and the fold written down: from a snapshot and from the first event on, it is the same session."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from tests.core.session import histories
+from tests.core.session.exploration import projection
+from tests.core.session.histories import History, history, open_talk
+from tests.core.session.scenarios import ask
+from tests.core.session.talk import CONFIG, TELLING
+from tests.thorough import one_in
+
+from banksman.core.dialects.meaning import Requested, Wants
+from banksman.core.session import event as kinds
+from banksman.core.session import history as pasts
+from banksman.core.session import history as replay
+from banksman.core.session.ask_queue import NORMAL
+from banksman.core.session.event import Entry, Event, entry
+from banksman.core.session.history import VERSION, Born, OpenQuestion, Past
+from banksman.core.session.idempotency import KEYS_MAX, IdempotencyKey, IdempotencyKeys
+from banksman.core.session.permissions import Verdict
+from banksman.core.session.state import Mode, ProcessState, Session
+from banksman.core.session.turn import Ask, Turn, TurnPhase
+from banksman.errors import StoreTooNew
+
+# What of a session is in its log besides its turns, by the names of its members.
+LOGGED = ("fork_of", "is_adopted", "spent", "cost", "own_count")
+SAVED = {field.name for field in msgspec.structs.fields(pasts._Saved)}  # pyright: ignore[reportPrivateUsage]
+
+
+def queued(id: str, key: str | None = None) -> Entry:
+    body: dict[str, Any] = {"ref": f"{id}0000", "prompt": id, "priority": NORMAL, "on_busy": "enqueue"}
+    body |= {"on_preempt": "end", "key": key, "rules": [], "schema": None, "is_last": False, "into": None}
+    return entry(id, kinds.TURN_QUEUED, **body)
+
+
+def prefixes(of: History) -> list[Past]:
+    """What the log folds to after each of its entries, and before the first."""
+    folded = [pasts.beginning(of.config)]
+    for one in of.entries:
+        folded.append(pasts.fold(folded[-1], (one,)))
+    return folded
+
+
+def written(past: Past) -> Past:
+    """The same, from its snapshot."""
+    return pasts.decode(pasts.encode(past), past.session.config)
+
+
+# -- from a snapshot as from the first event --------------------------------------------------------------------------
+@pytest.mark.parametrize("name", one_in(8, histories.NAMES))
+def test_from_a_snapshot_at_any_event_it_is_the_same_as_from_the_first_one(name: str) -> None:
+    one = history(name)
+    entries = one.entries
+    whole = pasts.fold(pasts.beginning(one.config), entries)
+    assert whole.session.head == whole.session.committed == len(entries)
+    for cut, past in enumerate(prefixes(one)):
+        snapshot = written(past)
+        assert snapshot == past, f"at {cut}"
+        assert pasts.encode(snapshot) == pasts.encode(past), f"at {cut}"
+        assert pasts.fold(snapshot, entries[cut:]) == whole, f"at {cut}"
+
+
+def test_events_fold_as_the_entries_that_they_were() -> None:
+    one = history("costs and settings")
+    events = [Event("s", 3, seq, 1.5, *one) for seq, one in enumerate(one.entries, 1)]
+    assert pasts.fold_events(pasts.beginning(one.config), events) == prefixes(one)[-1]
+
+
+@pytest.mark.parametrize("name", one_in(8, histories.TOYS))
+def test_the_log_says_at_every_moment_what_the_session_is(name: str) -> None:
+    """The exploration shows it of the turns, in every order. Here is the rest, and what its worlds have not."""
+    one = history(name)
+    borders = dict(one.borders())
+    for appends, live in one.seen:
+        past = borders[appends]
+        assert projection(past.session) == projection(live)
+        if live.turn is None and live.own is None:  # What a turn costs is logged with its end.
+            assert [getattr(past.session, member) for member in LOGGED] == [getattr(live, member) for member in LOGGED]
+        assert [(q.id, q.turn) for q in past.questions] == [(q.id, q.turn) for q in live.questions]
+        assert (past.session.mode is Mode.CLOSED) == (live.mode is Mode.CLOSED)
+
+
+def test_all_that_folding_can_change_is_in_the_snapshot() -> None:
+    """A member that a later fold changes, and that nobody saves, is found here: its value would be lost."""
+    fresh = Session(config=TELLING)
+    members = set(Session.__struct_fields__) - {"config"}
+    changed: set[str] = set()
+    for name in histories.TOYS:
+        for past in prefixes(history(name)):
+            found = {member for member in members if getattr(past.session, member) != getattr(fresh, member)}
+            again = written(past).session
+            assert {member for member in found if getattr(again, member) == getattr(past.session, member)} == found
+            changed |= found
+    # And the corpus has each of them, or the tests above would say nothing about it.
+    of_past = set(Past.__struct_fields__) - {"session"}
+    assert of_past < SAVED
+    # The process is saved as its number, and what is committed is the head.
+    assert changed - {"process", "committed"} == SAVED - of_past - {"version", "processes"}
+
+
+def test_the_corpus_has_every_kind_that_is_folded() -> None:
+    told = {kind for name in histories.TOYS for _, kind, _ in history(name).entries}
+    source = inspect.getsource(pasts) + inspect.getsource(replay)
+    folded = {
+        value
+        for name, value in vars(kinds).items()
+        if name.isupper() and isinstance(value, str) and f"kinds.{name}" in source
+    }
+    assert {kinds.TURN_REQUEUED, kinds.SESSION_CONTEXT_LOST, kinds.QUESTION_ANSWERED} < folded
+    assert folded <= told
+
+
+# -- what is folded ----------------------------------------------------------------------------------------------------
+@pytest.mark.thorough
+@given(st.lists(st.tuples(st.none() | st.text(max_size=3), st.sampled_from([kinds.UPDATE, kinds.SENT]), st.binary())))
+def test_frames_are_counted_and_not_looked_into(frames: list[Entry]) -> None:
+    """Nearly all of a log is frames, and an agent may say what is no JSON."""
+    past = pasts.fold(pasts.beginning(CONFIG), [queued("a"), *frames, (None, kinds.SENT, b"\xff{"), queued("b", "k")])
+    assert past.session.head == past.session.committed == len(frames) + 3
+    assert past.keys == IdempotencyKeys([IdempotencyKey("k", "b", len(frames) + 2)])
+    assert replace(past.session, head=0, committed=0, queue=()) == Session(config=CONFIG)
+
+
+def test_the_last_keys_are_remembered_and_no_more() -> None:
+    past = pasts.fold(pasts.beginning(CONFIG), [queued(f"t{n}", f"k{n}") for n in range(KEYS_MAX)])
+    assert len(past.keys) == KEYS_MAX
+    assert past.keys[0] == IdempotencyKey("k0", "t0", 0)
+    # Used once more, it is the newest; one that is new takes the place of the oldest.
+    past = pasts.fold(past, [queued("again", "k0"), queued("plain"), queued("new", "k-new")])
+    assert len(past.keys) == KEYS_MAX
+    assert past.keys[0].key == "k2"
+    assert past.keys[-2:] == (IdempotencyKey("k0", "again", KEYS_MAX), IdempotencyKey("k-new", "new", KEYS_MAX + 2))
+    assert written(past).keys == past.keys
+
+
+def test_a_turn_with_a_key_does_not_copy_the_keys_of_the_turns_before_it() -> None:
+    past = pasts.beginning(CONFIG)
+    lists: set[int] = set()
+    kept: list[Past] = []
+    for number in range(3 * KEYS_MAX):
+        turn = [
+            queued(f"t{number}", f"k{number}"),
+            entry(f"t{number}", kinds.TURN_ENDED, outcome="done", spent=None, cost=None, cost_in_all=None),
+        ]
+        past = pasts.fold(past, turn)
+        kept.append(past)
+        lists.add(id(past.keys._over))  # pyright: ignore[reportPrivateUsage]
+    # One copy whenever as many were forgotten as are kept.
+    assert len(lists) == 2
+    assert [key.key for key in past.keys] == [f"k{number}" for number in range(2 * KEYS_MAX, 3 * KEYS_MAX)]
+    assert [key.key for key in kept[5].keys] == [f"k{number}" for number in range(6)]
+
+
+def test_two_that_go_on_from_the_same_keys_do_not_see_each_other() -> None:
+    past = pasts.fold(pasts.beginning(CONFIG), [queued("a", "ka"), queued("b", "kb")])
+    one, two = (
+        pasts.fold(past, [entry(turn, kinds.TURN_ENDED, outcome="done", spent=None, cost=None, cost_in_all=None)])
+        for turn in "ab"
+    )
+    assert [(key.key, key.outcome) for key in one.keys] == [("ka", "done"), ("kb", None)]
+    assert [(key.key, key.outcome) for key in two.keys] == [("kb", "done"), ("ka", None)]
+    assert one.keys != two.keys
+    assert all(written(each).keys == each.keys for each in (past, one, two))
+
+
+def test_a_question_that_a_turn_leaves_behind_is_no_longer_the_turns() -> None:
+    talk = open_talk()
+    talk.ask(ask("a", NORMAL))
+    talk.begin()
+    talk.opens("a0000")
+    talk.mean(Requested("q", Wants.PERMISSION, "can_use_tool", "Bash"))
+
+    def questions() -> list[tuple[str, str | None]]:
+        past = pasts.fold(pasts.beginning(TELLING), [one for append in talk.appends for one in append])
+        return [(question.id, question.turn) for question in past.questions]
+
+    assert questions() == [(talk.named(), "a")]
+    talk.hear(b"over a0000 a0000", b"settled a0000")
+    assert questions() == [(talk.named(), None)]
+    talk.die(code=0)
+    assert questions() == []
+
+
+def test_no_question_outlives_a_log_that_was_broken() -> None:
+    """Its answer may have been lost with the rest, and its process was ended."""
+    asked = entry(None, kinds.QUESTION_ASKED, question="q", wants="permission", tool="Bash", input={}, details={})
+    past = pasts.fold(pasts.beginning(CONFIG), [asked])
+    assert [(question.id, question.turn) for question in past.questions] == [("q", None)]
+    assert pasts.fold(past, [entry(None, kinds.SESSION_STORE_RETURNED, retries=1)]).questions == ()
+
+
+def test_the_process_is_the_one_that_was_started_last() -> None:
+    born = ("boot", 77, 5, 78, 6)
+    started = [entry(None, kinds.PROCESS_STARTED, process=1, pid=77, born=born)]
+    past = pasts.fold(pasts.beginning(CONFIG), started)
+    assert past.process == written(past).process == Born(*born)
+    # One of which nobody knows by what it could be known is not the one before.
+    started.append(entry(None, kinds.PROCESS_STARTED, process=2, pid=78, born=None))
+    past = pasts.fold(pasts.beginning(CONFIG), started)
+    assert past.process is None
+    assert past.session.process == ProcessState(number=2)
+
+
+# -- the form of a snapshot --------------------------------------------------------------------------------------------
+# As it was written when the form was new, and as files hold it: if it cannot be read, the form has changed.
+_WAITING = (
+    '"priority":10,"origin":null,"phase":"%s","attempt":2,"restarts":0,"standing":null,"granted_at":0.0,"joined":[%s],'
+    '"steered":[],"unsent":[],"unwanted":[],"cause":null,"clock":null,"wish":null,"interrupts":[],"may_write":false,'
+    '"seq":0,"is_opened":false,"names_prompts":false,"heard":[],"tools":[],"can_interrupt":false,'
+    '"is_acknowledged":false,"settled":null,"boundary":null}'
+)
+_ASK = (
+    '{"id":"%s","ref":"%s0000","prompt":"%s","priority":10,"on_busy":"collect","on_preempt":"requeue","key":"k",'
+    '"hold":null,"at":0.0,"rules":[["Bash","deny"]],"schema":{"type":"object"},"is_last":true}'
+)
+OLD = (
+    '{"version":1,"head":31,"mode":"closed","conversation":"talk","fork_of":"theirs","is_adopted":true,"spent":1.5,'
+    '"cost":2.5,"settings":[["model","x"]],"queue":[{"id":"a","ask":' + _ASK % ("a", "a", "a") + ","
+    "" + _WAITING % ("queued", _ASK % ("b", "b", "b")) + '],"turn":{"id":"c","ask":' + _ASK % ("c", "c", "c") + ","
+    "" + _WAITING % ("starting", "") + ',"own":{"id":"own-3","ask":null,' + _WAITING % ("running", "") + ","
+    '"own_count":3,"processes":2,"opened":{"agent":"toy"},"keys":[["k","c",7]],"questions":[["q",null]],'
+    '"process":["boot",77,5,78,6]}'
+).encode()
+
+
+def _old() -> Past:
+    rules, schema = (("Bash", Verdict.DENY),), {"type": "object"}
+    a, b, c = (
+        replace(ask(id, 10, on_busy="collect", on_preempt="requeue", key="k", is_last=True), rules=rules, schema=schema)
+        for id in "abc"
+    )
+    session = Session(
+        config=CONFIG,
+        mode=Mode.CLOSED,
+        conversation="talk",
+        fork_of="theirs",
+        is_adopted=True,
+        spent=1.5,
+        cost=2.5,
+        settings=(("model", "x"),),
+        queue=(Turn(id="a", ask=a, priority=10, attempt=2, joined=(b,)),),
+        turn=Turn(id="c", ask=c, priority=10, attempt=2, phase=TurnPhase.STARTING),
+        own=Turn(id="own-3", ask=None, priority=10, attempt=2, phase=TurnPhase.RUNNING),
+        own_count=3,
+        process=ProcessState(number=2),
+        head=31,
+        committed=31,
+    )
+    return Past(
+        session=session,
+        opened={"agent": "toy"},
+        keys=IdempotencyKeys([IdempotencyKey("k", "c", 7)]),
+        questions=(OpenQuestion("q", None),),
+        process=Born("boot", 77, 5, 78, 6),
+    )
+
+
+def test_a_snapshot_that_was_written_long_ago_is_read() -> None:
+    found = pasts.decode(OLD, CONFIG)
+    assert found == _old()
+    # An enum and its word are equal, and not the same.
+    assert repr(found) == repr(_old())
+    # Whole: a member that was given another name since is passed over without a word where it is a turn's or an ask's.
+    names = set(msgspec.json.decode(OLD))
+    assert names == SAVED
+    old_turn = msgspec.json.decode(OLD)["turn"]
+    assert set(old_turn) <= set(Turn.__struct_fields__)
+    assert set(old_turn["ask"]) <= set(Ask.__struct_fields__)
+
+
+@pytest.mark.parametrize("version", [VERSION + 1, 0, -1, 10**30])
+def test_a_snapshot_of_another_form_is_not_read_and_says_so(version: int) -> None:
+    # Whatever else it has.
+    with pytest.raises(StoreTooNew):
+        pasts.decode(b'{"version":%d,"head":"?","more":[]}' % version, CONFIG)
+
+
+def test_a_snapshot_that_was_cut_is_an_error_wherever_it_was() -> None:
+    for cut in range(len(OLD)):
+        with pytest.raises(ValueError, match=r"."):
+            pasts.decode(OLD[:cut], CONFIG)
+
+
+@pytest.mark.parametrize("name", sorted({*SAVED, "head"} - {"version"}))
+def test_a_member_that_makes_no_sense_is_an_error(name: str) -> None:
+    members: dict[str, Any] = msgspec.json.decode(OLD)
+    for nonsense in ([[1]], "?", {"?": 1}, -1.5, True):
+        if name in ("conversation", "fork_of") and nonsense == "?":
+            continue
+        if name == "opened" and nonsense == {"?": 1}:
+            continue
+        if name in ("spent", "cost") and nonsense == -1.5:
+            continue
+        if name == "is_adopted" and nonsense is True:
+            continue
+        with pytest.raises(ValueError, match=r"."):
+            pasts.decode(msgspec.json.encode(members | {name: nonsense}), CONFIG)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        *(
+            b"",
+            b"null",
+            b"[]",
+            b"\xff\xfe",
+            b"{}",
+            b'{"version":1}',
+            b'{"version":"1","head":1}',
+            b'{"version":1,"head":-1}',
+        ),
+        *(OLD + b"x", OLD[:-1] + b',"later":1}', OLD.replace(b'"phase":"queued"', b'"phase":"dreaming"')),
+        b'{"version":1,"head":1,"opened":{"a":' + b"[" * 10**6,
+    ],
+)
+def test_what_is_no_snapshot_is_an_error(garbage: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        pasts.decode(garbage, CONFIG)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_are_taken_for_a_session_by_accident(garbage: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        pasts.decode(garbage, CONFIG)

@@ -1,0 +1,520 @@
+"""A process that nobody needs, one that is old, and those that come to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+from tests.core.session.scenarios import ask
+from tests.core.session.talk import TELLING, Talk, of, sent
+
+from banksman.core.dialects.meaning import Replied, Requested, TasksChanged, TurnOpened, TurnOver, Wants
+from banksman.core.process_facts import (
+    FrameWritten,
+    ProcessGone,
+    Started,
+    StartFailed,
+)
+from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import BACKGROUND, NORMAL
+from banksman.core.session.effects import AskToSave, BeIdle, BeReady, Effect, StartProcess, StopProcess
+from banksman.core.session.facts import (
+    AskWithdrawn,
+    CallbackAnswered,
+    CloseAsked,
+    EvictAsked,
+    HoldAsked,
+    HoldReleased,
+    InterruptAsked,
+    ProcessReported,
+    QuestionAnswered,
+    Reconfigured,
+    SettingAsked,
+    Timer,
+)
+from banksman.core.session.outcome import Kind
+from banksman.core.session.permissions import DENIED
+from banksman.core.session.session_config import Config
+from banksman.core.session.state import ProcessPhase, Stale
+from banksman.errors import MachineError
+
+A, B, C = (ask(name, NORMAL) for name in "abc")
+IDLE = replace(TELLING, idle_seconds=10.0)
+SAW = Requested("q", Wants.PERMISSION, "can_use_tool", "saw")
+HOOK = Requested("c", Wants.HOOK, "hook_callback", "h")
+
+
+def rested(config: Config = IDLE) -> Talk:
+    talk = Talk(config)
+    talk.serve(A)
+    return talk
+
+
+def stopped(effects: list[Effect]) -> bool:
+    return bool(of(StopProcess, effects))
+
+
+def retired(talk: Talk) -> list[str]:
+    return [body["reason"] for body in talk.logged(kinds.PROCESS_RETIRED)]
+
+
+# -- nobody needs it -------------------------------------------------------------------------------------------------
+def test_the_pool_is_told_when_it_listens_and_when_nobody_needs_it() -> None:
+    talk = Talk(TELLING)
+    talk.ask(A)
+    talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
+    assert not of(BeReady, talk.effects)
+    assert of(BeReady, talk.hear(b"ok handshake-1")) == [BeReady(1)]
+    assert not of(BeIdle, talk.effects)
+    talk.at = 3.0
+    assert len(of(BeIdle, talk.over("a0000"))) == 1
+    assert talk.state.idle_since == 3.0
+    # Told once for each rest, and not for each fact in it.
+    talk.at = 4.0
+    assert not of(BeIdle, talk.hear(b"text"))
+    assert talk.state.idle_since == 3.0
+    talk.ask(B)
+    assert talk.state.idle_since is None
+    talk.at = 5.0
+    assert len(of(BeIdle, talk.over("b0000"))) == 1
+    assert talk.state.idle_since == 5.0
+
+
+def test_after_so_long_it_is_let_go_and_the_next_ask_resumes() -> None:
+    talk = rested()
+    assert talk.waits_for(Timer.IDLE) == ["1.1"]
+    assert not stopped(talk.wait(9.9))
+    assert stopped(talk.wait(0.1))
+    assert retired(talk) == ["idle"]
+    talk.die(signal=15)
+    assert talk.state.crashes == 0
+    assert of(StartProcess, talk.ask(B)) == [StartProcess(2, "talk")]
+    talk.begin()
+    talk.over("b0000")
+    assert talk.kinds == {"a": Kind.DONE, "b": Kind.DONE}
+
+
+def test_an_ask_that_comes_while_it_goes_is_served_by_the_next_one() -> None:
+    talk = rested()
+    talk.wait(10.0)
+    assert not of(StartProcess, talk.ask(B))
+    assert of(StartProcess, talk.die(signal=15)) == [StartProcess(2, "talk")]
+    talk.begin()
+    talk.over("b0000")
+    assert talk.kinds["b"] is Kind.DONE
+
+
+def test_the_timer_of_an_earlier_rest_does_not_end_a_later_one() -> None:
+    talk = rested()
+    talk.at = 9.0
+    talk.ask(B)
+    assert not talk.waits_for(Timer.IDLE)
+    talk.over("b0000")
+    assert talk.waits_for(Timer.IDLE) == ["1.2"]
+    talk.at = 10.0
+    assert talk.fire((Timer.IDLE, "1.1")) == []
+    assert stopped(talk.fire((Timer.IDLE, "1.2")))
+
+
+def test_without_a_limit_it_is_kept() -> None:
+    talk = rested(TELLING)
+    assert not talk.waits_for(Timer.IDLE)
+    assert not stopped(talk.wait(1e6))
+
+
+def test_eviction_takes_it_only_while_nobody_needs_it() -> None:
+    talk = Talk(TELLING)
+    assert talk.tell(EvictAsked(0.0)) == []
+    talk.ask(A)
+    assert talk.tell(EvictAsked(0.0)) == []
+    talk.begin()
+    assert talk.tell(EvictAsked(0.0)) == []
+    talk.opens("a0000")
+    assert talk.tell(EvictAsked(0.0)) == []
+    talk.hear(b"over a0000 a0000", b"settled a0000")
+    assert stopped(talk.tell(EvictAsked(0.0)))
+    assert retired(talk) == ["evicted"]
+    assert talk.tell(EvictAsked(0.0)) == []
+    assert talk.state.idle_since is None
+
+
+# How somebody comes to need it, and how that ends.
+NEEDS: dict[str, tuple[Callable[[Talk], object], Callable[[Talk], object]]] = {
+    "task": (lambda talk: talk.mean(TasksChanged(("t",))), lambda talk: talk.mean(TasksChanged(()))),
+    "question": (lambda talk: talk.mean(SAW), lambda talk: talk.tell(QuestionAnswered(talk.at, talk.named(), DENIED))),
+    "callback": (lambda talk: talk.mean(HOOK), lambda talk: talk.tell(CallbackAnswered(talk.at, 1, "c", {}))),
+    "setting": (
+        lambda talk: talk.tell(SettingAsked(talk.at, "c", "model", "large")),
+        lambda talk: talk.mean(Replied("setting-1-1")),
+    ),
+    "hold": (
+        lambda talk: talk.tell(HoldAsked(talk.at, "h", NORMAL)),
+        lambda talk: talk.tell(HoldReleased(talk.at, "h")),
+    ),
+    "own turn": (
+        lambda talk: talk.mean(TurnOpened(origin="task", can_interrupt=True)),
+        lambda talk: talk.mean(TurnOver(origin="task")),
+    ),
+    "queue": (
+        lambda talk: talk.ask(replace(B, on_busy="collect")),
+        lambda talk: (talk.fire((Timer.COLLECT, "b")), talk.over("b0000")),
+    ),
+}
+
+
+@pytest.mark.parametrize("need", NEEDS)
+def test_what_somebody_needs_is_neither_evicted_nor_idle(need: str) -> None:
+    begin, end = NEEDS[need]
+    # So short that nothing else is due in it: a hold and a setting have times of their own.
+    talk = rested(replace(IDLE, idle_seconds=0.25))
+    begin(talk)
+    assert talk.state.idle_since is None
+    assert not stopped(talk.tell(EvictAsked(0.0)))
+    assert not stopped(talk.wait(0.25))
+    end(talk)
+    assert talk.state.idle_since is not None
+    assert stopped(talk.wait(0.25))
+
+
+def test_one_that_has_not_acknowledged_an_interrupt_is_not_idle() -> None:
+    """It would hit whatever comes next: the process is watched until it has answered."""
+    talk = Talk(IDLE)
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    talk.tell(InterruptAsked(0.0, "a", "i"))
+    talk.hear(b"over a0000! a0000", b"cancelled a0000")
+    assert talk.kinds == {"a": Kind.INTERRUPTED}
+    assert talk.state.idle_since is None
+    assert talk.tell(EvictAsked(0.0)) == []
+    assert len(of(BeIdle, talk.hear(b"ok interrupt-a#1-1"))) == 1
+
+
+def test_one_that_has_still_something_to_hear_is_not_idle() -> None:
+    talk = rested()
+    talk.is_pipe_full = True
+    talk.mean(replace(SAW, request="one", wants=Wants.UNKNOWN), replace(SAW, request="two", wants=Wants.UNKNOWN))
+    assert talk.state.idle_since is None
+    assert len(of(BeIdle, talk.tell(ProcessReported(0.0, 1, FrameWritten())))) == 1
+
+
+def test_a_session_that_is_closed_is_not_idle() -> None:
+    talk = rested()
+    talk.tell(CloseAsked(0.0))
+    assert talk.state.idle_since is None
+    assert not talk.waits_for(Timer.IDLE)
+    assert talk.tell(EvictAsked(0.0)) == []
+
+
+# -- it is old -------------------------------------------------------------------------------------------------------
+OLD = replace(TELLING, recycle_seconds=60.0)
+
+
+def test_one_that_is_old_is_replaced_when_nobody_needs_it() -> None:
+    talk = rested(OLD)
+    assert talk.waits_for(Timer.AGE) == ["1"]
+    assert not stopped(talk.wait(59.9))
+    assert stopped(talk.wait(0.1))
+    talk.die(signal=15)
+    assert of(StartProcess, talk.ask(B)) == [StartProcess(2, "talk")]
+    # The next one has an age of its own.
+    talk.begin()
+    assert talk.waits_for(Timer.AGE) == ["2"]
+
+
+def test_one_that_is_old_ends_its_turn_and_then_goes_before_the_next() -> None:
+    talk = Talk(OLD)
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    talk.ask(B)
+    assert not stopped(talk.wait(60.0))
+    effects = talk.hear(b"over a0000 a0000", b"settled a0000")
+    assert stopped(effects)
+    assert sent(effects) == []
+    assert retired(talk) == ["old"]
+    assert of(StartProcess, talk.die(signal=15)) == [StartProcess(2, "talk")]
+
+
+def test_one_that_is_old_serves_on_while_something_runs_in_its_background() -> None:
+    talk = rested(OLD)
+    talk.mean(TasksChanged(("t",)))
+    assert not stopped(talk.wait(60.0))
+    assert talk.state.process.stale is Stale.WHEN_QUIET
+    talk.serve(B)
+    assert talk.kinds == {"a": Kind.DONE, "b": Kind.DONE}
+    assert len(talk.starts) == 1
+    assert stopped(talk.mean(TasksChanged(())))
+
+
+@pytest.mark.parametrize("need", ["question", "callback"])
+def test_one_that_is_old_serves_on_while_it_waits_for_an_answer(need: str) -> None:
+    begin, end = NEEDS[need]
+    talk = rested(OLD)
+    begin(talk)
+    talk.wait(60.0)
+    talk.serve(B)
+    assert talk.kinds == {"a": Kind.DONE, "b": Kind.DONE}
+    assert len(talk.starts) == 1
+    end(talk)
+    assert len(of(StopProcess, talk.effects)) == 1
+
+
+def test_age_takes_nothing_back() -> None:
+    talk = rested(OLD)
+    talk.mean(TasksChanged(("t",)))
+    talk.tell(Reconfigured(0.0, OLD, True))
+    talk.wait(60.0)
+    assert talk.state.process.stale is Stale.NOW
+    assert stopped(talk.ask(B))
+
+
+def test_one_that_is_not_what_was_asked_for_goes_whatever_runs_in_its_background() -> None:
+    talk = rested(TELLING)
+    talk.mean(TasksChanged(("t",)))
+    talk.tell(Reconfigured(0.0, TELLING, True))
+    assert talk.state.process.stale is Stale.NOW
+    # But not for nothing: nobody has asked yet.
+    assert not of(StopProcess, talk.effects)
+    assert stopped(talk.ask(B))
+    assert retired(talk) == ["stale"]
+
+
+def test_a_session_that_is_opened_again_in_the_same_way_keeps_its_process() -> None:
+    talk = rested(TELLING)
+    again = replace(TELLING, drain_seconds=1.0)
+    talk.tell(Reconfigured(0.0, again, False))
+    assert talk.state.config is again
+    talk.serve(B)
+    assert len(talk.starts) == 1
+
+
+def test_a_session_that_is_opened_again_without_an_age_lets_its_process_grow_old() -> None:
+    saving = replace(OLD, save_prompt="save")
+    for config in (OLD, saving):
+        talk = rested(config)
+        talk.tell(Reconfigured(0.0, replace(config, recycle_seconds=None), False))
+        assert not stopped(talk.wait(1e6))
+        assert not of(AskToSave, talk.effects)
+
+
+def test_a_session_that_is_opened_again_measures_its_rest_anew() -> None:
+    talk = rested()
+    talk.wait(9.0)
+    assert len(of(BeIdle, talk.tell(Reconfigured(9.0, replace(IDLE, idle_seconds=20.0), False)))) == 1
+    assert not stopped(talk.wait(19.9))
+    assert stopped(talk.wait(0.1))
+
+
+def test_the_age_of_a_process_that_is_gone_is_nobodys() -> None:
+    talk = rested(OLD)
+    talk.die(code=1)
+    assert not talk.waits_for(Timer.AGE)
+    talk.serve(B)
+    assert talk.fire((Timer.AGE, "1")) == []
+
+
+# -- it may save first -----------------------------------------------------------------------------------------------
+SAVING = replace(OLD, save_prompt="put it down")
+
+
+def test_one_that_is_old_is_asked_to_save_and_replaced_after_that() -> None:
+    talk = rested(SAVING)
+    effects = talk.wait(60.0)
+    assert of(AskToSave, effects) == [AskToSave("put it down")]
+    assert not stopped(effects)
+    save = replace(ask("save", BACKGROUND), is_last=True)
+    assert sent(talk.ask(save)) == [b"P save0000\n"]
+    assert stopped(talk.over("save0000"))
+    talk.die(signal=15)
+    assert of(StartProcess, talk.ask(B)) == [StartProcess(2, "talk")]
+
+
+@pytest.mark.parametrize("how", ["over save0000! save0000", "error save0000? save0000"])
+def test_it_is_replaced_also_if_it_could_not_save(how: str) -> None:
+    talk = rested(SAVING)
+    talk.wait(60.0)
+    talk.ask(replace(ask("save", BACKGROUND), is_last=True))
+    talk.opens("save0000")
+    assert stopped(talk.hear(how.encode(), b"settled save0000"))
+    assert talk.kinds["save"] is Kind.FAILED
+
+
+def test_a_save_that_was_not_taken_is_asked_for_again_as_much_later() -> None:
+    talk = rested(SAVING)
+    assert len(of(AskToSave, talk.wait(60.0))) == 1
+    assert not of(AskToSave, talk.wait(59.9))
+    assert len(of(AskToSave, talk.wait(0.1))) == 1
+
+
+def test_one_that_is_about_to_save_is_not_asked_again() -> None:
+    talk = Talk(SAVING)
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    assert len(of(AskToSave, talk.wait(60.0))) == 1
+    # The turn is long, and the save waits behind it.
+    talk.ask(replace(ask("save", BACKGROUND), is_last=True))
+    assert not of(AskToSave, talk.wait(300.0))
+    talk.hear(b"over a0000 a0000", b"settled a0000")
+    assert not of(AskToSave, talk.wait(300.0))
+    assert stopped(talk.over("save0000"))
+    talk.die(signal=15)
+    assert of(StartProcess, talk.ask(B)) == [StartProcess(2, "talk")]
+
+
+def test_a_save_is_of_the_process_that_was_asked_for_it() -> None:
+    """The next one has nothing to put down, and would be replaced for it."""
+    talk = Talk(SAVING)
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    talk.wait(60.0)
+    talk.ask(replace(ask("save", BACKGROUND), is_last=True))
+    talk.ask(B)
+    talk.die(code=1)
+    assert talk.kinds == {"a": Kind.FAILED, "save": Kind.REFUSED}
+    talk.begin()
+    talk.over("b0000")
+    assert talk.kinds["b"] is Kind.DONE
+    assert len(talk.starts) == 2
+
+
+def test_a_save_that_was_given_up_is_asked_for_again() -> None:
+    talk = Talk(SAVING)
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    talk.wait(60.0)
+    talk.ask(replace(ask("save", BACKGROUND), is_last=True))
+    talk.wait(30.0)
+    talk.tell(AskWithdrawn(talk.at, "save"))
+    assert len(of(AskToSave, talk.wait(30.0))) == 1
+
+
+# -- nobody wants it any more before it is there ---------------------------------------------------------------------
+def test_a_start_that_nobody_waits_for_any_more_is_given_up() -> None:
+    talk = Talk(TELLING)
+    talk.ask(A)
+    effects = talk.tell(AskWithdrawn(0.0, "a"))
+    assert of(StopProcess, effects) == [StopProcess(1)]
+    # Who comes now is served by the next one, and nothing was wrong with the first.
+    talk.ask(B)
+    effects = talk.tell(ProcessReported(0.0, 1, ProcessGone()))
+    assert of(StartProcess, effects) == [StartProcess(2, None)]
+    assert talk.state.crashes == 0
+    talk.begin()
+    talk.over("b0000")
+    assert talk.kinds == {"a": Kind.WITHDRAWN, "b": Kind.DONE}
+
+
+def test_one_that_is_there_already_is_let_become_ready() -> None:
+    talk = Talk(TELLING)
+    talk.ask(A)
+    talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
+    assert not stopped(talk.tell(AskWithdrawn(0.0, "a")))
+    assert len(of(BeIdle, talk.hear(b"ok handshake-1"))) == 1
+
+
+# -- it came to nothing ----------------------------------------------------------------------------------------------
+CRASHING = replace(TELLING, backoff_seconds=1.0, backoff_seconds_max=5.0)
+
+
+def _crash(talk: Talk, number: int) -> list[Effect]:
+    """A process that is asked for dies before it has served anybody; the ask that it was for is told."""
+    talk.ask(ask(f"t{number}", NORMAL))
+    talk.tell(ProcessReported(talk.at, talk.state.process.number, Started(77, talk.at)))
+    return talk.die(code=1)
+
+
+def test_after_the_first_crash_the_next_is_tried_at_once_and_then_it_takes_longer_and_longer() -> None:
+    talk = Talk(CRASHING)
+    waits: list[float] = []
+    for number in range(6):
+        before = len(talk.logged(kinds.PROCESS_BACKED_OFF))
+        _crash(talk, number)
+        told = talk.logged(kinds.PROCESS_BACKED_OFF)[before:]
+        seconds = told[0]["seconds"] if told else 0.0
+        waits.append(seconds)
+        if seconds:
+            assert talk.state.is_backing_off
+            # Nobody starts before it is over; who asks waits, and is served by the first after it.
+            assert not of(StartProcess, talk.ask(ask(f"w{number}", NORMAL)))
+            assert not of(StartProcess, talk.wait(seconds - 0.1))
+            assert len(of(StartProcess, talk.wait(0.1))) == 1
+            talk.tell(ProcessReported(talk.at, talk.state.process.number, Started(77, talk.at)))
+            talk.die(code=1)
+            waits.append(talk.logged(kinds.PROCESS_BACKED_OFF)[-1]["seconds"])
+            talk.wait(waits[-1])
+    assert waits == [0.0, 1.0, 2.0, 4.0, *[5.0] * 7]
+    assert set(talk.kinds.values()) == {Kind.FAILED}
+
+
+def test_who_asks_while_none_is_started_is_served_after_that() -> None:
+    talk = Talk(CRASHING)
+    for number in range(2):
+        _crash(talk, number)
+    talk.ask(A)
+    talk.wait(1.0)
+    talk.begin()
+    talk.over("a0000")
+    assert talk.kinds["a"] is Kind.DONE
+    # A boundary forgives: the next crash is the first again.
+    assert talk.state.crashes == 0
+    talk.die(code=1)
+    assert talk.state.crashes == 0  # One that has served did not come to nothing.
+    _crash(talk, 9)
+    assert talk.state.crashes == 1
+    assert not talk.state.is_backing_off
+
+
+def test_a_process_that_was_ready_and_never_served_came_to_nothing_too() -> None:
+    talk = Talk(CRASHING)
+    for number in range(2):
+        talk.ask(ask(f"t{number}", NORMAL))
+        talk.begin()
+        talk.opens(f"t{number}0000")
+        talk.die(code=1)
+    assert talk.state.crashes == 2
+    assert talk.state.is_backing_off
+
+
+def test_a_start_that_fails_counts_and_one_that_we_stopped_does_not() -> None:
+    talk = Talk(CRASHING)
+    talk.ask(A)
+    talk.tell(ProcessReported(0.0, 1, StartFailed(MachineError("no fds"))))
+    assert talk.state.crashes == 1
+    calm = Talk(CRASHING)
+    calm.ask(A)
+    calm.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
+    calm.tell(Reconfigured(0.0, CRASHING, True))
+    calm.hear(b"ok handshake-1")
+    calm.die(signal=15)
+    assert calm.state.crashes == 0
+    assert calm.state.process.phase is ProcessPhase.STARTING
+
+
+def test_an_agent_that_is_not_ready_in_time_came_to_nothing() -> None:
+    talk = Talk(replace(CRASHING, start_seconds=7.0))
+    talk.ask(A)
+    # While it waits for its place nothing is due.
+    assert not stopped(talk.wait(100.0))
+    talk.tell(ProcessReported(talk.at, 1, Started(77, talk.at)))
+    assert not stopped(talk.wait(6.9))
+    assert stopped(talk.wait(0.1))
+    talk.die(signal=15)
+    assert talk.state.crashes == 1
+    assert talk.kinds == {"a": Kind.FAILED}
+    assert "start" in str(talk.outcomes["a"].error)
+
+
+def test_a_late_end_of_an_older_wait_does_not_end_this_one() -> None:
+    talk = Talk(CRASHING)
+    for number in range(2):
+        _crash(talk, number)
+    talk.wait(1.0)
+    _crash(talk, 2)
+    assert talk.state.is_backing_off
+    assert talk.fire((Timer.BACKOFF, "2")) == []
+    assert talk.state.is_backing_off

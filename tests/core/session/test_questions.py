@@ -1,0 +1,531 @@
+"""What the agent asks of us, and that each request has one answer."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from tests.core.session.scenarios import ask
+from tests.core.session.talk import TELLING, Talk, of, sent
+
+from banksman.core.dialects.meaning import Requested, RequestWithdrawn, Wants
+from banksman.core.session import event as kinds
+from banksman.core.session import permissions
+from banksman.core.session.ask_queue import INTERACTIVE, NORMAL
+from banksman.core.session.effects import (
+    AskHuman,
+    CallBack,
+    CloseCallback,
+    CloseQuestion,
+    Effect,
+    GiveReceipt,
+    StopProcess,
+    TellAnswer,
+)
+from banksman.core.session.facts import (
+    AppendFailed,
+    CallbackAnswered,
+    InterruptAsked,
+    QuestionAnswered,
+    Reconfigured,
+    Timer,
+)
+from banksman.core.session.outcome import By, Kind
+from banksman.core.session.permissions import DENIED, Decision, Rules, Verdict
+from banksman.core.session.questions import CALLBACKS_MAX, QUESTIONS_MAX
+from banksman.core.session.session_config import Config
+from banksman.core.session.state import ProcessPhase, Session, Store
+from banksman.core.session.turn import Ask
+from banksman.errors import StoreError
+
+ALLOWED = Decision(allows=True)
+FULL = StoreError("the disk is full")
+A = ask("a", NORMAL)
+
+
+def asks(request: str = "q", tool: str = "Bash", wants: Wants = Wants.PERMISSION) -> Requested:
+    return Requested(request, wants, "can_use_tool", tool)
+
+
+def running(config: Config = TELLING, first: Ask = A) -> Talk:
+    """A turn of one ask is open."""
+    talk = Talk(config)
+    talk.ask(first)
+    talk.begin()
+    talk.opens(first.ref)
+    return talk
+
+
+def answers(effects: list[Effect]) -> list[str]:
+    """What the agent is told, but for prompts and interrupts."""
+    return [data.decode().strip() for data in sent(effects) if data[:1] in b"AVCR"]
+
+
+# -- somebody is asked -----------------------------------------------------------------------------------------------
+def test_a_question_is_shown_logged_answered_once_and_closed() -> None:
+    talk = running()
+    effects = talk.mean(asks())
+    assert of(AskHuman, effects) == [AskHuman(talk.named(), asks(), "a")]
+    assert answers(effects) == []
+    effects = talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED))
+    assert answers(effects) == ["A q allow: None"]
+    assert of(CloseQuestion, effects) == [CloseQuestion(talk.named())]
+    [asked], [answered] = talk.logged(kinds.QUESTION_ASKED), talk.logged(kinds.QUESTION_ANSWERED)
+    assert (asked["request"], asked["wants"], asked["tool"]) == ("q", "permission", "Bash")
+    assert answered == {"question": asked["question"], "answer": "allow", "by": "answer", "message": None}
+    # A second answer is late, whatever it says.
+    assert talk.tell(QuestionAnswered(0.0, talk.named(), DENIED)) == []
+    assert talk.tell(QuestionAnswered(0.0, "nobody asked", ALLOWED)) == []
+
+
+def test_an_answer_is_told_when_it_is_durable_and_not_before() -> None:
+    talk = running()
+    talk.mean(asks())
+    talk.is_log_slow = True
+    effects = talk.tell(QuestionAnswered(0.0, talk.named(), Decision(allows=False, message="no")))
+    assert not of(TellAnswer, effects)
+    assert of(TellAnswer, talk.commit()) == [TellAnswer(talk.named(), "deny", "answer", "no")]
+
+
+def test_an_answer_that_the_log_loses_is_told_to_be_lost() -> None:
+    talk = running()
+    talk.mean(asks())
+    talk.is_log_slow = True
+    talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED))
+    effects = talk.tell(AppendFailed(0.0, FULL))
+    assert of(TellAnswer, effects) == [TellAnswer(talk.named(), "allow", "answer", None, FULL)]
+
+
+def test_a_log_that_fails_ends_its_questions_at_once() -> None:
+    """The process is on its way out: neither could it hear an answer, nor is there anything to write one to."""
+    talk = running()
+    talk.mean(asks())
+    talk.is_log_slow = True
+    talk.hear(b"text more")
+    effects = talk.tell(AppendFailed(0.0, FULL))
+    assert of(CloseQuestion, effects) == [CloseQuestion(talk.named())]
+    assert of(TellAnswer, effects) == [TellAnswer(talk.named(), "withdrawn", "store", None, FULL)]
+    assert talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED)) == []
+
+
+def test_the_name_of_a_question_is_its_place_and_no_process_uses_it_again() -> None:
+    talk = running()
+    asked: list[str] = []
+    for name in "bcd":
+        talk.mean(asks())
+        asked.append(talk.named())
+        talk.die(code=1)
+        # The agent asks by the same request in its next process; who saw the last question answers now.
+        talk.wait(1e3)
+        talk.ask(ask(name, NORMAL))
+        talk.begin()
+        talk.opens(f"{name}0000")
+        talk.mean(asks())
+        assert talk.named() not in asked
+        assert talk.tell(QuestionAnswered(0.0, asked[-1], ALLOWED)) == []
+        talk.mean(RequestWithdrawn("q"))
+    assert len({*asked}) == 3
+    assert [name.split(".")[0] for name in asked] == ["q-1", "q-2", "q-3"]
+
+
+@pytest.mark.parametrize("how", ["the log fails", "the host dies"])
+def test_a_name_that_the_log_has_lost_is_never_given_again(how: str) -> None:
+    """Somebody has seen it, and may answer when another question is where it would have been."""
+    talk = running()
+    talk.is_log_slow = True
+    durable = talk.state.committed
+    talk.hear(*[b"text and more"] * 50)
+    talk.mean(asks())
+    lost = talk.named()
+    place = int(lost.rpartition(".")[2])
+    assert place > durable + 50
+    if how == "the log fails":
+        talk.tell(AppendFailed(0.0, FULL))
+        talk.is_log_slow = False
+        talk.die(signal=15)
+        talk.wait(1.0)
+    else:
+        epoch = talk.epoch
+        talk = Talk(TELLING, Session(config=TELLING, head=durable, committed=durable))
+        talk.epoch = epoch  # The store gives none twice.
+    talk.ask(ask("b", NORMAL))
+    talk.begin()
+    talk.opens("b0000")
+    talk.hear(*[b"text"] * (place - 2 - talk.state.head))
+    talk.mean(asks())
+    assert int(talk.named().rpartition(".")[2]) == place
+    assert talk.named() != lost
+    assert talk.tell(QuestionAnswered(0.0, lost, ALLOWED)) == []
+
+
+def test_a_process_on_its_way_out_is_asked_nothing_more() -> None:
+    """After a log that failed and is back, its questions would have the places of those that were lost."""
+    talk = running()
+    talk.is_log_slow = True
+    talk.mean(asks("lost"))
+    talk.tell(AppendFailed(0.0, FULL))
+    talk.is_log_slow = False
+    talk.wait(1.0)
+    assert talk.state.process.phase is ProcessPhase.STOPPING
+    assert talk.state.store is Store.WORKING
+    assert not of(AskHuman, talk.mean(asks("again")))
+    assert not talk.state.questions
+
+
+def test_an_elicitation_is_asked_whatever_the_rules_say_about_tools() -> None:
+    talk = running(replace(TELLING, rules=(("*", Verdict.ALLOW),)))
+    assert len(of(AskHuman, talk.mean(asks(wants=Wants.ELICITATION)))) == 1
+
+
+def test_what_is_not_known_is_refused_and_named() -> None:
+    talk = running()
+    effects = talk.mean(Requested("q", Wants.UNKNOWN, "sing"))
+    assert answers(effects) == ["R q Banksman does not answer 'sing'"]
+    assert not talk.state.questions
+
+
+def test_a_question_in_no_turn_is_asked_in_no_turn() -> None:
+    talk = Talk(TELLING)
+    talk.serve(A)
+    assert of(AskHuman, talk.mean(asks())) == [AskHuman(talk.named(), asks(), None)]
+    # An interrupt of a turn has nothing to do with it.
+    talk.ask(ask("b", NORMAL))
+    talk.opens("b0000")
+    effects = talk.tell(InterruptAsked(0.0, "b", "i"))
+    assert of(CloseQuestion, effects) == []
+    assert answers(talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED))) == ["A q allow: None"]
+
+
+def test_one_that_is_withdrawn_needs_no_answer() -> None:
+    talk = running()
+    talk.mean(asks())
+    effects = talk.mean(RequestWithdrawn("q"))
+    assert of(CloseQuestion, effects) == [CloseQuestion(talk.named())]
+    assert answers(effects) == []
+    assert [body["answer"] for body in talk.logged(kinds.QUESTION_ANSWERED)] == ["withdrawn"]
+    assert talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED)) == []
+    # And one that nobody asked cannot be.
+    assert not of(CloseQuestion, talk.mean(RequestWithdrawn("other")))
+
+
+def test_a_turn_that_is_to_stop_closes_its_questions_and_takes_no_more() -> None:
+    talk = running()
+    talk.mean(asks())
+    effects = talk.tell(InterruptAsked(0.0, "a", "i"))
+    # First the interrupt: told "cancelled" before it, the agent takes that for an answer and goes on.
+    assert sent(effects) == [b"I interrupt-a#1-1\n", b"R q cancelled\n"]
+    assert answers(talk.mean(asks("later"))) == ["R later cancelled"]
+    assert not talk.state.questions
+
+
+def test_so_many_questions_may_wait_and_the_next_is_refused() -> None:
+    talk = running()
+    talk.mean(*(asks(f"q{number}") for number in range(QUESTIONS_MAX)))
+    assert len(talk.state.questions) == QUESTIONS_MAX
+    effects = talk.mean(asks("one more"))
+    assert answers(effects) == ["R one more too many questions are open"]
+    assert not of(AskHuman, effects)
+    talk.tell(QuestionAnswered(0.0, talk.named("q7"), DENIED))
+    assert len(of(AskHuman, talk.mean(asks("another")))) == 1
+
+
+def test_questions_end_with_their_process() -> None:
+    talk = running()
+    talk.mean(asks())
+    effects = talk.die(code=1)
+    assert of(CloseQuestion, effects) == [CloseQuestion(talk.named())]
+    assert [body["answer"] for body in talk.logged(kinds.QUESTION_ANSWERED)] == ["withdrawn"]
+    assert talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED)) == []
+
+
+def test_so_does_one_in_no_turn() -> None:
+    talk = Talk(TELLING)
+    talk.serve(A)
+    talk.mean(asks())
+    assert of(CloseQuestion, talk.die(code=1)) == [CloseQuestion(talk.named())]
+    talk.serve(ask("b", NORMAL))
+    assert talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED)) == []
+
+
+# -- the rules decide ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("session", "of_ask", "answer"),
+    [
+        ((("Bash", Verdict.ALLOW),), (), "A q allow: None"),
+        ((("Bash", Verdict.DENY),), (), "A q deny: a rule says no"),
+        ((("Bash", Verdict.ASK),), (), None),
+        ((("Read", Verdict.DENY),), (), None),
+        ((("*", Verdict.DENY),), (("Bash", Verdict.ALLOW),), "A q allow: None"),
+        ((("*", Verdict.ALLOW),), (("Bash", Verdict.DENY),), "A q deny: a rule says no"),
+        ((("*", Verdict.ALLOW),), (("*", Verdict.ASK),), None),
+    ],
+)
+def test_a_rule_answers_a_permission(session: Rules, of_ask: Rules, answer: str | None) -> None:
+    talk = running(replace(TELLING, rules=session, question_seconds=5.0), replace(A, rules=of_ask))
+    effects = talk.mean(asks())
+    if answer is None:
+        assert len(of(AskHuman, effects)) == 1
+        assert answers(effects) == []
+        return
+    assert answers(effects) == [answer]
+    assert not of(AskHuman, effects)
+    assert not talk.waits_for(Timer.QUESTION)
+    # Whoever reads the log sees both, and by whom.
+    assert len(talk.logged(kinds.QUESTION_ASKED)) == 1
+    assert [body["by"] for body in talk.logged(kinds.QUESTION_ANSWERED)] == ["rule"]
+
+
+@pytest.mark.parametrize(
+    ("session", "of_ask", "verdict"),
+    [
+        ((), (), "None"),
+        ((("Bash", Verdict.ALLOW),), (), "allow"),
+        ((("Bash", Verdict.DENY),), (), "deny"),
+        ((("Bash", Verdict.ASK),), (), "ask"),
+        ((("*", Verdict.ALLOW),), (("Bash", Verdict.DENY),), "deny"),
+    ],
+)
+def test_a_ruling_is_answered_at_once_and_asks_nobody(session: Rules, of_ask: Rules, verdict: str) -> None:
+    talk = running(replace(TELLING, rules=session), replace(A, rules=of_ask))
+    effects = talk.mean(asks(wants=Wants.RULING))
+    assert answers(effects) == [f"V q {verdict}"]
+    assert not of(AskHuman, effects)
+    assert not talk.state.questions
+
+
+@pytest.mark.parametrize("session", [(), (("*", Verdict.ALLOW),)])
+def test_of_a_call_without_a_name_the_ruling_is_no(session: Rules) -> None:
+    """It was too large to be read: no rule can be known to fit, and a hook that is not answered forbids nothing."""
+    talk = running(replace(TELLING, rules=session))
+    assert answers(talk.mean(asks(tool="", wants=Wants.RULING))) == ["V q deny"]
+
+
+def test_the_rules_of_an_ask_are_its_turns_and_nobody_elses() -> None:
+    talk = running(TELLING, replace(A, rules=(("Bash", Verdict.DENY),)))
+    talk.hear(b"over a0000 a0000", b"settled a0000")
+    talk.ask(ask("b", NORMAL))
+    talk.opens("b0000")
+    assert answers(talk.mean(asks(wants=Wants.RULING))) == ["V q None"]
+    # Nor a turn's of the agent's own.
+    talk.hear(b"over b0000 b0000", b"settled b0000", b"own")
+    assert answers(talk.mean(asks("r", wants=Wants.RULING))) == ["V r None"]
+
+
+# -- nobody answers --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("default", ["allow", "deny"])
+def test_one_that_nobody_answers_in_time_has_the_default_answer(default: str) -> None:
+    talk = running(replace(TELLING, question_seconds=5.0, question_default=default))
+    talk.mean(asks())
+    assert answers(talk.wait(4.9)) == []
+    effects = talk.wait(0.1)
+    assert answers(effects) == [f"A q {default}: nobody answered within 5 s"]
+    assert of(CloseQuestion, effects) == [CloseQuestion(talk.named())]
+    assert [body["by"] for body in talk.logged(kinds.QUESTION_ANSWERED)] == ["expiry"]
+    assert talk.tell(QuestionAnswered(9.0, talk.named(), ALLOWED)) == []
+
+
+def test_one_that_was_answered_does_not_expire() -> None:
+    talk = running(replace(TELLING, question_seconds=5.0))
+    talk.mean(asks())
+    talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED))
+    assert not talk.waits_for(Timer.QUESTION)
+    assert talk.fire((Timer.QUESTION, talk.named())) == []
+
+
+def test_one_that_waits_for_ever_does_not_expire() -> None:
+    talk = running()
+    talk.mean(asks())
+    assert not talk.waits_for(Timer.QUESTION)
+    talk.wait(1e6)
+    assert len(talk.state.questions) == 1
+
+
+def test_a_session_that_is_opened_again_without_a_limit_lets_its_questions_wait() -> None:
+    talk = running(replace(TELLING, question_seconds=5.0))
+    talk.mean(asks())
+    talk.tell(Reconfigured(1.0, TELLING, False))
+    assert answers(talk.wait(10.0)) == []
+    assert answers(talk.tell(QuestionAnswered(9.0, talk.named(), ALLOWED))) == ["A q allow: None"]
+
+
+# -- no, and stop ----------------------------------------------------------------------------------------------------
+STOPS = Decision(allows=False, message="stop", interrupts=True)
+
+
+def test_a_denial_that_interrupts_ends_the_turn_by_its_boundary() -> None:
+    talk = running()
+    talk.mean(asks())
+    effects = talk.tell(QuestionAnswered(0.0, talk.named(), STOPS))
+    assert sent(effects) == [b"A q deny and stop: stop\n", b"I interrupt-a#1-1\n"]
+    assert of(CloseQuestion, effects) == [CloseQuestion(talk.named())]
+    talk.hear(b"ok interrupt-a#1-1", b"over a0000! a0000", b"cancelled a0000")
+    assert talk.kinds == {"a": Kind.INTERRUPTED}
+    [ended] = talk.logged(kinds.TURN_ENDED)
+    assert ended["by"] == By.BOUNDARY
+    assert not of(StopProcess, talk.effects)
+
+
+def test_an_agent_that_goes_on_after_such_a_denial_is_ended_by_the_ladder() -> None:
+    talk = running()
+    talk.mean(asks())
+    talk.tell(QuestionAnswered(0.0, talk.named(), STOPS))
+    talk.hear(b"ok interrupt-a#1-1", b"text going on")
+    assert not of(StopProcess, talk.wait(4.9))
+    assert of(StopProcess, talk.wait(0.1)) == [StopProcess(1)]
+    talk.die(signal=15)
+    assert talk.kinds == {"a": Kind.INTERRUPTED}
+    [ended] = talk.logged(kinds.TURN_ENDED)
+    assert ended["by"] == By.LADDER
+
+
+def test_such_a_denial_of_a_question_that_is_over_stops_nobody() -> None:
+    talk = running()
+    talk.mean(asks())
+    talk.tell(QuestionAnswered(0.0, talk.named(), DENIED))
+    assert talk.tell(QuestionAnswered(0.0, talk.named(), STOPS)) == []
+
+
+def test_a_question_that_its_turn_did_not_wait_for_outlives_it_and_stops_no_other() -> None:
+    """It is of a task in the background, which was begun in that turn and goes on."""
+    talk = running()
+    talk.mean(asks("late"))
+    assert answers(talk.hear(b"over a0000 a0000", b"settled a0000")) == []
+    talk.ask(ask("b", NORMAL))
+    talk.opens("b0000")
+    effects = talk.tell(QuestionAnswered(0.0, talk.named("late"), STOPS))
+    assert answers(effects) == ["A late deny and stop: stop"]
+    assert talk.kinds == {"a": Kind.DONE}
+    talk.over("b0000")
+    assert talk.kinds == {"a": Kind.DONE, "b": Kind.DONE}
+
+
+def test_an_interrupt_after_such_a_denial_has_its_receipt() -> None:
+    talk = running()
+    talk.mean(asks())
+    talk.tell(QuestionAnswered(0.0, talk.named(), STOPS))
+    talk.tell(InterruptAsked(0.0, "a", "i"))
+    talk.hear(b"ok interrupt-a#1-1", b"over a0000! a0000", b"cancelled a0000")
+    [given] = of(GiveReceipt, talk.effects)
+    assert given.receipt.stopped
+
+
+# -- callbacks -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("wants", [Wants.HOOK, Wants.TOOL])
+def test_a_callback_is_called_and_what_it_gives_back_is_sent_once(wants: Wants) -> None:
+    talk = running()
+    effects = talk.mean(asks("c", "h", wants))
+    assert of(CallBack, effects) == [CallBack(1, asks("c", "h", wants))]
+    assert answers(effects) == []
+    # Asked again it is not called again.
+    assert not of(CallBack, talk.mean(asks("c", "h", wants)))
+    effects = talk.tell(CallbackAnswered(0.0, 1, "c", {"x": 1}))
+    assert answers(effects) == ["C c {'x': 1}"]
+    assert talk.tell(CallbackAnswered(0.0, 1, "c", {"x": 2})) == []
+    assert not talk.state.callbacks
+
+
+def test_a_callback_that_failed_is_refused_with_its_reason() -> None:
+    talk = running()
+    talk.mean(asks("c", "h", Wants.HOOK))
+    assert answers(talk.tell(CallbackAnswered(0.0, 1, "c", None, "it raised"))) == ["R c it raised"]
+
+
+def test_an_empty_answer_is_an_answer() -> None:
+    talk = running()
+    talk.mean(asks("c", "h", Wants.HOOK))
+    assert answers(talk.tell(CallbackAnswered(0.0, 1, "c", {}))) == ["C c {}"]
+
+
+def test_so_many_callbacks_run_at_once_and_the_next_is_refused() -> None:
+    talk = running()
+    talk.mean(*(asks(f"c{number}", "h", Wants.HOOK) for number in range(CALLBACKS_MAX)))
+    assert len(of(CallBack, talk.effects)) == CALLBACKS_MAX
+    effects = talk.mean(asks("more", "h", Wants.TOOL))
+    assert answers(effects) == ["R more too many callbacks are running"]
+    assert not of(CallBack, effects)
+    talk.tell(CallbackAnswered(0.0, 1, "c3", {}))
+    assert len(of(CallBack, talk.mean(asks("again", "h", Wants.TOOL)))) == 1
+
+
+def test_a_callback_that_is_withdrawn_is_closed_and_its_answer_sent_to_nobody() -> None:
+    talk = running()
+    talk.mean(asks("c", "h", Wants.HOOK))
+    assert of(CloseCallback, talk.mean(RequestWithdrawn("c"))) == [CloseCallback("c")]
+    assert talk.tell(CallbackAnswered(0.0, 1, "c", {})) == []
+
+
+def test_a_callback_of_a_process_that_is_gone_is_closed_and_answers_nobody() -> None:
+    talk = running()
+    talk.mean(asks("c", "h", Wants.HOOK))
+    assert of(CloseCallback, talk.die(code=1)) == [CloseCallback("c")]
+    talk.ask(ask("b", NORMAL))
+    talk.begin()
+    assert talk.state.process.number == 2
+    assert talk.tell(CallbackAnswered(0.0, 1, "c", {})) == []
+
+
+def test_a_late_answer_is_not_taken_for_that_of_another_process_which_uses_the_same_names() -> None:
+    talk = running()
+    talk.mean(asks("c", "h", Wants.HOOK))
+    talk.die(code=1)
+    talk.ask(ask("b", NORMAL))
+    talk.begin()
+    talk.opens("b0000")
+    assert of(CallBack, talk.mean(asks("c", "h", Wants.HOOK))) == [CallBack(2, asks("c", "h", Wants.HOOK))]
+    assert talk.tell(CallbackAnswered(0.0, 1, "c", {"late": True})) == []
+    assert answers(talk.tell(CallbackAnswered(0.0, 2, "c", {}))) == ["C c {}"]
+
+
+def test_a_callback_outlives_the_turn_it_was_called_in() -> None:
+    """The agent may still wait for it: a hook at the end of a turn, a task in the background."""
+    talk = running()
+    talk.mean(asks("c", "h", Wants.HOOK))
+    effects = talk.hear(b"over a0000 a0000", b"settled a0000")
+    assert not of(CloseCallback, effects)
+    assert answers(talk.tell(CallbackAnswered(0.0, 1, "c", {}))) == ["C c {}"]
+
+
+def test_to_a_process_that_was_told_to_stop_no_answer_is_sent() -> None:
+    talk = running()
+    talk.mean(asks("c", "h", Wants.HOOK), asks())
+    talk.ask(replace(ask("u", INTERACTIVE)))
+    talk.wait(5.0)
+    assert len(of(StopProcess, talk.effects)) == 1
+    assert answers(talk.tell(CallbackAnswered(5.0, 1, "c", {}))) == []
+    assert answers(talk.mean(asks("late"))) == []
+
+
+# -- what we are to do for it ------------------------------------------------------------------------------------------
+RUN = Requested("7", Wants.WORKSPACE, "terminal/create", "execute", {"command": "make"})
+
+
+def _serving(verdict: str) -> Talk:
+    talk = Talk(replace(TELLING, rules=permissions.parse({"execute": verdict})))
+    talk.ask(ask("a", NORMAL))
+    talk.begin()
+    talk.opens("a0000")
+    return talk
+
+
+def test_what_a_rule_denies_is_not_done_for_the_agent_either() -> None:
+    effects = _serving("deny").mean(RUN)
+    assert not of(CallBack, effects)
+    (refused,) = sent(effects)
+    assert refused.startswith(b"R 7 a rule")
+
+
+def test_what_a_rule_allows_or_does_not_know_is_done() -> None:
+    assert of(CallBack, _serving("allow").mean(RUN))
+    talk = _serving("deny")
+    assert of(CallBack, talk.mean(replace(RUN, tool="read"), replace(RUN, request="8", tool="")))
+
+
+@pytest.mark.parametrize("allows", [True, False])
+def test_what_a_rule_has_asked_about_is_done_when_somebody_allows_it(allows: bool) -> None:
+    talk = _serving("ask")
+    (asked,) = of(AskHuman, talk.mean(RUN))
+    assert (asked.asked.wants, asked.asked.tool) == (Wants.PERMISSION, "execute")
+    (body,) = talk.logged(kinds.QUESTION_ASKED)
+    assert body["wants"] == "permission"
+    effects = talk.tell(QuestionAnswered(talk.at, asked.question, Decision(allows=allows, message="not now")))
+    assert bool(of(CallBack, effects)) is allows
+    assert sent(effects) == ([] if allows else [b"R 7 not now\n"])

@@ -1,0 +1,114 @@
+"""A prompt that was added to a turn, and that the agent did not take: an ask like any other again."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+from tests.core.session import toy
+from tests.core.session.scenarios import ask
+from tests.core.session.talk import CONFIG, Talk, sent
+
+from banksman.core.dialects.dialect import Prompt
+from banksman.core.dialects.meaning import PromptRefused, TurnOver
+from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import NORMAL
+from banksman.core.session.facts import AskWithdrawn, CloseAsked
+from banksman.core.session.outcome import Kind
+from banksman.errors import UsageError
+
+A = ask("a", NORMAL)
+STEER, LATER = ask("steer", NORMAL, on_busy="steer"), ask("later", NORMAL, on_busy="steer")
+
+
+def _steered() -> Talk:
+    talk = Talk()
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    assert sent(talk.ask(STEER)) == [b"P steer0000\n"]
+    return talk
+
+
+def test_while_the_turn_goes_on_it_waits_for_its_end() -> None:
+    talk = _steered()
+    assert not sent(talk.mean(PromptRefused("steer0000")))
+    heard = talk.hear(b"over a0000 a0000", b"settled a0000")
+    assert talk.kinds == {"a": Kind.DONE}
+    # Another attempt is another prompt.
+    assert sent(heard) == [b"P steer0002\n"]
+    talk.over("steer0002")
+    assert talk.kinds["steer"] is Kind.DONE
+
+
+def test_after_the_turns_end_it_is_sent_as_a_turn_of_its_own() -> None:
+    talk = _steered()
+    assert sent(talk.ask(LATER)) == [b"P later0000\n"]
+    assert not sent(talk.hear(b"over a0000 a0000", b"settled a0000"))
+    assert sent(talk.mean(PromptRefused("steer0000"))) == [b"P steer0002\n"]
+    # Those that were added after it went the same way, and keep their order.
+    assert not sent(talk.mean(PromptRefused("later0000")))
+    assert sent(talk.over("steer0002")) == [b"P later0002\n"]
+    talk.over("later0002")
+    assert set(talk.kinds.values()) == {Kind.DONE}
+    assert len(talk.logged(kinds.TURN_ENDED)) == 3
+
+
+def test_one_that_nobody_wants_any_more_is_not_sent_again() -> None:
+    talk = _steered()
+    talk.tell(AskWithdrawn(talk.at, "steer"))
+    talk.mean(PromptRefused("steer0000"))
+    assert talk.kinds == {"steer": Kind.WITHDRAWN}
+
+
+def test_in_a_session_that_closes_it_is_refused() -> None:
+    talk = _steered()
+    talk.tell(CloseAsked(talk.at))
+    talk.mean(PromptRefused("steer0000"))
+    talk.die(signal=15)
+    assert talk.kinds == {"a": Kind.INTERRUPTED, "steer": Kind.REFUSED}
+
+
+def test_of_a_prompt_that_is_none_of_ours_it_says_nothing() -> None:
+    talk = _steered()
+    assert not sent(talk.mean(PromptRefused("other0000")))
+    talk.hear(b"over a0000 a0000 steer0000", b"settled steer0000", b"settled a0000")
+    assert talk.kinds == {"a": Kind.DONE, "steer": Kind.DONE}
+
+
+def test_an_agent_that_does_not_say_what_it_works_on_is_not_sent_one() -> None:
+    """It may come to it only after the turn: its answer would be the next one's."""
+    talk = Talk()
+    talk.ask(A)
+    talk.begin()
+    assert not sent(talk.ask(STEER))
+    assert sent(talk.mean(TurnOver(text="a0000")) + talk.wait(0.5)) == [b"P steer0000\n"]
+
+
+class Narrow(toy.ToyDialect):
+    """It takes prompts of a few characters, and says so too late."""
+
+    def prompt(self, ref: str, prompt: Prompt) -> bytes:
+        if len(prompt) > 10:
+            raise UsageError("the prompt is too long")
+        return super().prompt(ref, prompt)
+
+
+def test_a_prompt_that_cannot_be_said_after_all_fails_its_turn_and_nothing_else() -> None:
+    """Each of those that are collected is checked by itself; together they may be too much."""
+    talk = Talk(replace(CONFIG, dialect=Narrow()))
+    talk.ask(replace(A, prompt="far too long a prompt"))
+    talk.begin()
+    assert talk.kinds == {"a": Kind.FAILED}
+    assert "too long" in str(talk.outcomes["a"].error)
+    talk.serve(ask("b", NORMAL))
+    assert talk.kinds["b"] is Kind.DONE
+
+
+def test_one_that_cannot_be_added_after_all_fails_when_its_turn_comes() -> None:
+    talk = Talk(replace(CONFIG, dialect=Narrow()))
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    talk.ask(replace(STEER, prompt="far too long a prompt"))
+    assert not talk.kinds
+    talk.hear(b"over a0000 a0000", b"settled a0000")
+    assert talk.kinds == {"a": Kind.DONE, "steer": Kind.FAILED}

@@ -1,0 +1,289 @@
+"""Another model, or another permission mode: told, answered, or had by another process."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+from tests.core.session.scenarios import ask
+from tests.core.session.talk import TELLING, Talk, of, sent
+
+from banksman.core.dialects.meaning import Replied
+from banksman.core.process_facts import (
+    Started,
+)
+from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import NORMAL
+from banksman.core.session.effects import Effect, SettingTaken, StartProcess, StopProcess
+from banksman.core.session.facts import (
+    AppendFailed,
+    CloseAsked,
+    DrainAsked,
+    ProcessReported,
+    Reconfigured,
+    SettingAsked,
+    Timer,
+)
+from banksman.core.session.outcome import Kind
+from banksman.core.session.settings import CHANGES_MAX
+from banksman.core.session.turn import TurnPhase
+from banksman.errors import AgentError, Closed, QueueFull, StoreError
+
+A, B = ask("a", NORMAL), ask("b", NORMAL)
+LARGE = (("model", "large"),)
+
+
+def ready() -> Talk:
+    """A process that has served a turn, and has nothing to do."""
+    talk = Talk(TELLING)
+    talk.serve(A)
+    return talk
+
+
+def change(talk: Talk, value: str = "large", *, name: str = "model", id: str = "c") -> list[Effect]:
+    return talk.tell(SettingAsked(talk.at, id, name, value))
+
+
+def taken(effects: list[Effect]) -> list[tuple[str, type | None]]:
+    return [(e.change, None if e.error is None else type(e.error)) for e in of(SettingTaken, effects)]
+
+
+def test_a_process_that_runs_is_told_and_answers() -> None:
+    talk = ready()
+    effects = change(talk)
+    assert sent(effects) == [b"S setting-1-1 model=large\n"]
+    assert taken(effects) == []
+    assert talk.waits_for(Timer.SETTING) == ["setting-1-1"]
+    assert taken(talk.mean(Replied("setting-1-1"))) == [("c", None)]
+    assert not talk.waits_for(Timer.SETTING)
+    assert talk.state.settings == LARGE
+    assert talk.logged(kinds.SESSION_SETTING) == [{"name": "model", "value": "large", "by": "reply"}]
+    # A second answer, or a late timer, is about nothing.
+    assert taken(talk.mean(Replied("setting-1-1", error="no"))) == []
+    assert talk.fire((Timer.SETTING, "setting-1-1")) == []
+    # The next process is started that way, and the one that was told is not replaced for it.
+    talk.serve(B)
+    assert len(talk.starts) == 1
+    talk.die(code=1)
+    talk.ask(ask("c", NORMAL))
+    assert talk.starts[-1] == StartProcess(2, "talk", settings=LARGE)
+
+
+def test_an_agent_that_refuses_is_believed_and_keeps_what_it_has() -> None:
+    talk = ready()
+    change(talk)
+    [refused] = of(SettingTaken, talk.mean(Replied("setting-1-1", error="no such model")))
+    assert isinstance(refused.error, AgentError)
+    assert "no such model" in str(refused.error)
+    assert talk.state.settings == ()
+    assert not talk.waits_for(Timer.SETTING)
+    assert not talk.logged(kinds.SESSION_SETTING)
+
+
+def test_an_agent_that_does_not_answer_is_replaced_by_one_that_has_it() -> None:
+    talk = ready()
+    change(talk)
+    assert taken(talk.wait(9.9)) == []
+    effects = talk.wait(0.1)
+    assert taken(effects) == [("c", None)]
+    assert [body["by"] for body in talk.logged(kinds.SESSION_SETTING)] == ["respawn"]
+    # Nobody needs it, and it is not what the next turn needs.
+    assert of(StopProcess, effects) == [StopProcess(1)]
+    talk.die(signal=15)
+    effects = talk.ask(B)
+    assert of(StartProcess, effects) == [StartProcess(2, "talk", settings=LARGE)]
+    talk.begin()
+    talk.over("b0000")
+    assert talk.kinds["b"] is Kind.DONE
+    # A late answer of the old one changes nothing in the new one.
+    before = talk.state.settings
+    talk.mean(Replied("setting-1-1", error="no"))
+    assert talk.state.settings == before
+
+
+def test_in_a_turn_the_process_is_replaced_after_it() -> None:
+    talk = Talk(TELLING)
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    assert sent(change(talk)) == [b"S setting-1-1 model=large\n"]
+    assert not of(StopProcess, talk.wait(10.0))
+    talk.ask(B)
+    effects = talk.hear(b"over a0000 a0000", b"settled a0000")
+    assert talk.kinds == {"a": Kind.DONE}
+    assert of(StopProcess, effects) == [StopProcess(1)]
+    assert sent(effects) == []
+    assert [body["reason"] for body in talk.logged(kinds.PROCESS_RETIRED)] == ["stale"]
+    assert of(StartProcess, talk.die(signal=15)) == [StartProcess(2, "talk", settings=LARGE)]
+
+
+def test_no_prompt_is_sent_before_the_answer() -> None:
+    talk = ready()
+    change(talk)
+    assert sent(talk.ask(B)) == []
+    assert sent(talk.mean(Replied("setting-1-1"))) == [b"P b0000\n"]
+
+
+def test_a_prompt_that_was_granted_before_waits_for_the_answer_too() -> None:
+    """Between the grant and the first byte: the intent is on its way to the log."""
+    talk = ready()
+    talk.is_log_slow = True
+    talk.ask(B)
+    assert talk.state.turn is not None
+    assert talk.state.turn.phase is TurnPhase.STARTING
+    change(talk)
+    assert sent(talk.commit()) == []
+    assert sent(talk.mean(Replied("setting-1-1"))) == [b"P b0000\n"]
+
+
+def test_one_that_was_granted_before_does_not_go_to_a_process_that_never_answers() -> None:
+    talk = ready()
+    talk.is_log_slow = True
+    talk.ask(B)
+    change(talk)
+    talk.commit()
+    effects = talk.wait(10.0)
+    assert sent(effects) == []
+    assert of(StopProcess, effects) == [StopProcess(1)]
+    talk.is_log_slow = False
+    assert of(StartProcess, talk.die(signal=15)) == [StartProcess(2, "talk", settings=LARGE)]
+    talk.begin()
+    # Another attempt is another prompt.
+    talk.over("b0002")
+    assert talk.kinds["b"] is Kind.DONE
+
+
+def test_when_the_process_dies_the_next_one_has_it() -> None:
+    talk = ready()
+    change(talk)
+    effects = talk.die(code=1)
+    assert taken(effects) == [("c", None)]
+    assert not talk.waits_for(Timer.SETTING)
+    assert of(StartProcess, talk.ask(B)) == [StartProcess(2, "talk", settings=LARGE)]
+
+
+def test_without_a_process_it_is_had_at_once() -> None:
+    talk = Talk(TELLING)
+    assert taken(change(talk)) == [("c", None)]
+    assert [body["by"] for body in talk.logged(kinds.SESSION_SETTING)] == ["start"]
+    assert of(StartProcess, talk.ask(A)) == [StartProcess(1, None, settings=LARGE)]
+
+
+def test_a_process_that_is_being_started_is_told_as_soon_as_it_listens_and_before_its_first_prompt() -> None:
+    talk = Talk(TELLING)
+    talk.ask(A)
+    assert talk.starts == [StartProcess(1, None)]
+    assert sent(change(talk)) == []
+    talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
+    assert sent(change(talk, "plan", name="permission_mode", id="d")) == []
+    # Nothing is due before it was told.
+    assert not talk.waits_for(Timer.SETTING)
+    # The first it may have been started with already, and is told all the same.
+    assert taken(talk.effects) == [("c", None)]
+    effects = talk.hear(b"ok handshake-1")
+    assert sent(effects) == [b"S setting-1-1 model=large\n", b"S setting-1-2 permission_mode=plan\n"]
+    assert talk.waits_for(Timer.SETTING) == ["setting-1-1", "setting-1-2"]
+    assert sent(talk.mean(Replied("setting-1-1"))) == []
+    assert sent(talk.mean(Replied("setting-1-2"))) == [b"P a0000\n"]
+    assert taken(talk.effects) == [("c", None), ("d", None)]
+    talk.over("a0000")
+    assert talk.kinds == {"a": Kind.DONE}
+    assert len(talk.starts) == 1
+
+
+def test_when_it_does_not_come_to_listen_the_next_one_has_it() -> None:
+    talk = Talk(TELLING)
+    talk.ask(A)
+    talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
+    change(talk)
+    assert taken(talk.die(code=1)) == [("c", None)]
+    talk.wait(100.0)
+    assert of(StartProcess, talk.ask(B)) == [StartProcess(2, None, settings=LARGE)]
+
+
+def test_to_a_process_on_its_way_out_nothing_is_said() -> None:
+    talk = ready()
+    change(talk)
+    talk.wait(10.0)
+    effects = change(talk, "small", id="d")
+    assert sent(effects) == []
+    assert taken(effects) == [("d", None)]
+    talk.die(signal=15)
+    assert of(StartProcess, talk.ask(B)) == [StartProcess(2, "talk", settings=(("model", "small"),))]
+
+
+def test_the_last_of_one_name_counts_and_names_do_not_mix() -> None:
+    talk = Talk(TELLING)
+    change(talk, "large", id="1")
+    change(talk, "plan", name="permission_mode", id="2")
+    change(talk, "small", id="3")
+    assert dict(talk.state.settings) == {"model": "small", "permission_mode": "plan"}
+    assert len(talk.state.settings) == 2
+
+
+def test_only_so_many_may_be_unanswered() -> None:
+    talk = ready()
+    for number in range(CHANGES_MAX):
+        assert taken(change(talk, id=f"c{number}")) == []
+    assert taken(change(talk, id="more")) == [("more", QueueFull)]
+    talk.mean(Replied("setting-1-1"))
+    assert taken(change(talk, id="again")) == []
+    # The process dies: each of them is answered, once.
+    ids = [id for id, error in taken(talk.die(code=1)) if error is None]
+    assert ids == [*(f"c{number}" for number in range(1, CHANGES_MAX)), "again"]
+
+
+def test_an_unanswered_change_spares_the_process() -> None:
+    talk = Talk(replace(TELLING, idle_seconds=1.0))
+    talk.serve(A)
+    change(talk)
+    assert talk.state.idle_since is None
+    assert not of(StopProcess, talk.wait(5.0))
+
+
+def test_a_session_that_is_being_closed_says_so() -> None:
+    for fact in (CloseAsked(0.0), DrainAsked(0.0)):
+        talk = Talk(TELLING)
+        talk.ask(A)
+        talk.begin()
+        talk.opens("a0000")
+        talk.tell(fact)
+        assert taken(change(talk)) == [("c", Closed)]
+
+
+def test_whoever_waits_when_it_is_closed_is_answered() -> None:
+    talk = ready()
+    change(talk)
+    talk.tell(CloseAsked(0.0))
+    assert taken(talk.die(signal=15)) == [("c", Closed)]
+    assert talk.state.settings == ()
+
+
+def test_a_change_that_is_not_answered_when_that_happens_is_over() -> None:
+    talk = ready()
+    change(talk)
+    change(talk, "plan", name="permission_mode", id="d")
+    effects = talk.tell(Reconfigured(0.0, TELLING, True, ("model",)))
+    assert taken(effects) == [("c", None)]
+    # Whatever is answered to it now, it is not what is wished for; the other one is.
+    talk.mean(Replied("setting-1-1"))
+    assert talk.fire((Timer.SETTING, "setting-1-1")) == []
+    assert taken(talk.mean(Replied("setting-1-2"))) == [("d", None)]
+    assert talk.state.settings == (("permission_mode", "plan"),)
+    # A drop of nothing is an opening like any other.
+    assert taken(talk.tell(Reconfigured(0.0, TELLING, False))) == []
+
+
+def test_a_session_that_is_opened_again_with_a_word_of_its_own_drops_what_it_was_changed_to() -> None:
+    talk = Talk(TELLING)
+    change(talk)
+    change(talk, "plan", name="permission_mode", id="d")
+    talk.tell(Reconfigured(0.0, TELLING, True, ("model", "never changed")))
+    assert talk.state.settings == (("permission_mode", "plan"),)
+    assert talk.logged(kinds.SESSION_SETTING)[2:] == [{"name": "model", "value": None, "by": "opening"}]
+    assert of(StartProcess, talk.ask(A)) == [StartProcess(1, None, settings=(("permission_mode", "plan"),))]
+
+
+def test_a_log_that_cannot_be_written_is_the_answer() -> None:
+    talk = ready()
+    talk.tell(AppendFailed(0.0, StoreError("full")))
+    assert taken(change(talk)) == [("c", StoreError)]
+    assert talk.state.settings == ()

@@ -1,0 +1,400 @@
+"""A session that leaves its host: what is passed on, what is not, and what comes at the very moment of it.
+
+Every order of it is explored in test_step.py (the scenarios that begin with "a leave"); here is what is seen of one.
+"""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from tests.core.session.scenarios import ask
+from tests.core.session.talk import TELLING, Talk, of, sent
+
+from banksman.core.dialects.meaning import Requested, TurnOpened, Wants
+from banksman.core.process_facts import (
+    ProcessGone,
+    Started,
+    StartFailed,
+)
+from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
+from banksman.core.session.effects import (
+    Append,
+    CloseQuestion,
+    Effect,
+    EndHold,
+    Finish,
+    GiveReceipt,
+    PassOn,
+    Reject,
+    SettingTaken,
+    StopProcess,
+)
+from banksman.core.session.event import Event
+from banksman.core.session.facts import (
+    AppendFailed,
+    Asked,
+    AskWithdrawn,
+    CloseAsked,
+    DrainAsked,
+    EvictAsked,
+    Fact,
+    HoldAsked,
+    InterruptAsked,
+    LeaveAsked,
+    ProcessReported,
+    SettingAsked,
+    Timer,
+)
+from banksman.core.session.history import replay
+from banksman.core.session.outcome import By, Kind
+from banksman.core.session.state import Mode, ProcessPhase, Session, Store
+from banksman.core.session.step import step
+from banksman.core.session.turn import Turn, TurnPhase
+from banksman.errors import AgentError, Closed, Moving, NotOwner, StoreError
+
+LEAVE = (Timer.LEAVE, "session")
+FULL = StoreError("the disk is full")
+
+
+def passed_on(effects: list[Effect]) -> list[str]:
+    return [effect.turn for effect in of(PassOn, effects)]
+
+
+def folded(talk: Talk) -> Session:
+    """What the log says of it."""
+    entries = [entry for append in of(Append, talk.effects) for entry in append.entries]
+    events = [Event("s", 1, seq, 0.0, *entry) for seq, entry in enumerate(entries, 1)]
+    return replay(events, talk.state.config)
+
+
+def waiting(state: Session) -> list[str]:
+    return [each.id for turn in state.queue if isinstance(turn, Turn) for each in turn.asks]
+
+
+def running() -> Talk:
+    """With a turn that runs, and two that wait."""
+    talk = Talk(TELLING)
+    talk.ask(ask("a", NORMAL))
+    talk.begin()
+    talk.opens("a0000")
+    for id in ("b", "c"):
+        talk.ask(ask(id, NORMAL))
+    return talk
+
+
+def granted() -> Talk:
+    """With a turn of which the log does not have the intent to send it, and nothing was sent."""
+    talk = Talk(TELLING)
+    talk.serve(ask("z", NORMAL))
+    talk.is_log_slow = True
+    talk.ask(ask("a", NORMAL))
+    assert talk.state.turn is not None
+    assert talk.state.turn.phase is TurnPhase.STARTING
+    return talk
+
+
+# -- what runs, and what waits ---------------------------------------------------------------------------------------
+def test_what_runs_comes_to_its_end_and_what_waits_is_passed_on() -> None:
+    talk = running()
+    assert not of(StopProcess, talk.tell(LeaveAsked(0.0)))
+    assert talk.state.mode is Mode.LEAVING
+    ended = talk.hear(b"over a0000 a0000", b"settled a0000")
+    assert talk.kinds == {"a": Kind.DONE}
+    assert sent(ended) == [], "nothing new is granted"
+    assert of(StopProcess, ended)
+    gone = talk.die(signal=15)
+    assert [type(effect) for effect in gone if isinstance(effect, PassOn | Finish)] == [PassOn, PassOn, Finish]
+    assert passed_on(gone) == ["b", "c"]
+    assert talk.logged(kinds.SESSION_LEFT) == [{"queued": ["b", "c"]}]
+    assert not talk.logged(kinds.SESSION_CLOSED)
+    assert talk.kinds == {"a": Kind.DONE}, "no outcome is made up"
+
+
+def test_the_log_of_one_that_has_left_says_who_waits_and_that_it_is_not_closed() -> None:
+    talk = running()
+    talk.tell(LeaveAsked(0.0))
+    talk.hear(b"over a0000 a0000", b"settled a0000")
+    talk.die(signal=15)
+    found = folded(talk)
+    assert found.mode is Mode.OPEN
+    assert (found.turn, found.own) == (None, None)
+    assert waiting(found) == ["b", "c"]
+    assert found.conversation == "talk"
+
+
+def test_what_was_granted_and_not_sent_waits_again_and_is_passed_on() -> None:
+    talk = granted()
+    talk.tell(LeaveAsked(0.0))
+    assert talk.state.turn is None
+    talk.is_log_slow = False
+    assert sent(talk.commit()) == []
+    gone = talk.die(signal=15)
+    assert passed_on(gone) == ["a"]
+    assert waiting(folded(talk)) == ["a"]
+    assert talk.logged(kinds.TURN_REQUEUED) == [{"attempt": 2}]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_process_that_is_being_started_is_stopped_and_its_ask_passed_on(is_there: bool) -> None:
+    talk = Talk(TELLING)
+    talk.ask(ask("a", NORMAL))
+    if is_there:
+        talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
+    assert of(StopProcess, talk.tell(LeaveAsked(0.0)))
+    gone = talk.die(signal=15) if is_there else talk.tell(ProcessReported(0.0, 1, ProcessGone()))
+    assert passed_on(gone) == ["a"]
+    # Nor is it charged with a start that fails.
+    fails = Talk(TELLING)
+    fails.ask(ask("a", NORMAL))
+    fails.tell(LeaveAsked(0.0))
+    assert passed_on(fails.tell(ProcessReported(0.0, 1, StartFailed(AgentError("no such program"))))) == ["a"]
+
+
+def test_one_that_had_to_give_way_and_comes_back_is_passed_on() -> None:
+    talk = Talk(TELLING)
+    talk.ask(ask("low", BACKGROUND, on_preempt="requeue"))
+    talk.begin()
+    talk.opens("low0000")
+    talk.ask(ask("urgent", INTERACTIVE))
+    talk.tell(LeaveAsked(0.0, 0.0))
+    assert passed_on(talk.die(signal=15)) == ["urgent", "low"]
+    assert waiting(folded(talk)) == ["urgent", "low"]
+
+
+def test_a_turn_of_the_agents_own_is_not_waited_for() -> None:
+    talk = Talk(TELLING)
+    talk.serve(ask("a", NORMAL))
+    talk.mean(TurnOpened(origin="task", can_interrupt=True))
+    assert [frame[:11] for frame in sent(talk.tell(LeaveAsked(0.0)))] == [b"I interrupt"]
+
+
+def test_a_prompt_that_was_to_be_added_to_what_runs_and_was_not_sent_is_passed_on() -> None:
+    talk = Talk(TELLING)
+    talk.ask(ask("a", NORMAL))
+    talk.begin()
+    talk.opens("a0000")
+    talk.is_log_slow = True
+    talk.ask(ask("more", NORMAL, on_busy="steer"))
+    talk.tell(LeaveAsked(0.0, 0.0))
+    talk.is_log_slow = False
+    assert passed_on(talk.die(signal=15)) == ["more"]
+    assert talk.kinds == {"a": Kind.INTERRUPTED}
+    assert waiting(folded(talk)) == ["more"]
+
+
+def test_holds_end_and_windows_are_closed() -> None:
+    talk = Talk(TELLING)
+    talk.tell(HoldAsked(0.0, "h", NORMAL))
+    talk.ask(ask("a", NORMAL, hold="h"))
+    talk.begin()
+    talk.tell(HoldAsked(0.0, "other", NORMAL))
+    talk.ask(ask("one", NORMAL, on_busy="collect"))
+    talk.ask(ask("two", NORMAL, on_busy="collect"))
+    ended = {effect.hold: effect.error for effect in of(EndHold, talk.tell(LeaveAsked(0.0)))}
+    assert ended.keys() == {"h", "other"}
+    assert ended["h"] is None
+    assert isinstance(ended["other"], Moving)
+    assert (talk.state.hold, talk.state.collecting) == (None, ())
+    talk.over("a0000")
+    assert passed_on(talk.die(signal=15)) == ["one", "two"]
+
+
+def test_a_setting_that_the_agent_has_not_answered_is_for_the_next_process_wherever_that_is() -> None:
+    talk = Talk(TELLING)
+    talk.serve(ask("a", NORMAL))
+    talk.tell(SettingAsked(0.0, "c", "model", "large"))
+    talk.tell(LeaveAsked(0.0))
+    assert of(SettingTaken, talk.die(signal=15)) == [SettingTaken("c")]
+    assert folded(talk).settings == (("model", "large"),)
+
+
+def test_a_question_without_its_process_is_withdrawn() -> None:
+    talk = running()
+    talk.mean(Requested("q", Wants.PERMISSION, "can_use_tool", "Bash"))
+    talk.tell(LeaveAsked(0.0, 0.0))
+    gone = talk.die(signal=15)
+    assert [effect.question for effect in of(CloseQuestion, gone)] == [talk.named()]
+    assert [body["answer"] for body in talk.logged(kinds.QUESTION_ANSWERED)] == ["withdrawn"]
+    assert of(Finish, gone)
+
+
+# -- its deadline ----------------------------------------------------------------------------------------------------
+def test_of_several_deadlines_the_first_counts() -> None:
+    talk = running()
+    for by in (None, 9.0, 5.0, 7.0):
+        talk.tell(LeaveAsked(0.0, by))
+    assert talk.timers[LEAVE] == 5.0
+    talk.at = 5.0
+    assert of(StopProcess, talk.fire(LEAVE))
+    assert talk.state.mode is Mode.PARTING
+    talk.die(signal=15)
+    assert talk.kinds == {"a": Kind.INTERRUPTED}
+    assert talk.state.mode is Mode.LEFT
+
+
+def test_a_deadline_that_has_passed_is_now() -> None:
+    talk = running()
+    assert of(StopProcess, talk.tell(LeaveAsked(talk.at, talk.at)))
+    assert LEAVE not in talk.timers
+
+
+def test_one_that_drains_is_closed_by_then() -> None:
+    talk = running()
+    talk.tell(DrainAsked(0.0))
+    assert talk.kinds == {"b": Kind.REFUSED, "c": Kind.REFUSED}
+    talk.tell(LeaveAsked(0.0, 5.0))
+    talk.at = 5.0
+    assert of(StopProcess, talk.fire(LEAVE))
+    talk.die(signal=15)
+    assert talk.state.mode is Mode.CLOSED
+
+
+def test_who_drains_one_that_is_leaving_refuses_nobody() -> None:
+    talk = running()
+    talk.tell(LeaveAsked(0.0))
+    assert talk.tell(DrainAsked(0.0)) == []
+    assert waiting(talk.state) == ["b", "c"]
+
+
+# -- who comes at the last moment ------------------------------------------------------------------------------------
+def leaving_now(*asks: str) -> Talk:
+    """`session.left` is on its way to the log."""
+    talk = Talk(TELLING)
+    for id in asks:
+        talk.ask(ask(id, NORMAL))
+    talk.tell(LeaveAsked(0.0))
+    talk.is_log_slow = True
+    talk.tell(ProcessReported(0.0, 1, ProcessGone()))
+    assert talk.state.mode is Mode.LEFT
+    assert not of(Finish, talk.effects)
+    return talk
+
+
+def test_a_withdrawal_counts_until_the_log_says_that_it_has_left() -> None:
+    for fact in (AskWithdrawn(0.0, "a"), InterruptAsked(0.0, "a", "i")):
+        talk = leaving_now("a", "b")
+        talk.tell(fact)
+        effects = talk.commit()
+        assert talk.kinds == {"a": Kind.WITHDRAWN}
+        assert passed_on(effects) == ["b"]
+        assert isinstance(effects[-1], Finish)
+        assert waiting(folded(talk)) == ["b"]
+        receipts = [(effect.receipt.stopped, effect.receipt.by) for effect in of(GiveReceipt, effects)]
+        assert receipts == ([] if isinstance(fact, AskWithdrawn) else [(True, By.WITHDRAWN)])
+
+
+def test_so_does_a_close() -> None:
+    talk = leaving_now("a")
+    talk.tell(CloseAsked(0.0))
+    effects = talk.commit()
+    assert talk.kinds == {"a": Kind.REFUSED}
+    assert passed_on(effects) == []
+    assert len(of(Finish, effects)) == 1
+    assert folded(talk).mode is Mode.CLOSED
+
+
+def test_it_has_not_left_before_who_asked_last_knows_that_it_was_accepted() -> None:
+    """Else it could be cancelled with nobody left who could withdraw it."""
+    talk = Talk(TELLING)
+    talk.is_log_slow = True
+    talk.ask(ask("a", NORMAL))
+    talk.tell(LeaveAsked(0.0))
+    talk.tell(ProcessReported(0.0, 1, ProcessGone()))
+    assert not talk.logged(kinds.SESSION_LEFT)
+    talk.commit()
+    assert talk.logged(kinds.SESSION_LEFT)
+    assert passed_on(talk.commit()) == ["a"]
+
+
+def test_who_comes_after_is_answered_and_changes_nothing() -> None:
+    talk = Talk(TELLING)
+    talk.ask(ask("a", NORMAL))
+    talk.tell(LeaveAsked(0.0))
+    talk.tell(ProcessReported(0.0, 1, ProcessGone()))
+    left = talk.state
+    answered: list[Fact] = [
+        *(Asked(0.0, ask("z", NORMAL)), HoldAsked(0.0, "h", NORMAL), SettingAsked(0.0, "c", "model", "large"))
+    ]
+    for fact in answered:
+        state, (told,) = step(left, fact)
+        assert state == left
+        assert isinstance(told, Reject | EndHold | SettingTaken)
+        assert isinstance(told.error, Moving)
+    silent: list[Fact] = [
+        *(AskWithdrawn(0.0, "a"), CloseAsked(0.0), DrainAsked(0.0), LeaveAsked(0.0, 0.0), EvictAsked(0.0)),
+        # An answer that was under way to nobody: whoever waits is another's now.
+        *(AppendFailed(0.0, FULL), AppendFailed(0.0, NotOwner("another has it"), is_final=True)),
+    ]
+    for fact in silent:
+        assert step(left, fact) == (left, [])
+
+
+def test_while_it_leaves_nothing_new_is_taken_and_it_says_why() -> None:
+    talk = running()
+    talk.tell(LeaveAsked(0.0))
+    for fact in (Asked(0.0, ask("z", NORMAL)), HoldAsked(0.0, "h", NORMAL), SettingAsked(0.0, "c", "model", "large")):
+        (told,) = talk.tell(fact)
+        assert isinstance(told, Reject | EndHold | SettingTaken)
+        assert isinstance(told.error, Moving)
+    talk.tell(CloseAsked(0.0))
+    (told,) = talk.tell(Asked(0.0, ask("z", NORMAL)))
+    assert isinstance(told, Reject)
+    assert isinstance(told.error, Closed)
+
+
+# -- a log that fails ------------------------------------------------------------------------------------------------
+def test_what_a_log_that_fails_has_cost_is_written_before_it_leaves() -> None:
+    """Else whoever has it next would serve those who were told that they failed."""
+    talk = leaving_now("a")
+    talk.tell(AppendFailed(0.0, FULL))
+    assert talk.kinds == {"a": Kind.FAILED}
+    assert not of(Finish, talk.effects)
+    assert talk.state.mode is Mode.PARTING
+    talk.is_log_slow = False
+    effects = talk.fire((Timer.STORE, "1"))
+    assert talk.logged(kinds.SESSION_LEFT)[-1] == {"queued": []}
+    assert passed_on(effects) == []
+    assert len(of(Finish, effects)) == 1
+    assert [body["outcome"] for body in talk.logged(kinds.TURN_ENDED)] == ["failed"]
+
+
+def test_but_not_for_longer_than_was_said() -> None:
+    talk = leaving_now("a")
+    talk.tell(AppendFailed(0.0, FULL))
+    talk.tell(LeaveAsked(0.0, 5.0))
+    talk.at = 5.0
+    assert len(of(Finish, talk.fire(LEAVE))) == 1
+    # And at once, where it had passed before.
+    late = running()
+    late.tell(LeaveAsked(0.0, 0.0))
+    late.tell(AppendFailed(0.0, FULL))
+    assert len(of(Finish, late.die(signal=15))) == 1
+
+
+def test_one_that_was_taken_over_has_nothing_to_wait_for() -> None:
+    talk = leaving_now("a")
+    effects = talk.tell(AppendFailed(0.0, NotOwner("another has it"), is_final=True))
+    assert talk.state.store is Store.LOST
+    assert talk.kinds == {"a": Kind.UNKNOWN}
+    assert passed_on(effects) == []
+    assert len(of(Finish, effects)) == 1
+
+
+def test_a_process_that_dies_by_itself_fails_its_turn_and_nobody_else() -> None:
+    talk = running()
+    talk.tell(LeaveAsked(0.0))
+    gone = talk.die(code=1, stderr="oh")
+    assert talk.kinds == {"a": Kind.FAILED}
+    assert passed_on(gone) == ["b", "c"]
+    assert talk.state.process.phase is ProcessPhase.NONE
+
+
+def test_one_that_nobody_uses_leaves_at_once() -> None:
+    talk = Talk(replace(TELLING, idle_seconds=60.0))
+    assert [type(effect) for effect in talk.tell(LeaveAsked(0.0)) if not isinstance(effect, Append)] == [Finish]
+    used = Talk(replace(TELLING, idle_seconds=60.0))
+    used.serve(ask("a", NORMAL))
+    used.tell(LeaveAsked(0.0))
+    assert not used.waits_for(Timer.IDLE)
+    assert of(Finish, used.die(signal=15))

@@ -1,0 +1,204 @@
+"""The clocks of a turn, as the session winds them: what counts as life, as progress, as a tool."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from tests.core.session.scenarios import ask
+from tests.core.session.talk import TELLING, Talk, of, sent
+
+from banksman.core.dialects.claude import CLAUDE
+from banksman.core.dialects.meaning import (
+    Meaning,
+    Noise,
+    Requested,
+    TasksChanged,
+    Thought,
+    ToolBegan,
+    ToolEnded,
+    TurnOpened,
+    TurnOver,
+    Wants,
+)
+from banksman.core.session.agent_output import TASKS_MAX
+from banksman.core.session.ask_queue import INTERACTIVE, NORMAL
+from banksman.core.session.effects import StopProcess
+from banksman.core.session.facts import QuestionAnswered
+from banksman.core.session.outcome import Kind
+from banksman.core.session.permissions import DENIED
+from banksman.core.session.watchdogs import Name
+
+LIMITS = {"bytes": 10.0, "progress": 20.0, "tool": 100.0, "human": 1000.0, "overall": None}
+CLOCKED = replace(TELLING, clocks=LIMITS)
+A = ask("a", NORMAL)
+TOOL, TOOL_OVER = ToolBegan(("t1",)), ToolEnded(("t1",))
+
+
+def running() -> Talk:
+    talk = Talk(CLOCKED)
+    talk.ask(A)
+    talk.begin()
+    talk.opens("a0000")
+    return talk
+
+
+def ended_by(talk: Talk) -> str | None:
+    """The clock that ends the turn, when it is left alone from here on."""
+    talk.wait(5000.0)
+    talk.die(signal=15)
+    return talk.outcomes["a"].clock
+
+
+def runs(talk: Talk) -> set[str]:
+    return {clock.name.value for clock in talk.state.clocks if clock.is_running}
+
+
+def seconds_left(talk: Talk) -> float:
+    """How long until the turn is told to stop."""
+    begin = talk.at
+    while not sent(talk.wait(0.5)):
+        assert talk.at < begin + 5000
+    return talk.at - begin
+
+
+def test_while_a_tool_runs_its_own_clock_runs_and_silence_is_no_fault() -> None:
+    talk = running()
+    talk.wait(4.0)
+    talk.mean(TOOL)
+    assert runs(talk) == {"tool"}
+    assert not sent(talk.wait(99.5))
+    assert sent(talk.wait(0.5)) == [b"I interrupt-a#1-1\n"]
+    assert ended_by(talk) == "tool"
+
+
+def test_when_it_is_over_the_others_begin_anew() -> None:
+    talk = running()
+    talk.mean(TOOL)
+    talk.wait(90.0)
+    talk.mean(TOOL_OVER)
+    assert runs(talk) == {"bytes", "progress"}
+    assert seconds_left(talk) == 10.0
+    assert ended_by(talk) == "bytes"
+
+
+def test_of_several_tools_the_last_one_counts() -> None:
+    talk = running()
+    talk.mean(ToolBegan(("t1", "t2")))
+    talk.mean(ToolBegan(("t3", "t1")))
+    talk.mean(ToolEnded(("t1",)), ToolEnded(("nobody",)))
+    talk.mean(ToolEnded(("t2",)))
+    assert runs(talk) == {"tool"}
+    talk.mean(ToolEnded(("t3",)))
+    assert runs(talk) == {"bytes", "progress"}
+
+
+def test_more_tools_than_are_counted_are_tools_all_the_same() -> None:
+    talk = running()
+    talk.mean(ToolBegan(tuple(f"t{number}" for number in range(2 * TASKS_MAX))))
+    assert talk.state.turn is not None
+    assert len(talk.state.turn.tools) == TASKS_MAX
+    talk.mean(TasksChanged(tuple(f"t{number}" for number in range(2 * TASKS_MAX))))
+    assert len(talk.state.process.tasks) == TASKS_MAX
+
+
+def test_a_question_in_a_tool_stops_its_clock_until_it_is_answered() -> None:
+    talk = running()
+    talk.mean(TOOL, Requested("q", Wants.PERMISSION, "can_use_tool", "saw"))
+    assert runs(talk) == {"human"}
+    talk.wait(500.0)
+    talk.tell(QuestionAnswered(talk.at, talk.named(), DENIED))
+    assert runs(talk) == {"tool"}
+    assert seconds_left(talk) == 100.0
+
+
+@pytest.mark.parametrize(
+    ("meaning", "clock"),
+    [
+        # It lives and gets on: whatever ends the turn at last is not silence.
+        (None, None),
+        # It lives, and only thinks.
+        (Thought(), "progress"),
+        (Noise(), "progress"),
+    ],
+)
+def test_thought_is_life_and_no_progress(meaning: Meaning | None, clock: str | None) -> None:
+    talk = running()
+    for _ in range(12):
+        talk.wait(4.0)
+        if talk.state.turn is None or talk.state.turn.cause is not None:
+            break
+        if meaning is None:
+            talk.hear(b"text")
+        else:
+            talk.mean(meaning)
+    assert talk.state.turn is not None
+    assert talk.state.turn.clock == clock
+
+
+def test_thought_among_words_is_progress() -> None:
+    talk = running()
+    talk.wait(4.0)
+    talk.hear(b"text")
+    assert {clock.name: clock.since for clock in talk.state.clocks}[Name.PROGRESS] == 4.0
+    talk.wait(4.0)
+    talk.mean(Thought())
+    since = {clock.name: clock.since for clock in talk.state.clocks}
+    assert (since[Name.PROGRESS], since[Name.BYTES]) == (4.0, 8.0)
+
+
+def test_a_compaction_counts_as_a_tool() -> None:
+    begins = CLAUDE.read(b'{"type":"system","subtype":"status","status":"compacting"}')
+    ends = CLAUDE.read(b'{"type":"system","subtype":"compact_boundary"}')
+    assert begins is not None
+    assert ends is not None
+    talk = running()
+    talk.mean(begins)
+    assert runs(talk) == {"tool"}
+    talk.mean(ends)
+    assert runs(talk) == {"bytes", "progress"}
+
+
+def test_tools_end_with_their_turn() -> None:
+    talk = running()
+    talk.mean(TOOL)
+    talk.ask(ask("b", NORMAL))
+    talk.hear(b"over a0000 a0000", b"settled a0000")
+    talk.opens("b0000")
+    assert talk.state.turn is not None
+    assert talk.state.turn.tools == ()
+    assert runs(talk) == {"bytes", "progress"}
+    # That of the turn before ends now: nobody's clock is touched.
+    talk.mean(TOOL_OVER)
+    assert runs(talk) == {"bytes", "progress"}
+
+
+def test_a_turn_that_comes_back_has_no_tools() -> None:
+    talk = Talk(CLOCKED)
+    talk.ask(replace(A, on_preempt="requeue"))
+    talk.begin()
+    talk.opens("a0000")
+    talk.mean(TOOL)
+    talk.ask(ask("u", INTERACTIVE))
+    talk.hear(b"ok interrupt-a#1-1", b"over a0000! a0000", b"cancelled a0000")
+    talk.over("u0000")
+    talk.opens("a0002")
+    assert talk.kinds == {"u": Kind.DONE}
+    assert runs(talk) == {"bytes", "progress"}
+
+
+def test_a_tool_of_the_agents_own_turn_is_watched_too() -> None:
+    talk = Talk(CLOCKED)
+    talk.serve(A)
+    talk.mean(TurnOpened(origin="task", can_interrupt=True), TOOL)
+    assert runs(talk) == {"tool"}
+    assert not of(StopProcess, talk.wait(99.0))
+    talk.mean(TurnOver(origin="task"))
+    assert talk.state.clocks == ()
+
+
+def test_a_tool_outside_of_a_turn_is_nobodys() -> None:
+    talk = Talk(CLOCKED)
+    talk.serve(A)
+    before = talk.state
+    talk.mean(TOOL)
+    assert (talk.state.turn, talk.state.own, talk.state.clocks) == (before.turn, before.own, before.clocks)

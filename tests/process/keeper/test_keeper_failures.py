@@ -1,0 +1,369 @@
+"""Zygote and keeper in trouble: orders that cannot be handed over, guards that are stopped, killed or late.
+
+Each of these was a bug once. The guards are processes of their own, so trouble is made for them by signals, by a plan
+of faults, or by a Python that changes something before it becomes the zygote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.process.helpers import alive, child, run_program, start, wait_said, wait_until
+
+from banksman import Ended, Host
+from banksman.core.process_facts import BytesRead, Exited, KeeperActed, ProcessFact, Started, TreeEnded
+from banksman.process import process as process_module
+from banksman.process.keeper import messages
+from banksman.process.keeper.keeper import KILLING, Keeper
+from banksman.process.launch import prepare
+from banksman.process.process import Process
+from banksman.process.zygote_client import socketpair
+
+SPARE = """
+def spare_of(zygote):
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            if parent_of(pid) == zygote and open(f"/proc/{pid}/comm").read() == "banksman-spare\\n":
+                return pid
+        except (OSError, IndexError):
+            continue
+    return 0
+"""
+
+
+def assert_said(done: subprocess.CompletedProcess[str], marker: str, expected: str) -> None:
+    """The program said this and nothing else, and left nothing: looked at right after its exit."""
+    left = alive(marker)
+    assert done.stderr == ""
+    assert (done.stdout, done.returncode) == (expected, 0)
+    assert left == []
+
+
+# -- orders and starts -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("number", ["ENOBUFS", "ETOOMANYREFS"])
+def test_an_order_that_cannot_be_handed_to_the_spare_keeper_costs_neither_it_nor_the_zygote(
+    marker: str, number: str
+) -> None:
+    """The fds of a command are counted against its user while they are under way. A zygote that dies of that takes
+    every start that is under way with it; the command is to be served by a keeper forked for it."""
+    code = """
+import errno
+from banksman.process.zygote_client import spawner
+spawner.plan_text = f"zygote:send_fds:1:{getattr(errno, WORDS[0])}:"
+before = zygote_pid()
+print([asyncio.run(banksman.execute(child(f"sys.exit({code})", MARKER))).code for code in (3, 4, 5)])
+print(zygote_pid() == before, state_of(before) in "SR")
+"""
+    assert_said(run_program(code, marker, number), marker, "[3, 4, 5]\nTrue True\n")
+
+
+@pytest.mark.parametrize("moment", ["pipe", "close", "posix_spawn"])
+def test_a_fork_in_another_thread_in_the_middle_of_a_start_holds_none_of_our_fds(marker: str, moment: str) -> None:
+    """A pipe was made and nobody knows of it, one is about to be closed and forgotten already, a zygote is started.
+
+    The fork lives on. With a pipe of the command's in its hands that pipe never ends, with the zygote's socket the
+    zygote never hears that we are gone. It has to wait for the end of the moment, and then closes its copies.
+    """
+    code = """
+import fcntl, warnings
+from banksman.process import syscalls as system
+from banksman.process.zygote_client import spawner
+
+warnings.simplefilter("ignore", DeprecationWarning)  # From 3.12 on, of a fork beside threads: it is what this is about.
+held, hold = os.pipe()
+has_come, pids, plain_lock, plain_call = threading.Event(), [], spawner.fork_lock, getattr(system, WORDS[0])
+
+class Lock:
+    def acquire(self):
+        if not plain_lock.acquire(blocking=False):
+            has_come.set()
+            plain_lock.acquire()
+    def release(self):
+        plain_lock.release()
+    def __enter__(self):
+        plain_lock.acquire()
+    def __exit__(self, *_):
+        plain_lock.release()
+
+def fork():
+    pid = os.fork()
+    if pid == 0:
+        os.close(hold)
+        os.read(held, 1)
+        os._exit(0)
+    pids.append(pid)
+    has_come.set()
+
+def call(*arguments, **options):
+    if WORDS[0] == "close":
+        # The first that is for writing is the command's end of its output.
+        if fcntl.fcntl(arguments[0], fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
+            let_fork_come()
+        return plain_call(*arguments, **options)
+    result = plain_call(*arguments, **options)
+    let_fork_come()
+    return result
+
+def let_fork_come():
+    if not forking.ident:
+        forking.start()
+        assert has_come.wait(20)
+
+forking = threading.Thread(target=fork)
+spawner.fork_lock = Lock()
+setattr(system, WORDS[0], call)
+
+async def main():
+    async with banksman.Host() as host:
+        command = await host.start(child("while hear(): pass\\nsay('end')", MARKER), stdin="pipe", drain=1, timeout=9)
+        await asyncio.to_thread(forking.join)
+        await command.close_stdin()
+        done = await command.wait()
+        print(done.ended, done.drained, done.stdout.text, end="")
+
+asyncio.run(main())
+print(banksman.shutdown())
+os.close(hold)
+print(os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]))
+"""
+    assert_said(run_program(code, marker, moment), marker, "exited True end\nTrue\n0\n")
+
+
+def test_a_shutdown_while_a_command_starts_ends_it_as_the_closing_of_its_host(marker: str) -> None:
+    """The orders wait in the queue of a zygote that does not run. Whoever waits for such a command is told that it was
+    stopped, which is true, and not that something went wrong."""
+    code = """
+async def main():
+    with frozen(zygote_pid()):
+        starting = [asyncio.create_task(banksman.execute(child("stay()", MARKER))) for _ in range(3)]
+        await asyncio.sleep(0)
+        print(await asyncio.to_thread(banksman.shutdown))
+        for done in await asyncio.gather(*starting):
+            print(done.ended, done.code, done.survivors)
+
+asyncio.run(main())
+"""
+    assert_said(run_program(code, marker), marker, "True\n" + "host_closed None ()\n" * 3)
+
+
+# -- guards that are stopped -----------------------------------------------------------------------------------------
+def test_a_shutdown_does_not_wait_for_a_guard_that_is_stopped(marker: str) -> None:
+    """A stopped spare keeper never sees that it is dismissed, and its zygote would wait for it for ever."""
+    code = (
+        SPARE
+        + """
+asyncio.run(banksman.execute(child("", MARKER)))
+zygote = zygote_pid()
+wait_until(lambda: spare_of(zygote) != 0, "a spare keeper")
+spare = spare_of(zygote)
+with frozen(zygote), frozen(spare):
+    print(banksman.shutdown(), state_of(zygote) == "", state_of(spare) == "")
+"""
+    )
+    assert_said(run_program(code, marker), marker, "True True True\n")
+
+
+# -- guards that are killed ------------------------------------------------------------------------------------------
+def test_a_keeper_that_dies_while_it_starts_the_command_does_not_invite_a_blind_retry(marker: str) -> None:
+    """The command may have run, and done half of its work: only the caller can know whether twice is once too often.
+
+    Once for certain before the keeper has said that it started (it fails right after), and as a command would do it.
+    """
+    code = """
+from banksman.process.zygote_client import spawner
+
+async def attempt(*argv):
+    try:
+        done = await banksman.execute(argv, timeout=20)
+        return done.survivors == ()
+    except banksman.MachineError as exc:
+        return "may have run" in str(exc) and "look before you try again" in exc.hint
+
+async def main():
+    for _ in range(10):
+        assert await attempt("sh", "-c", "kill -9 $PPID; sleep 50", MARKER)
+        assert alive(MARKER) == []
+    assert banksman.shutdown()
+    # What a keeper does right after its spawn fails.
+    spawner.plan_text = "keeper:pidfd_open:1:12:"
+    try:
+        await banksman.execute(child("stay()", MARKER))
+    except banksman.MachineError as exc:
+        print(exc)
+    assert alive(MARKER) == []
+
+asyncio.run(main())
+"""
+    expected = "the keeper died while it started the command, which may have run"
+    hint = "nothing of it is left; look before you try again"
+    assert_said(run_program(code, marker), marker, f"{expected} ({hint})\n")
+
+
+@pytest.mark.thorough
+def test_the_tree_of_a_lost_keeper_has_its_whole_time_though_an_older_orphan_cannot_be_ended(
+    marker: str, tmp_path: Path
+) -> None:
+    """The zygote has looked for the first tree's orphan until its time was up. The second tree is another matter: it
+    must be ended, seen to end, and not be reported as surviving in the very moment it was found.
+
+    The orphan is somebody else's process, and the zygote a root without CAP_KILL, whose five seconds are made one.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    python = tmp_path / "python"
+    python.write_text(f"""#!{sys.executable} -IS
+import sys
+sys.path.append(sys.argv[3].rsplit("/banksman/", 1)[0])
+from banksman.process.keeper import zygote
+zygote.SWEEP_SECONDS_MAX = 1.0
+zygote.main(int(sys.argv[4]), int(sys.argv[5]), sys.argv[6])
+""")
+    python.chmod(0o700)
+    code = """
+import ctypes
+argvs = [child('''
+if fork() == 0:
+    os.setresuid(65534, 65534, 65534)
+    say("ready", os.getpid())
+stay()
+''', MARKER), child("for _ in range(30): fork() or stay()\\nsay('ready')\\nstay()", MARKER)]
+sys.executable = WORDS[0]
+PR_CAPBSET_DROP, CAP_KILL = 24, 5
+assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_KILL, 0, 0, 0) == 0
+
+async def main():
+    host = banksman.Host()
+    first, second = [await host.start(argv, drain=0.1) for argv in argvs]
+    orphan = int((await wait_said(first, "\\n")).split()[1])
+    await wait_said(second, "ready")
+    for command in (first, second):
+        os.kill(parent_of(command.pid), signal.SIGKILL)
+        done = await command.wait()
+        print(done.signal, [survivor.pid == orphan for survivor in done.survivors])
+    # We have what our zygote has not: it was taken from programs only that we start.
+    os.kill(orphan, signal.SIGKILL)
+    await host.close()
+
+asyncio.run(main())
+"""
+    assert_said(run_program(code, marker, python), marker, "9 [True]\n9 [True]\n")
+
+
+# -- guards that are late, or find the host late ---------------------------------------------------------------------
+async def test_a_sweep_of_many_is_told_whole_to_a_host_that_reads_nothing_meanwhile(
+    marker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three hundred names do not fit into the socket, and the loop is busy until all of them are dead. The last word
+    is behind the names; a keeper that gave it up would leave the host to fear that everybody survived."""
+
+    def narrow() -> tuple[Any, Any]:
+        ours, theirs = socketpair()
+        # Room for two of the messages at most; with the usual room it would take a thousand processes.
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
+        return ours, theirs
+
+    monkeypatch.setattr(process_module, "socketpair", narrow)
+    code = """
+for _ in range(300):
+    if fork() == 0:
+        os.setsid()
+        stay()
+say("ready")
+stay()
+"""
+    async with Host() as host:
+        command = await start(host, child(code, marker), grace=0.5)
+        await wait_said(command, "ready")
+        command.stop_nowait(at_once=True)
+        wait_until(lambda: alive(marker) == [], "the end of the tree, with the loop blocked all the while")
+        done = await command.wait()
+    assert (done.ended, done.signal, done.survivors) == (Ended.STOPPED, signal.SIGKILL, ())
+    assert len({swept.pid for swept in done.swept}) == 300
+
+
+@pytest.mark.parametrize("word", [messages.TERM, messages.REST])
+def test_a_rung_that_comes_after_the_kill_does_not_continue_a_frozen_tree(word: str) -> None:
+    """A host that was late says TERM when the keeper is already killing. With TERM goes CONT, and what was frozen, so
+    that it could not run away, would run again. In the real thing that moment is too short to be hit."""
+    keeper, said = _bare_keeper()
+    keeper._phase = KILLING  # pyright: ignore[reportPrivateUsage]
+    keeper._obey((word, 5.0))  # pyright: ignore[reportPrivateUsage]
+    assert said == []
+    assert keeper._deadline is None  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_rung_before_the_kill_is_obeyed() -> None:
+    """Or the test above would see nothing because there is nothing to see."""
+    keeper, said = _bare_keeper()
+    keeper._obey((messages.TERM, 5.0))  # pyright: ignore[reportPrivateUsage]
+    assert said == [signal.SIGTERM, signal.SIGCONT]
+
+
+def _bare_keeper() -> tuple[Keeper, list[int]]:
+    """A keeper without a tree, and the signals it would have sent."""
+    said: list[int] = []
+
+    class Bare(Keeper):
+        _phase = "running"
+        _deadline = None
+        _is_empty = False
+        _has_terminal = False
+
+        def __init__(self) -> None:
+            self._sweep: Any = self
+
+        def term(self) -> None:
+            said.append(signal.SIGTERM)
+
+        def _signal(self, number: int, to_group: bool) -> None:
+            said.append(number)
+
+        def _reap(self) -> None:
+            pass
+
+        def _report_names(self) -> None:
+            pass
+
+    return Bare(), said
+
+
+class Facts:
+    """Takes what a process tells, to be waited for."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[ProcessFact] = asyncio.Queue()
+
+    def __call__(self, fact: ProcessFact) -> None:
+        self._queue.put_nowait(fact)
+
+    async def wait(self, kind: type[Any], is_meant: Callable[[Any], bool] = lambda _fact: True) -> Any:
+        """The next fact of this kind; a keeper must not have acted before."""
+        while not (isinstance(fact := await self._queue.get(), kind) and is_meant(fact)):
+            assert not isinstance(fact, KeeperActed | Exited | TreeEnded), fact
+        return fact
+
+
+async def test_a_deadline_that_is_renewed_does_not_come_and_one_that_is_not_makes_the_keeper_act(marker: str) -> None:
+    """The keeper ends a command whose host falls silent; a host that lives tells it so before the deadline."""
+    facts = Facts()
+    code = "time.sleep(2); say('past'); stay()"
+    process = Process(prepare(child(code, marker)), stdin="null", grace=5, linger=0, deadline=1.0, on_fact=facts)
+    try:
+        await facts.wait(Started)
+        process.renew(30.0)
+        await facts.wait(BytesRead, lambda fact: b"past" in fact.data)
+        process.renew(0.1)
+        assert (await facts.wait(KeeperActed)).rung == "term"
+        assert (await facts.wait(Exited)).signal == signal.SIGTERM
+        assert (await facts.wait(TreeEnded)).survivors == ()
+    finally:
+        process.close()

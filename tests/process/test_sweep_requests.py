@@ -1,0 +1,657 @@
+"""What a process has started since a moment is ended, by its keeper, and nobody else is hurt.
+
+The agent here does what it is told by a line of Python; its tools mark themselves like all children of these tests, so
+who is left is counted from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.process import shapes
+from tests.process.helpers import (
+    alive,
+    child,
+    frozen_guards,
+    parent_of,
+    run_program,
+    running_program,
+    start_of,
+    state_of,
+    wait_none,
+    wait_until,
+)
+
+from banksman.core.process_facts import (
+    BytesRead,
+    Exited,
+    ProcessGone,
+    Started,
+    Survivor,
+    SweepEnded,
+)
+from banksman.core.stop_ladder import Timings
+from banksman.process import sweep_requests, syscalls
+from banksman.process.keeper import sweep
+from banksman.process.launch import prepare
+from banksman.process.sweep_requests import NOTES_MAX, Births
+from banksman.sessions.agent_process import AgentReport, RealAgent
+
+pytestmark = pytest.mark.thorough
+
+# An agent: it runs each line that it is told, and leaves at the end of its stdin.
+AGENT = """
+while line := hear():
+    exec(eval(line))
+"""
+# Tools, as lines for it. Each says its pid when it stands as it should.
+TOOLS = {
+    "plain": "fork() or (say('tool', os.getpid()), stay())",
+    "setsid": "fork() or (os.setsid(), say('tool', os.getpid()), stay())",
+    "term_proof": "fork() or (be_deaf(), say('tool', os.getpid()), stay())",
+    "far_and_term_proof": "fork() or (os.setsid(), be_deaf(), say('tool', os.getpid()), stay())",
+    "stopped": "fork() or (say('tool', os.getpid()), os.kill(os.getpid(), signal.SIGSTOP), stay())",
+    # Its parent has gone: it is the keeper's child, and says so only then.
+    "orphan": """
+first = fork()
+if first == 0:
+    os.setsid()
+    if fork():
+        os._exit(0)
+    be_deaf()
+    is_adopted = False
+    while not is_adopted:
+        # Its parent may go between the two looks.
+        try:
+            is_adopted = open(f'/proc/{os.getppid()}/comm').read() == 'banksman-keeper\\n'
+        except (FileNotFoundError, ProcessLookupError):
+            pass
+    say('tool', os.getpid())
+    stay()
+os.waitpid(first, 0)
+""",
+    "of_three": """
+if fork() == 0:
+    say('tool', os.getpid())
+    fork() or (os.setsid(), say('tool', os.getpid()), stay())
+    fork() or (be_deaf(), say('tool', os.getpid()), stay())
+    stay()
+""",
+}
+# A tool that tells us when its TERM came, and takes no other notice of it.
+TELLS_TERM = """
+if fork() == 0:
+    signal.signal(signal.SIGTERM, lambda *_: say('termed'))
+    say('tool', os.getpid())
+    while True:
+        signal.pause()
+"""
+# On its TERM it forks a deaf child: in the next tick at the earliest, and so certainly after the order.
+FORKS_ON_TERM = """
+def on_term(*_):
+    tick = lambda: int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf('SC_CLK_TCK'))
+    now = tick()
+    while tick() == now:
+        pass
+    # Before the fork: the child is asked to end too, perhaps as soon as it is born.
+    be_deaf()
+    if fork() == 0:
+        os.setsid()
+        say('child', os.getpid())
+        stay()
+    if GOES:
+        os._exit(0)
+if fork() == 0:
+    signal.signal(signal.SIGTERM, on_term)
+    say('tool', os.getpid())
+    while True:
+        signal.pause()
+"""
+# One process that goes on in a child as soon as it is born, until nobody reads the fifo any more.
+ONE_LINE = """
+import select
+up = os.open(fifo, os.O_WRONLY)
+os.write(up, b'up')
+reader_is_gone = select.poll()
+reader_is_gone.register(up, 0)
+be_deaf()
+while not reader_is_gone.poll(0):
+    signal.alarm(60)
+    os.setsid() if os.getpid() != os.getsid(0) else None
+    if os.fork():
+        os._exit(0)
+os._exit(0)
+"""
+# A helper that runs what it is told through a pipe, and to which orphans below it fall, as to the keeper others.
+HELPER = """
+import ctypes
+orders, give = os.pipe()
+if fork() == 0:
+    assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0
+    say('helper', os.getpid())
+    while order := os.read(orders, 10000):
+        exec(order)
+"""
+
+
+class Agent:
+    """A `RealAgent` that runs `AGENT`, and what it told."""
+
+    def __init__(
+        self, marker: str, *, eof: float = 5.0, helper: Sequence[str] = (), python: str = sys.executable
+    ) -> None:
+        self.events: list[AgentReport] = []
+        self._more = asyncio.Event()
+        self._read = 0
+        timings = Timings(eof=eof, grace=0.3, linger=0.1)
+        argv = [python, *child(AGENT, marker)[1:]]
+        self.process = RealAgent(prepare(argv, helper=helper), timings, self._on_event)
+
+    def _on_event(self, event: AgentReport) -> None:
+        assert not self.count(ProcessGone), f"{event} after the end"
+        self.events.append(event)
+        self._more.set()
+
+    def count(self, kind: type[object]) -> int:
+        return sum(isinstance(event, kind) for event in self.events)
+
+    @property
+    def pid(self) -> int:
+        return next(event.pid for event in self.events if isinstance(event, Started))
+
+    @property
+    def sweeps(self) -> list[SweepEnded]:
+        return [event for event in self.events if isinstance(event, SweepEnded)]
+
+    @property
+    def gone(self) -> ProcessGone:
+        return next(event for event in self.events if isinstance(event, ProcessGone))
+
+    async def wait_until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not is_so():
+                self._more.clear()
+                await self._more.wait()
+
+    async def wait(self, kind: type[object], count: int = 1) -> None:
+        await self.wait_until(lambda: self.count(kind) >= count)
+
+    async def run(self, code: str, says: int = 1) -> list[list[str]]:
+        """Let it run this; the words of the next so many lines that it says, or its tools."""
+        self.tell(code)
+        return [await self.hear() for _ in range(says)]
+
+    async def tools(self, code: str, count: int = 1) -> set[int]:
+        return {int(words[1]) for words in await self.run(code, count)}
+
+    def tell(self, code: str) -> None:
+        self.process.write(repr(code).encode() + b"\n")
+
+    async def hear(self) -> list[str]:
+        def said() -> bytes:
+            return b"".join(event.data for event in self.events if isinstance(event, BytesRead))[self._read :]
+
+        await self.wait_until(lambda: b"\n" in said())
+        line = said().partition(b"\n")[0]
+        self._read += len(line) + 1
+        return line.decode().split()
+
+    async def sweep(self, since: float, *, ends: bool = True) -> SweepEnded:
+        count = self.count(SweepEnded)
+        self.process.sweep_tools(since, ends)
+        await self.wait(SweepEnded, count + 1)
+        assert self.count(SweepEnded) == count + 1
+        return self.sweeps[-1]
+
+    async def wait_well(self) -> None:
+        """It still does what it is told."""
+        assert await self.run("say('well')") == [["well"]]
+
+
+@asynccontextmanager
+async def started(marker: str, *, eof: float = 5.0) -> AsyncGenerator[Agent]:
+    agent = Agent(marker, eof=eof)
+    try:
+        await agent.wait(Started)
+        yield agent
+    finally:
+        agent.process.stop()
+        await agent.wait(ProcessGone)
+    assert agent.gone.survivors == ()
+    assert alive(marker) == []
+
+
+def now_tick() -> int:
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * syscalls.TICKS_PER_SECOND)
+
+
+def after(*pids: int) -> float:
+    """A moment after the birth of all of these, as far as the kernel can tell one moment from another."""
+    wait_until(lambda: now_tick() > max(map(start_of, pids)), "the next tick of the kernel's clock")
+    return time.monotonic()
+
+
+def swept(told: SweepEnded) -> set[int]:
+    assert len({process.pid for process in told.swept}) == len(told.swept)
+    return {process.pid for process in told.swept}
+
+
+# -- who is ended, and who is not --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", TOOLS)
+async def test_a_tool_is_ended_and_the_agent_and_its_old_helper_are_not(marker: str, kind: str) -> None:
+    """Looked at right after the report: swept means gone."""
+    async with started(marker) as agent:
+        helpers = await agent.tools(TOOLS["far_and_term_proof"]) | await agent.tools(TOOLS["plain"])
+        since = after(agent.pid, *helpers)
+        tools = await agent.tools(TOOLS[kind], 3 if kind == "of_three" else 1)
+        if kind == "stopped":
+            wait_until(lambda: state_of(*tools) == "T", "the tool to stop itself")
+        told = await agent.sweep(since)
+        assert set(alive(marker)) == {agent.pid, *helpers}
+        assert swept(told) == tools
+        assert told.survivors == ()
+        assert all(marker in process.command for process in told.swept)
+        await agent.wait_well()
+    # Told once, and not again with the end of the whole: there these were no more.
+    assert not tools & {process.pid for process in agent.gone.swept}
+
+
+async def test_a_tool_that_cleans_up_has_the_time_to(marker: str) -> None:
+    code = """
+def on_term(*_):
+    # What it does takes more than one round of the keeper's.
+    until = time.monotonic() + 0.1
+    while time.monotonic() < until:
+        pass
+    say('cleaned', 'up')
+    os._exit(0)
+if fork() == 0:
+    signal.signal(signal.SIGTERM, on_term)
+    say('tool', os.getpid())
+    stay()
+"""
+    async with started(marker) as agent:
+        since = after(agent.pid)
+        tools = await agent.tools(code)
+        assert swept(await agent.sweep(since)) == tools
+        assert await agent.hear() == ["cleaned", "up"]
+        assert alive(marker) == [agent.pid]
+
+
+async def test_what_an_old_helper_has_started_since_is_a_tool(marker: str) -> None:
+    """An adapter over a second process: the agent's tools are that one's children."""
+    async with started(marker) as agent:
+        [helper] = await agent.tools(HELPER)
+        since = after(agent.pid, helper)
+        tools = await agent.tools(f"os.write(give, {TOOLS['far_and_term_proof'].encode()!r})")
+        assert {parent_of(pid) for pid in tools} == {helper}
+        assert swept(await agent.sweep(since)) == tools
+        assert set(alive(marker)) == {agent.pid, helper}
+        # And it still works.
+        again = await agent.tools(f"os.write(give, {TOOLS['plain'].encode()!r})")
+        assert {parent_of(pid) for pid in again} == {helper}
+
+
+@pytest.mark.parametrize("lines", [1, 8])
+async def test_a_tool_that_forks_for_ever_is_ended(marker: str, tmp_path: Path, lines: int) -> None:
+    """Lines of descent, deaf to TERM, each going on in a child as soon as it is born: many are hard to end, and one is
+    hard to see. The fifo that they hold ends when the last of them has."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    up = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        async with started(marker) as agent:
+            since = after(agent.pid)
+            argv = shapes.argv(marker, "fork_loop", "leader", str(fifo), "never")
+            loop = f"os.execv({sys.executable!r}, {argv!r})" if lines > 1 else f"exec({ONE_LINE!r})"
+            agent.tell(f"fifo = {str(fifo)!r}; fork() or {loop}")
+            await asyncio.to_thread(select.select, [up], [], [], 20)
+            assert os.read(up, 100)
+            told = await agent.sweep(since)
+            # Killed, all of them. On a busy machine one may take its time.
+            assert all(survivor.why == "still dying" for survivor in told.survivors)
+            await asyncio.to_thread(select.select, [up], [], [], 20)
+            assert os.read(up, 100) == b""
+            assert alive(marker) == [agent.pid]
+            assert told.swept
+            await agent.wait_well()
+    finally:
+        os.close(up)
+
+
+@pytest.mark.parametrize("goes", [True, False])
+async def test_what_a_tool_forks_when_it_is_told_to_end_is_ended_too(marker: str, goes: bool) -> None:
+    """Left to nobody, if the tool goes at once; else below one who is meant."""
+    async with started(marker) as agent:
+        since = after(agent.pid)
+        tools = await agent.tools(FORKS_ON_TERM.replace("GOES", str(goes)))
+        agent.process.sweep_tools(since, True)
+        [_, word] = await agent.hear()
+        await agent.wait(SweepEnded)
+        assert alive(marker) == [agent.pid]
+        assert swept(agent.sweeps[0]) == {*tools, int(word)}
+
+
+async def test_what_a_tool_forks_then_is_found_below_it_and_not_only_when_it_is_left_to_us(marker: str) -> None:
+    """It never becomes the keeper's: when the tool is gone it is the old helper's."""
+    async with started(marker) as agent:
+        helpers = await agent.tools(HELPER)
+        since = after(agent.pid, *helpers)
+        code = FORKS_ON_TERM.replace("GOES", "False").encode()
+        tools = await agent.tools(f"os.write(give, {code!r})")
+        agent.process.sweep_tools(since, True)
+        [_, word] = await agent.hear()
+        await agent.wait(SweepEnded)
+        assert set(alive(marker)) == {agent.pid, *helpers}
+        assert swept(agent.sweeps[0]) == {*tools, int(word)}
+
+
+def test_a_look_that_sees_nobody_but_the_newly_dead_is_no_proof(marker: str) -> None:
+    """Whoever has just died may have left a child that was born behind our look. In a program of its own, all of whose
+    children are the test's."""
+    code = """
+import subprocess
+from banksman.process.keeper.sweep import NewerSweep
+from tests.process.test_sweep_requests import now_tick
+
+leader = subprocess.Popen(child("stay()", MARKER))
+after = start_of(leader.pid) + 1
+wait_until(lambda: now_tick() >= after, "the next tick of the kernel's clock")
+sweep = NewerSweep(1, (after, 0), ends=True, leader=leader.pid, reap=lambda: None, ender=None)
+try:
+    assert not sweep.go_on(), "one look is none"
+    dead = subprocess.Popen(child("", MARKER))
+    wait_until(lambda: state_of(dead.pid) == "Z", "its end")
+    assert not sweep.go_on(), "one was there that was not dead before"
+    assert sweep.go_on()
+    assert (sweep.ended, sweep.survivors) == ([], [])
+    assert leader.poll() is None
+finally:
+    leader.kill()
+    leader.wait()
+    dead.wait()
+"""
+    done = run_program(code, marker)
+    assert done.returncode == 0, done.stderr
+
+
+async def test_what_the_agent_starts_after_the_order_is_left_alone(marker: str) -> None:
+    async with started(marker) as agent:
+        since = after(agent.pid)
+        tools = await agent.tools(TELLS_TERM)
+        agent.process.sweep_tools(since, True)
+        assert await agent.hear() == ["termed"]
+        # In the next tick at the earliest, and so certainly after the order.
+        tick = now_tick()
+        wait_until(lambda: now_tick() > tick, "the next tick of the kernel's clock")
+        later = await agent.tools(TOOLS["plain"])
+        await agent.wait(SweepEnded)
+        assert swept(agent.sweeps[0]) == tools
+        assert set(alive(marker)) == {agent.pid, *later}
+
+
+async def test_a_stranger_with_the_same_command_line_is_left_alone(marker: str) -> None:
+    async with started(marker) as agent:
+        since = after(agent.pid)
+        stranger = subprocess.Popen(child("say('up'); stay()", marker), stdout=subprocess.PIPE)
+        try:
+            assert stranger.stdout is not None
+            assert stranger.stdout.readline() == b"up\n"
+            tools = await agent.tools(TOOLS["plain"])
+            assert swept(await agent.sweep(since)) == tools
+            assert set(alive(marker)) == {agent.pid, stranger.pid}
+        finally:
+            stranger.kill()
+            stranger.communicate()
+
+
+async def test_nothing_to_do_is_done_at_once(marker: str) -> None:
+    async with started(marker) as agent:
+        helpers = await agent.tools(TOOLS["far_and_term_proof"])
+        since = after(agent.pid, *helpers)
+        seconds: list[float] = []
+        for _ in range(20):
+            began = time.monotonic()
+            assert await agent.sweep(since) == SweepEnded()
+            seconds.append(time.monotonic() - began)
+        # A sweep that waits for the grace never takes less; one that does not may take more on a busy machine.
+        assert min(seconds) < sweep.NEWER_GRACE_SECONDS
+        assert set(alive(marker)) == {agent.pid, *helpers}
+
+
+async def test_only_to_look_ends_nobody(marker: str) -> None:
+    async with started(marker) as agent:
+        helpers = await agent.tools(TOOLS["plain"])
+        since = after(agent.pid, *helpers)
+        tools = await agent.tools(TOOLS["of_three"], 3)
+        told = await agent.sweep(since, ends=False)
+        assert told.swept == ()
+        assert {left.pid for left in told.survivors} == tools
+        assert {left.why for left in told.survivors} == {"left as it is"}
+        assert set(alive(marker)) == {agent.pid, *helpers, *tools}
+
+
+async def test_one_after_another_and_one_over_another_are_each_answered_once(marker: str) -> None:
+    async with started(marker) as agent:
+        since = after(agent.pid)
+        first = await agent.tools(TOOLS["plain"])
+        assert swept(await agent.sweep(since)) == first
+        assert await agent.sweep(since) == SweepEnded()
+        # One that comes while another is under way takes its place, and that one tells how far it came.
+        second = await agent.tools(TELLS_TERM)
+        agent.process.sweep_tools(since, True)
+        assert await agent.hear() == ["termed"]
+        agent.process.sweep_tools(since, True)
+        await agent.wait(SweepEnded, 4)
+        assert [swept(told) for told in agent.sweeps[2:]] == [second, second]
+        assert alive(marker) == [agent.pid]
+    assert agent.count(SweepEnded) == 4
+
+
+async def test_many_are_named_whole(marker: str) -> None:
+    """More than fit one message between keeper and host."""
+    code = f"for _ in range(120): {TOOLS['setsid']}"
+    async with started(marker) as agent:
+        since = after(agent.pid)
+        tools = await agent.tools(code, 120)
+        assert swept(await agent.sweep(since)) == tools
+        assert alive(marker) == [agent.pid]
+
+
+# -- ends in the middle of it ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("ending", ["exit", "kill", "stop"])
+async def test_the_end_of_the_whole_comes_before_that_of_a_part(marker: str, ending: str) -> None:
+    async with started(marker, eof=0.01) as agent:
+        since = after(agent.pid)
+        tools = await agent.tools(TELLS_TERM)
+        agent.process.sweep_tools(since, True)
+        assert await agent.hear() == ["termed"]
+        if ending == "stop":
+            # The end of its stdin is a rung that the keeper hears nothing of. The next is meant here.
+            assert await agent.run("be_deaf(); say('deaf')") == [["deaf"]]
+            agent.tell("stay()")
+            agent.process.stop()
+        elif ending == "kill":
+            os.kill(agent.pid, signal.SIGKILL)
+        else:
+            agent.tell("os._exit(3)")
+        await agent.wait(ProcessGone)
+        assert alive(marker) == []
+        assert agent.gone.survivors == ()
+        assert agent.count(SweepEnded) == 1
+        assert swept(agent.sweeps[0]) == tools
+        if ending == "exit":
+            assert next(event for event in agent.events if isinstance(event, Exited)).code == 3
+        # Nothing is asked any more, and nothing told.
+        agent.process.sweep_tools(since, True)
+        await asyncio.sleep(0)
+        assert agent.count(SweepEnded) == 1
+
+
+async def test_an_order_that_comes_after_the_exit_is_answered_with_nothing(marker: str) -> None:
+    """The leader has gone, and what it left is about to be ended anyway."""
+    async with started(marker) as agent:
+        since = after(agent.pid)
+        tools = await agent.tools(TELLS_TERM)
+        agent.tell("os._exit(0)")
+        await agent.wait(Exited)
+        assert await agent.sweep(since) == SweepEnded()
+        await agent.wait(ProcessGone)
+        assert swept_by_end(agent) == tools
+
+
+def swept_by_end(agent: Agent) -> set[int]:
+    return {process.pid for process in agent.gone.swept}
+
+
+HOST = f"""
+from tests.process.test_sweep_requests import Agent, TELLS_TERM, TOOLS, after
+from banksman.core.process_facts import Started
+
+async def main():
+    agent = Agent(MARKER)
+    await agent.wait(Started)
+    await agent.tools(TOOLS["far_and_term_proof"])
+    since = after(agent.pid)
+    await agent.tools({TELLS_TERM!r})
+    agent.process.sweep_tools(since, True)
+    assert await agent.hear() == ["termed"]
+    print("termed", flush=True)
+    await agent.wait_until(lambda: False)
+
+asyncio.run(main())
+"""
+
+
+def test_a_host_that_is_killed_in_the_middle_of_it_takes_the_whole_tree_with_it(marker: str) -> None:
+    with running_program(HOST, marker) as host:
+        assert host.stdout is not None
+        assert host.stdout.readline() == "termed\n"
+        host.kill()
+        assert host.wait() == -signal.SIGKILL
+        wait_none(marker)
+
+
+async def test_a_keeper_that_does_not_answer_is_not_waited_for(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told that nothing is known. What the keeper does later is in no answer, but it is not lost either."""
+    monkeypatch.setattr(sweep_requests, "ANSWER_SECONDS_MAX", 0.2)
+    async with started(marker) as agent:
+        since = after(agent.pid)
+        tools = await agent.tools(TOOLS["plain"])
+        with frozen_guards(agent.pid):
+            told = await agent.sweep(since)
+        assert told == SweepEnded((), (Survivor(0, "", "unknown: its keeper does not answer"),))
+        wait_until(lambda: alive(marker) == [agent.pid], "the keeper, thawed, to end the tool")
+        monkeypatch.undo()
+        assert await agent.sweep(since) == SweepEnded()
+    assert tools <= swept_by_end(agent)
+
+
+async def test_a_lost_keeper_is_the_end_of_the_whole(marker: str) -> None:
+    async with started(marker) as agent:
+        since = after(agent.pid)
+        await agent.tools(TELLS_TERM)
+        agent.process.sweep_tools(since, True)
+        assert await agent.hear() == ["termed"]
+        os.kill(parent_of(agent.pid), signal.SIGKILL)
+        await agent.wait(ProcessGone)
+        assert alive(marker) == []
+        assert agent.count(SweepEnded) == 0
+
+
+def test_who_may_not_be_signalled_is_named_and_the_agent_goes_on(marker: str) -> None:
+    """A root that has given up CAP_KILL, and a tool that became somebody else."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    code = f"""
+import ctypes
+from tests.process.test_sweep_requests import Agent, TOOLS, after
+from banksman.core.process_facts import Started
+PR_CAPBSET_DROP, CAP_KILL = 24, 5
+assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_KILL, 0, 0, 0) == 0
+
+async def main():
+    agent = Agent(MARKER)
+    await agent.wait(Started)
+    since = after(agent.pid)
+    plain = await agent.tools(TOOLS["plain"])
+    [other] = await agent.tools("fork() or (os.setresuid({65534}, {65534}, {65534}), say('tool', os.getpid()), stay())")
+    told = await agent.sweep(since)
+    assert {{swept.pid for swept in told.swept}} == plain
+    assert [(left.pid, left.why) for left in told.survivors] == [(other, "not ours to signal")], told
+    assert set(alive(MARKER)) == {{agent.pid, other}}
+    await agent.wait_well()
+    print(other, flush=True)
+    sys.stdin.readline()
+    agent.process.stop()
+    await agent.wait_until(lambda: agent.events[-1].__class__.__name__ == "ProcessGone")
+
+asyncio.run(main())
+"""
+    with running_program(code, marker) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        os.kill(int(running.stdout.readline()), signal.SIGKILL)
+        running.stdin.write("\n")
+        running.stdin.close()
+        assert running.wait() == 0
+    wait_none(marker)
+
+
+# -- moments -----------------------------------------------------------------------------------------------------------
+def test_who_is_born_in_the_same_breath_is_told_from_who_was_there_before(marker: str) -> None:
+    """Again and again within one tick of the kernel's: only their pids differ."""
+    births = Births()
+    processes = [subprocess.Popen(child("stay()", marker))]
+    moments: list[float] = []
+    try:
+        for _ in range(10):
+            moments.append(time.monotonic())
+            births.note()
+            processes.append(subprocess.Popen(child("stay()", marker)))
+        born = [(start_of(process.pid), process.pid) for process in processes]
+        for number, moment in enumerate(moments):
+            mark = births.since(moment)
+            assert [each > (mark.tick, mark.pid) for each in born] == [n > number for n in range(len(born))]
+        ticks = [tick for tick, _ in born]
+        assert len(set(ticks)) < len(ticks), "this machine is too slow to show it"
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_of_a_moment_since_which_nothing_was_noted_all_of_its_tick_are_meant(marker: str) -> None:
+    births = Births()
+    births.note()
+    moment = time.monotonic()
+    process = subprocess.Popen(child("stay()", marker))
+    try:
+        mark = births.since(moment)
+        assert (mark.tick, mark.pid) < (start_of(process.pid), process.pid)
+        assert mark.pid == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_moment_whose_note_was_forgotten_is_not_taken_for_a_later_one() -> None:
+    births = Births()
+    moment = time.monotonic()
+    for _ in range(NOTES_MAX):
+        births.note()
+    first = births.since(moment)
+    assert first.pid > 0
+    births.note()
+    assert births.since(moment).pid == 0
+    assert births.since(moment).tick <= first.tick

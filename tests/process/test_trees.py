@@ -1,0 +1,580 @@
+"""Whole trees: wrappers, daemons, orphans, and what becomes of them when a guard or the host itself is lost.
+
+Scenarios 5, 14, 15, 21, 22, 23, and the wide cases around them; every ending times every shape is in the kill matrix.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from tests.process.helpers import (
+    REPOSITORY,
+    alive,
+    child,
+    frozen,
+    frozen_guards,
+    parent_of,
+    run_program,
+    rungs,
+    running_program,
+    start,
+    start_of,
+    state_of,
+    wait_none,
+    wait_pass,
+    wait_said,
+    wait_until,
+    zygote_pid,
+)
+
+import banksman
+from banksman import Ended, Host
+from banksman.core import stop_ladder
+from banksman.process.keeper.proc_tree import descendants, open_member, read_stat
+
+
+# -- wrappers and daemons --------------------------------------------------------------------------------------------
+async def test_the_real_agent_dies_when_its_wrapper_went_first(marker: str) -> None:
+    """Scenario 5: the direct child leaves with a code of its own; who did the work is still there, and is named."""
+    code = """
+if fork() == 0:
+    os.setsid()
+    be_deaf()
+    say("agent", os.getpid())
+    stay()
+hear()
+sys.exit(0)
+"""
+    async with Host() as host:
+        command = await start(host, child(code, marker), stdin="pipe", linger=0.1, grace=0.2)
+        agent = int((await wait_said(command, "\n")).split()[1])
+        await command.write(b"go\n")
+        done = await command.wait()
+    assert alive(marker) == []
+    # The wrapper's 0 is only the wrapper's: that something had to be swept is part of the result.
+    assert (done.ended, done.code) == (Ended.EXITED, 0)
+    assert [swept.pid for swept in done.swept] == [agent]
+    assert marker in done.swept[0].command
+    assert rungs(done) == ["rest", "kill"]
+
+
+async def test_the_real_agent_has_the_same_grace_when_its_wrapper_dies_of_the_term(marker: str) -> None:
+    """Scenario 5 under a stop: the wrapper goes at the first TERM, the agent cleans up inside the one grace."""
+    code = """
+agent = fork()
+if agent == 0:
+    os.setsid()
+    def on_term(number, frame):
+        say("cleaned up")
+        os._exit(0)
+    signal.signal(signal.SIGTERM, on_term)
+    say("ready")
+stay()
+"""
+    async with Host() as host:
+        command = await start(host, child(code, marker), grace=30)
+        await wait_said(command, "ready")
+        done = await command.stop()
+    assert alive(marker) == []
+    assert (done.ended, done.signal) == (Ended.STOPPED, signal.SIGTERM)
+    assert done.stdout.text == "ready\ncleaned up\n"
+    assert rungs(done) == ["term", "rest"]
+
+
+async def test_a_term_reaches_the_whole_group_at_once(marker: str) -> None:
+    """What a shell does: it heeds its own TERM only when the program in its foreground has ended."""
+    code = """
+be_deaf()
+foreground = fork()
+if foreground == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    say("ready")
+    stay()
+os.waitpid(foreground, 0)
+say("its program has ended")
+sys.exit(3)
+"""
+    async with Host() as host:
+        command = await start(host, child(code, marker), grace=30)
+        await wait_said(command, "ready")
+        done = await command.stop()
+    assert (done.code, done.stdout.text) == (3, "ready\nits program has ended\n")
+    assert "kill" not in rungs(done)
+
+
+async def test_a_child_that_burns_cpu_dies_with_its_killed_leader_and_our_group_hears_nothing(marker: str) -> None:
+    """Scenario 14. Somebody kills the leader; its child never sleeps, so never looks at a signal it could handle."""
+    heard: list[int] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+
+    watched = (signal.SIGTERM, signal.SIGCONT, signal.SIGHUP)
+    before = {number: signal.signal(number, on_signal) for number in watched}
+    code = """
+if fork() == 0:
+    be_deaf()
+    say("ready")
+    while True:
+        pass
+stay()
+"""
+    try:
+        async with Host() as host:
+            command = await start(host, child(code, marker), linger=0.1, grace=0.1)
+            await wait_said(command, "ready")
+            assert command.pid is not None
+            os.kill(command.pid, signal.SIGKILL)
+            done = await command.wait()
+        assert alive(marker) == []
+        assert (done.ended, done.signal) == (Ended.EXITED, signal.SIGKILL)
+        assert len(done.swept) == 1
+        assert heard == []
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+DAEMONS = {
+    "setsid": "fork() or (os.setsid(), be_deaf(), say('ready'), stay())",
+    "double_fork": "fork() or (os.setsid(), fork() and os._exit(0), be_deaf(), say('ready'), stay())",
+    "no_environment": """
+if fork() == 0:
+    os.setsid()
+    # A program of its own with nothing inherited but its stdout: no variable by which it could be recognised.
+    code = "import os, signal, time; signal.alarm(60); signal.signal(15, 1); os.write(1, b'ready\\\\n'); time.sleep(60)"
+    os.execve(sys.executable, [sys.executable, "-X", WORDS[0], "-I", "-S", "-c", code], {})
+""",
+}
+
+
+# One by the clock is enough: it costs its whole timeout, which is long so that the tree can stand in time.
+LEFT = [*((kind, ending) for kind in DAEMONS for ending in ("exit", "stop")), ("double_fork", "timeout")]
+
+
+@pytest.mark.parametrize(("kind", "ending"), LEFT)
+async def test_what_left_the_session_dies_with_the_tree(marker: str, kind: str, ending: str) -> None:
+    """Scenario 22. Looked at right after the report: over means over."""
+    async with Host() as host:
+        command = await start(
+            host,
+            child(DAEMONS[kind] + "\nhear()\nsys.exit(0) if WORDS[1] == 'exit' else stay()", marker, marker, ending),
+            stdin="pipe",
+            linger=0.1,
+            grace=0.2,
+            timeout=2.0 if ending == "timeout" else None,
+        )
+        await wait_said(command, "ready")
+        await command.write(b"go\n")
+        done = await (command.stop() if ending == "stop" else command.wait())
+        assert alive(marker) == []
+        assert done.survivors == ()
+        assert done.ended == {"exit": "exited", "stop": "stopped"}.get(ending, ending)
+        assert [marker in swept.command for swept in done.swept] == [True]
+
+
+async def test_a_stopped_tree_is_ended_by_its_term(marker: str) -> None:
+    """A stopped process does not even notice TERM until it is continued: no KILL is needed for it."""
+    code = """
+if fork() == 0:
+    os.setsid()
+    say("child", os.getpid())
+    os.kill(os.getpid(), signal.SIGSTOP)
+    stay()
+hear()
+os.kill(os.getpid(), signal.SIGSTOP)
+stay()
+"""
+    async with Host() as host:
+        command = await start(host, child(code, marker), stdin="pipe", grace=30)
+        stopped = int((await wait_said(command, "\n")).split()[1])
+        await command.write(b"go\n")
+        for pid in (stopped, command.pid or 0):
+            wait_until(lambda pid=pid: state_of(pid) == "T", f"{pid} to stop itself")
+        done = await command.stop()
+    assert alive(marker) == []
+    assert rungs(done) == ["term", "rest"]
+
+
+async def test_what_lingers_may_finish_its_work(marker: str, tmp_path: Path) -> None:
+    """`cmd > >(tee log)`: the leader has gone, its helper still writes, and none of that is lost or waited out."""
+    code = """
+if fork() == 0:
+    while not os.path.exists(WORDS[0]):
+        time.sleep(0.005)
+    say("late")
+    os._exit(0)
+say("early")
+"""
+    release = tmp_path / "release"
+    async with Host() as host:
+        command = await start(host, child(code, marker, release), linger=30)
+        await wait_said(command, "early")
+        wait_until(lambda: state_of(command.pid or 0) in ("Z", ""), "the leader's exit")
+        release.touch()
+        done = await command.wait()
+    assert done.stdout.text == "early\nlate\n"
+    assert (done.swept, done.ladder) == ((), ())
+
+
+async def test_a_stop_while_the_rest_lingers_ends_it_and_the_command_has_still_exited(marker: str) -> None:
+    async with Host() as host:
+        command = await start(host, child('fork() or (say("ready"), stay())', marker), linger=60)
+        await wait_said(command, "ready")
+        await wait_pass(lambda: command.state == "stopping")
+        done = await command.stop()
+    assert alive(marker) == []
+    assert (done.ended, done.code) == (Ended.EXITED, 0)
+    assert rungs(done) == ["rest"]
+
+
+async def test_the_background_commands_of_an_inner_run_end_with_the_outer_one(marker: str) -> None:
+    """Scenario 15, nested: the command is itself a program that uses Banksman, with commands in the background.
+
+    It is stopped without a chance to clean up. Its own zygote and keepers are deaf to TERM, and end what they guard.
+    """
+    code = f"""
+import asyncio, os
+os.chdir({str(REPOSITORY)!r})
+sys.path[:0] = {sys.path!r}
+import banksman
+from tests.process.helpers import child, wait_said
+
+async def main():
+    host = banksman.Host()
+    for _ in range(3):
+        command = await host.start(child("be_deaf(); say('ready'); stay()", WORDS[0]))
+        await wait_said(command, "ready")
+    say("ready")
+    await command.wait()
+
+asyncio.run(main())
+"""
+    async with Host() as host:
+        # With the site-packages of this interpreter, by which it finds Banksman: hence not `child` itself.
+        argv = [word for word in child(code, marker, marker) if word not in ("-I", "-S")]
+        command = await start(host, argv, grace=0.5)
+        await wait_said(command, "ready")
+        assert len(alive(marker)) == 4
+        done = await command.stop()
+    assert alive(marker) == []
+    assert done.survivors == ()
+
+
+async def test_background_commands_are_drained_with_their_host(marker: str) -> None:
+    """Scenario 15: they do not pile up. Ten at once, each with a child in a session of its own."""
+    async with Host() as host:
+        for _ in range(10):
+            command = await start(host, child(DAEMONS["double_fork"] + "\nstay()", marker, marker), grace=0.2)
+            await wait_said(command, "ready")
+        # Each pair's first fork has nothing left to do but to end, and may still be at it.
+        await wait_pass(lambda: len(alive(marker)) == 20)
+    assert alive(marker) == []
+    assert {command.result().ended for command in host.commands()} == {Ended.HOST_CLOSED}
+
+
+@pytest.mark.thorough
+async def test_who_may_not_be_signalled_is_named_as_a_survivor(marker: str) -> None:
+    """A root that has given up CAP_KILL, and a child that became somebody else: what `sudo` is to an ordinary user."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    code = """
+import ctypes
+PR_CAPBSET_DROP, CAP_KILL = 24, 5
+# Taken from what the next exec may have: the zygote, and so every keeper, is a root without this power.
+assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_KILL, 0, 0, 0) == 0
+
+async def main():
+    host = banksman.Host()
+    command = await host.start(child('''
+if fork() == 0:
+    os.setresuid(65534, 65534, 65534)
+    say("ready", os.getpid())
+stay()
+''', MARKER), grace=0.2, drain=0.2)
+    pid = (await wait_said(command, "ready")).split()[1]
+    done = await command.stop()
+    print(pid, done.ended, [(survivor.pid, survivor.why) for survivor in done.survivors])
+    assert MARKER in done.survivors[0].command
+    # Only now the test is told who is to be ended by it.
+    sys.stdout.flush()
+    sys.stdin.readline()
+    await host.close()
+
+asyncio.run(main())
+"""
+    with running_program(code, marker) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        line = await asyncio.to_thread(running.stdout.readline)
+        pid, rest = line.split(" ", 1)
+        assert rest == f"stopped [({pid}, 'not ours to signal')]\n"
+        os.kill(int(pid), signal.SIGKILL)
+        running.stdin.write("\n")
+        running.stdin.close()
+        assert await asyncio.to_thread(running.wait) == 0
+    await asyncio.to_thread(wait_none, marker)
+
+
+# -- identity --------------------------------------------------------------------------------------------------------
+def test_a_recycled_pid_is_not_the_process_that_was_meant(marker: str) -> None:
+    """Scenario 21: identity is pid and start time. A pid that is somebody else's by now is not even opened."""
+    process = subprocess.Popen(child("stay()", marker))
+    try:
+        start_time = start_of(process.pid)
+        assert read_stat(process.pid) == (os.getpid(), state_of(process.pid), start_time)
+        for other in (start_time - 1, start_time + 1, 0):
+            assert open_member((process.pid, other)) is None
+        fd = open_member((process.pid, start_time))
+        assert fd is not None
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+        os.close(fd)
+        assert process.wait() == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait()
+    assert open_member((process.pid, start_time)) is None
+    assert read_stat(process.pid) is None
+
+
+def test_ancestry_alone_decides_who_is_of_the_tree(marker: str) -> None:
+    """A stranger with the same command line, in the same group and session, is none of it; a daemon is."""
+    code = "fork() or (os.setsid(), say(os.getpid()), stay()); stay()"
+    stranger = subprocess.Popen(child(code, marker), stdout=subprocess.PIPE)
+    root = subprocess.Popen(child(code, marker), stdout=subprocess.PIPE)
+    daemons: dict[int, int] = {}
+    try:
+        for process in (stranger, root):
+            assert process.stdout is not None
+            daemons[process.pid] = int(process.stdout.readline())
+        # Not only the near ones: pids wrap around, and the daemon's may be below its ancestor's.
+        assert [pid for pid, _start in descendants(root.pid, near=False)] == [daemons[root.pid]]
+    finally:
+        for pid in (*daemons, *daemons.values()):
+            os.kill(pid, signal.SIGKILL)
+        for process in (stranger, root):
+            process.communicate()
+    wait_none(marker)
+
+
+# -- guards that are lost or late ------------------------------------------------------------------------------------
+async def test_a_lost_keeper_with_an_unread_order_is_not_taken_for_the_loss_of_both_guards(marker: str) -> None:
+    """A socket that is closed with something unread in it gives the other side an error before what is queued there.
+
+    The zygote's report is in that queue, and it is the truth: the tree is gone, and nobody survived.
+    """
+    async with Host() as host:
+        command = await start(host, child(DAEMONS["setsid"] + "\nstay()", marker, marker))
+        await wait_said(command, "ready")
+        assert command.pid is not None
+        keeper = parent_of(command.pid)
+        zygote = parent_of(keeper)
+        with frozen_guards(command.pid):
+            await command.signal(signal.SIGUSR1)
+            os.kill(keeper, signal.SIGKILL)
+            os.kill(zygote, signal.SIGCONT)
+            done = await command.wait()
+    assert alive(marker) == []
+    assert done.survivors == ()
+    assert (done.ended, done.signal) == (Ended.EXITED, signal.SIGKILL)
+
+
+async def test_a_keeper_that_does_not_answer_is_killed_and_its_tree_with_it(
+    marker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last rung. The keeper's bound of seven seconds is shortened; the zygote's is not. It is continued first."""
+    monkeypatch.setattr(stop_ladder, "KILL_REPORT_SECONDS_MAX", 0.1)
+    async with Host() as host:
+        command = await start(host, child(DAEMONS["double_fork"] + "\nstay()", marker, marker), grace=0.2)
+        await wait_said(command, "ready")
+        assert command.pid is not None
+        with frozen_guards(command.pid):
+            done = await command.stop()
+    assert alive(marker) == []
+    assert rungs(done) == ["term", "kill", "keeper"]
+    assert (done.ended, done.survivors) == (Ended.STOPPED, ())
+
+
+async def test_a_start_that_was_given_up_never_runs(
+    marker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The zygote does not run while the commands are stopped, their ladders walked to the end, and "over" is said.
+
+    When the zygote thaws, the orders are still in its queue. What was said to be over must not begin. One that began
+    would be stopped again within a millisecond, so twenty quick ones make sure that at least one would leave a trace.
+    """
+    monkeypatch.setattr(stop_ladder, "KILL_REPORT_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(stop_ladder, "TAKE_OVER_SECONDS_MAX", 0.1)
+    argv = ["/bin/sh", "-c", 'echo ran >> "$1"', marker, str(tmp_path / "ran")]
+    async with Host() as host:
+        with frozen(zygote_pid()):
+            starting = [asyncio.create_task(host.start(argv, grace=0.1)) for _ in range(20)]
+            await asyncio.sleep(0)
+            commands = host.commands()
+            assert len(commands) == 20
+            for task in starting:
+                task.cancel()
+            await asyncio.wait(starting)
+            # Over, whether with a result or with an error: nobody has promised which.
+            await asyncio.gather(*(command.wait() for command in commands), return_exceptions=True)
+            assert all(command.is_over for command in commands)
+        # A later command of the same zygote (or of its successor) is served after those in the queue.
+        assert (await banksman.execute(child("sys.exit(0)", marker))).code == 0
+    wait_none(marker)
+    assert not (tmp_path / "ran").exists()
+
+
+# -- a host that dies ------------------------------------------------------------------------------------------------
+HOST_WITH_TREES = f"""
+async def main():
+    host = banksman.Host()
+    for daemon in {list(DAEMONS.values())!r}:
+        command = await host.start(child(daemon + "\\nbe_deaf()\\nstay()", MARKER, MARKER), grace=0.3)
+        await wait_said(command, "ready")
+    print("ready", flush=True)
+    %s
+    await command.wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGQUIT])
+def test_a_host_that_is_killed_takes_its_trees_with_it(marker: str, number: int) -> None:
+    """Scenario 23: within seconds nothing is left. A signal that merely ends a program by default is no different."""
+    with running_program(HOST_WITH_TREES % "", marker) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        assert len(alive(marker)) == 7
+        running.send_signal(number)
+        assert running.wait() == -number
+        wait_none(marker)
+
+
+def test_a_host_that_becomes_another_program_takes_its_trees_with_it(marker: str) -> None:
+    """exec keeps the pid, so a watch on the process alone would see nothing; the closed socket says it."""
+    # The new program has no marker: what is counted is only what it left behind.
+    become = 'os.execv("/bin/cat", ["cat"])'
+    with running_program(HOST_WITH_TREES % become, marker) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        wait_none(marker)
+        assert running.poll() is None
+
+
+@pytest.mark.parametrize("starts", [0, 1, 3, 8])
+def test_a_host_that_is_killed_while_it_starts_commands_leaves_none(marker: str, starts: int) -> None:
+    """Scenario 23, half way: twenty starts are under way and `starts` of them were answered."""
+    code = """
+async def main():
+    host = banksman.Host()
+    argv = child("be_deaf(); stay()", MARKER)
+    waiting = {asyncio.create_task(host.start(argv, grace=0.2)) for _ in range(20)}
+    await asyncio.sleep(0)
+    started = 0
+    while started < int(WORDS[0]):
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        started += len(done)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+    assert run_program(code, marker, starts).returncode == -signal.SIGKILL
+    wait_none(marker)
+
+
+@pytest.mark.thorough
+def test_a_frozen_host_does_not_keep_a_command_past_its_timeout(marker: str) -> None:
+    """The keeper holds the deadline too, and goes on alone. Thawed, the host reports what was done and why."""
+    code = """
+async def main():
+    heard = Heard()
+    running = asyncio.create_task(
+        banksman.execute(child("be_deaf(); say('ready'); stay()", MARKER), timeout=5, grace=0.2, on_output=heard)
+    )
+    await heard.wait("ready")
+    os.kill(os.getpid(), signal.SIGSTOP)
+    done = await running
+    print(done.ended, done.signal, [step.rung for step in done.ladder], done.survivors)
+
+asyncio.run(main())
+"""
+    with running_program(code, marker) as running:
+        wait_until(lambda: state_of(running.pid) == "T", "the host to freeze itself")
+        # All but the host itself, which carries the marker too.
+        wait_until(lambda: alive(marker) == [running.pid], "the keeper to end the tree alone")
+        assert state_of(running.pid) == "T"
+        running.send_signal(signal.SIGCONT)
+        assert running.stdout is not None
+        assert running.stdout.readline() == "timeout 9 ['term', 'kill'] ()\n"
+        assert running.wait() == 0
+
+
+async def test_a_sweep_of_many_is_named_whole(marker: str) -> None:
+    """More than fits one message between keeper and host (a hundred names): all are ended, and all are named."""
+    code = """
+for _ in range(120):
+    if fork() == 0:
+        os.setsid()
+        stay()
+say("ready")
+stay()
+"""
+    async with Host() as host:
+        command = await start(host, child(code, marker), grace=0.5)
+        await wait_said(command, "ready")
+        done = await command.stop(at_once=True)
+    assert alive(marker) == []
+    assert len({swept.pid for swept in done.swept}) == 120
+    assert len(done.swept) == 120
+
+
+LEADERLESS = """
+import ctypes, threading
+be_deaf()
+if WORDS[0] == "descendant":
+    if fork(): stay()
+    os.setsid()
+def go_on():
+    while "State:\\tZ" not in open("/proc/self/status").read():
+        pass
+    say("ready")
+    time.sleep(60)
+threading.Thread(target=go_on).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+@pytest.mark.parametrize("ending", ["stop", "keeper"])
+@pytest.mark.parametrize("role", ["leader", "descendant"])
+async def test_a_process_whose_first_thread_has_ended_is_no_zombie(marker: str, role: str, ending: str) -> None:
+    """/proc shows it as one. It lives in its other threads, ignores TERM here, and must be killed like everybody."""
+    async with Host() as host:
+        command = await host.start(child(LEADERLESS, marker, role), grace=0.2)
+        await wait_said(command, "ready")
+        if ending == "keeper":
+            assert command.pid is not None
+            os.kill(parent_of(command.pid), signal.SIGKILL)
+            done = await command.wait()
+        else:
+            done = await command.stop()
+    assert done.survivors == ()
+    assert not left_alive(marker)
+
+
+def left_alive(marker: str) -> list[int]:
+    """Also those that show no argv because their first thread is gone: by the threads that do."""
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/task/[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if marker.encode() in path.read_bytes():
+                found.append(int(path.parts[2]))
+    return found

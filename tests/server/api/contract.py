@@ -1,0 +1,224 @@
+"""The server against its own description: schemathesis makes requests from /openapi.json, and looks at each answer.
+
+By themselves made-up requests name sessions that are not there, and programs that may not be started: nearly all of
+them end at 403 and 404. So what is well-formed is often given something that exists: a session with the scripted agent,
+a turn in it, a command. What is ill-formed is left as it was made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import schemathesis
+from schemathesis import hooks
+from schemathesis.core.parameters import ParameterLocation
+from schemathesis.engine import events, from_schema
+from tests.server.kit import AUTHORIZATION, Served
+
+from banksman.testing import fake_agent
+
+SEED = 6
+# What the policy of the server under test allows, and no more.
+PROGRAMS: list[Any] = [fake_agent.command()[:-1], "true"]
+# Short, so that whoever reads a stream has soon read enough of it; and a stream that stalls is found out.
+SETTINGS: dict[str, Any] = {"programs": PROGRAMS, "heartbeat_seconds": 0.02, "log_level": "debug"}
+WAIT_SECONDS = 0.01
+
+
+@dataclass
+class Found:
+    """What came of it. `failures`: in words, each once."""
+
+    statuses: dict[int, int] = field(default_factory=dict[int, int])
+    successes: dict[str, int] = field(default_factory=dict[str, int])
+    failures: dict[str, str] = field(default_factory=dict[str, str])
+    phases: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """`group`: the routes that are meant. `seconds_max`: of each run, if it is to be bounded by time, too."""
+
+    group: str
+    examples: int
+    is_stateful: bool = False
+    has_coverage: bool = True
+    has_fuzzing: bool = True
+    seconds_max: int | None = None
+    seed: int = SEED
+
+
+# By path. What is not here is left out: to end the server has a test of its own.
+GROUPS: dict[str, Callable[[str], bool]] = {
+    "sessions": lambda path: path in ("/v1/sessions", "/v1/sessions/{id}", "/v1/sessions/{id}/why"),
+    "turns": lambda path: path.startswith("/v1/sessions/{id}/") and not path.endswith("/why"),
+    "commands": lambda path: path.startswith("/v1/commands"),
+    "server": lambda path: not path.startswith(("/v1/sessions", "/v1/commands")) and path != "/v1/drain",
+    "all": lambda path: path != "/v1/drain",
+}
+
+
+def check(served: Served, wanted: Wanted) -> Found:
+    """Every route of the group, with every check there is. In a process of its own: what makes the requests keeps
+    connections open, and much in memory."""
+    said = subprocess.run(
+        [sys.executable, "-m", __name__, str(served.folder), str(served.port), msgspec.json.encode(wanted).decode()],
+        stdout=subprocess.PIPE,
+        check=True,
+    ).stdout
+    return msgspec.json.decode(said, type=Found)
+
+
+def _check(served: Served, wanted: Wanted) -> Found:
+    config: Any = cast("Any", schemathesis.Config).from_dict(
+        {
+            "seed": wanted.seed,
+            "base-url": served.url,
+            "headers": dict(AUTHORIZATION),
+            "request-timeout": 30,
+            "max-stream-events": 3,
+            **({} if wanted.seconds_max is None else {"max-time": wanted.seconds_max}),
+            "generation": {"max-examples": wanted.examples, "database": "none"},
+            "phases": {
+                "examples": {"enabled": False},
+                "coverage": {"enabled": wanted.has_coverage},
+                "fuzzing": {"enabled": wanted.has_fuzzing},
+                "stateful": {"enabled": wanted.is_stateful},
+            },
+            # What is well-formed may still be impossible: there is no such agent, the folder is missing. That is 422.
+            "checks": {"positive_data_acceptance": {"enabled": False}},
+        }
+    )
+    schema: Any = schemathesis.openapi.from_dict(_described(served), config=config)
+
+    def is_meant(context: Any) -> bool:
+        return GROUPS[wanted.group](context.operation.path)
+
+    schema = schema.include(is_meant)
+    found = Found()
+    with _Life(served).given():
+        for event in from_schema(schema).execute():
+            _look(event, found)
+    return found
+
+
+def _described(served: Served) -> dict[str, Any]:
+    """The server's description. schemathesis takes the schema of an SSE stream for that of each event; ours is that of
+    the whole text."""
+    described = served.get("/openapi.json")
+    for path in described["paths"].values():
+        for operation in path.values():
+            content = operation["responses"].get("200", {}).get("content", {})
+            if "text/event-stream" in content:
+                data = {"type": "string", "minLength": 2}
+                event = {"type": "object", "required": ["data"], "properties": {"data": data}}
+                content["text/event-stream"] = {"schema": event}
+    return described
+
+
+def _look(event: Any, found: Found) -> None:
+    if isinstance(event, events.NonFatalError | events.FatalError):
+        error = event.value if isinstance(event, events.NonFatalError) else event.exception
+        found.failures[f"error {getattr(event, 'label', '')}"] = repr(error)
+    elif isinstance(event, events.PhaseFinished):
+        found.phases[event.phase.name.value] = str(event.status)
+    elif isinstance(event, events.ScenarioFinished | events.FuzzScenarioFinished):
+        recorder = event.recorder
+        for interaction in recorder.interactions.values():
+            if interaction.response is not None:
+                status: int = interaction.response.status_code
+                found.statuses[status] = found.statuses.get(status, 0) + 1
+                if status < 300:
+                    found.successes[recorder.label] = found.successes.get(recorder.label, 0) + 1
+        for node in itertools.chain.from_iterable(recorder.checks.values()):
+            if node.failure_info is not None:
+                failure = node.failure_info.failure
+                what = f"{failure.message:.1500}\n{node.failure_info.code_sample:.1500}"
+                found.failures.setdefault(f"{node.name}: {recorder.label}: {failure.title}", what)
+
+
+class _Life:
+    """Puts what exists into what was made up, every other time."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._turns = itertools.count()
+        self._session = ""
+        self._turn = ""
+
+    @contextlib.contextmanager
+    def given(self) -> Generator[None]:
+        def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
+            del context, kwargs
+            self._enliven(case)
+
+        cast("Any", schemathesis).hook(before_call)
+        try:
+            yield
+        finally:
+            cast("Any", hooks).unregister(before_call)
+
+    def _enliven(self, case: Any) -> None:
+        query: Any = case.query or {}
+        if isinstance(query.get("wait"), int | float):
+            query["wait"] = min(query["wait"], WAIT_SECONDS)
+        elif case.operation.path.endswith("/watch"):
+            query["wait"] = WAIT_SECONDS  # It would wait by itself.
+        if next(self._turns) % 2:
+            return
+        if case.path_parameters and _is_positive(case, ParameterLocation.PATH):
+            case.path_parameters = {**case.path_parameters, **self._existing(case.operation.path)}
+        body: Any = case.body
+        if isinstance(body, dict) and _is_positive(case, ParameterLocation.BODY):
+            self._make_possible(case.operation.path, cast("dict[str, Any]", body))
+
+    def _existing(self, path: str) -> dict[str, str]:
+        served = self._served
+        if path.startswith("/v1/commands/"):
+            # One that lives until it is told otherwise: it waits for what it is sent.
+            argv = fake_agent.command()
+            return {
+                "id": served.post(
+                    "/v1/commands", {"argv": argv, **({"pty": True} if "resize" in path else {"stdin": "pipe"})}
+                )["id"]
+            }
+        if not self._session or path == "/v1/sessions/{id}":
+            self._session = served.open({"prompt": ["say hello"]})
+            self._turn = served.ask(self._session, "hello")
+            served.outcome(self._session, self._turn)
+        return {"id": self._session, **({"turn": self._turn} if "{turn}" in path else {})}
+
+    def _make_possible(self, path: str, body: dict[str, Any]) -> None:
+        for name in ("cwd", "env", "user", "mcp_servers", "options", "rules", "resume", "fork", "schema", "agent"):
+            body.pop(name, None)
+        if path == "/v1/commands":
+            body["argv"] = ["true", *body["argv"][1:3]]
+        elif path == "/v1/sessions":
+            body["command"] = fake_agent.command()
+            body["args"] = []
+        elif path.endswith("/turns") and body.get("on_busy") not in (None, "reject"):
+            body.pop("on_busy")
+
+
+def _is_positive(case: Any, location: ParameterLocation) -> bool:
+    component = None if case.meta is None else case.meta.components.get(location)
+    return component is not None and component.mode.is_positive
+
+
+def main(folder: str, port: str, wanted: str) -> None:
+    served = Served(Path(folder))
+    served.port = int(port)
+    found = _check(served, msgspec.json.decode(wanted, type=Wanted))
+    sys.stdout.buffer.write(msgspec.json.encode(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

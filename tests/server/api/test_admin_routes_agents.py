@@ -1,0 +1,60 @@
+"""`GET /v1/agents`: the same facts as on the command line, and the user's own files among them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.server.kit import Served
+
+
+@pytest.mark.thorough
+def test_the_server_tells_what_the_command_line_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    users = tmp_path / "config" / "banksman" / "agents"
+    users.mkdir(parents=True)
+    with Served(tmp_path / "served") as served:
+        agents = {each["name"]: each for each in served.get("/v1/agents")["agents"]}
+        assert agents["claude"]["error"] is None
+        assert "steer" in agents["codex"]["capabilities"]
+        assert (agents["gemini"]["dialect"], agents["gemini"]["command"]) == ("acp", ["gemini", "--acp"])
+        assert agents["kimi"]["repairs"]
+        # Read at each call: nothing is restarted for a new one, and a wrong one hides no other.
+        (users / "mine.toml").write_text(f'extends = "custom"\ncommand = ["{sys.executable}"]\n')
+        (users / "goose.toml").write_text('dialect = "klingon"\n')
+        told = served.get("/v1/agents")["agents"]
+        mine, goose = (next(each for each in told if each["name"] == name) for name in ("mine", "goose"))
+        assert (mine["found"], mine["source"]) == (True, str(users / "mine.toml"))
+        assert (goose["overrides"], goose["dialect"], goose["capabilities"]) == (True, "", [])
+        assert "goose.toml: dialect cannot be 'klingon'" in goose["error"]
+        assert len(told) == len(agents) + 1
+        done = subprocess.run(
+            [sys.executable, "-m", "banksman", "agents", "--json"],
+            capture_output=True,
+            check=True,
+            timeout=60.0,
+            env=os.environ,
+        )
+        # What is not known of one is left out there, and told as nothing here.
+        for each, shown in zip(json.loads(done.stdout)["agents"], told, strict=True):
+            assert {name: shown[name] for name in each} == each
+
+
+@pytest.mark.thorough
+def test_a_wrong_file_of_ones_own_is_a_problem_of_its_open_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    users = tmp_path / "config" / "banksman" / "agents"
+    users.mkdir(parents=True)
+    (users / "bad.toml").write_text('extends = "custom"\ncolour = 1\n')
+    with Served(tmp_path / "served") as served:
+        refused = served.request("POST", "/v1/sessions", {"agent": "bad"})
+        assert (refused.status, refused.json["title"]) == (422, "UsageError")
+        assert "bad.toml: there is no key colour" in refused.json["detail"]
+        assert refused.json["ids"] == {"agent": "bad"}
+        assert served.open()

@@ -1,0 +1,247 @@
+"""Background commands over HTTP: started, read, watched, written to, signalled, resized, stopped.
+
+Each test waits for its own commands to end, or stops them: some ask the server that they share for every end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import socket
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.server.kit import AUTHORIZATION, SECONDS_MAX, Served
+
+from banksman import Host
+from banksman.server.api.command_routes import ROUTES
+from banksman.server.api.request_replay import Once
+from banksman.server.api.route import Endpoint
+
+
+def start(served: Served, *argv: str, **more: Any) -> str:
+    """A path, for what comes next."""
+    answer = served.request("POST", "/v1/commands", {"argv": argv, **more})
+    assert answer.status == 201, answer
+    assert answer.headers["location"] == f"/v1/commands/{answer.json['id']}"
+    return answer.headers["location"]
+
+
+def finished(served: Served, path: str) -> Any:
+    done = served.get(f"{path}?wait=60")["finished"]
+    assert done is not None
+    return done
+
+
+def read_all(served: Served, path: str, **query: Any) -> str:
+    text, after = "", 0
+    while True:
+        words = "&".join(f"{name}={value}" for name, value in query.items())
+        piece = served.get(f"{path}/output?after={after}&wait=60&{words}")
+        text, after = text + piece["text"], piece["next"]
+        if piece["end"]:
+            return text
+
+
+def test_a_command_from_its_start_to_its_end(served: Served, tmp_path: Path) -> None:
+    path = start(served, "sh", "-c", "pwd; echo $WORD; echo oops >&2; exit 3", cwd=str(tmp_path), env={"WORD": "said"})
+    done = finished(served, path)
+    assert (done["ended"], done["code"], done["signal"], done["survivors"]) == ("exited", 3, None, [])
+    assert read_all(served, path) == f"{tmp_path}\nsaid\n"
+    assert read_all(served, path, stream="stderr") == "oops\n"
+    assert path.rpartition("/")[2] in [command["id"] for command in served.get("/v1/commands")["commands"]]
+
+
+def test_each_end_is_reported_once_over_http(served: Served) -> None:
+    waited, stopped, looked_at = (start(served, "cat", stdin="pipe") for _ in range(3))
+    assert served.post("/v1/commands/ended") == {"commands": []}
+    for path in (waited, looked_at):
+        served.post(f"{path}/stdin", {"end": True})
+    assert served.get(f"{waited}?wait=60")["finished"]["code"] == 0
+    assert served.post(f"{stopped}/stop")["finished"]["ended"] == "stopped"
+    # The answer may be lost: sent again with its key, it is the same one.
+    answers = [served.post("/v1/commands/ended", {"wait": 60}, headers={"Idempotency-Key": "first"}) for _ in range(2)]
+    assert [[f"/v1/commands/{each['id']}" for each in answer["commands"]] for answer in answers] == [[looked_at]] * 2
+    assert served.post("/v1/commands/ended") == {"commands": []}
+    assert served.get(looked_at)["finished"]["code"] == 0
+
+
+def is_connected(port: int, client: int) -> bool:
+    """Whether the server still has the connection of this client's port."""
+    peers = (line.split()[1:3] for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    ports = [[int(address.partition(":")[2], 16) for address in peer] for peer in peers]
+    # A port of its own each: the server's end of it is the one that is looked for.
+    return [port, client] in ports
+
+
+def test_end_is_reported_to_the_next_client_when_the_one_that_stopped_the_command_has_gone(served: Served) -> None:
+    script = "trap 'echo stopping' TERM; echo ready; until read line; do :; done"
+    path = start(served, "sh", "-c", script, stdin="pipe", grace=3600)
+    assert served.get(f"{path}/watch?pattern=ready&wait=60")["matched"]
+    head = f"POST {path}/stop HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\nContent-Length: 0\r\n"
+    with socket.create_connection(("127.0.0.1", served.port), SECONDS_MAX) as peer:
+        peer.sendall(f"{head}Authorization: {AUTHORIZATION['Authorization']}\r\n\r\n".encode())
+        assert served.get(f"{path}/watch?pattern=stopping&wait=60")["matched"]
+        client = peer.getsockname()[1]
+        assert is_connected(served.port, client)
+    while is_connected(served.port, client):
+        time.sleep(0.01)
+    assert served.post("/v1/commands/ended") == {"commands": []}
+    served.post(f"{path}/stdin", {"text": "go on\n"})
+    ended = served.post("/v1/commands/ended", {"wait": 30})["commands"]
+    assert [f"/v1/commands/{each['id']}" for each in ended] == [path]
+
+
+async def answered(host: Host, method: str, path: str, *, is_gone: bool, query: str = "", **ids: str) -> list[Any]:
+    """What the API sends to a client that is there, or that has gone before it is answered."""
+    lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    if is_gone:
+        lost.set_result(None)
+    context = SimpleNamespace(host=host, once=Once(), front=None, is_closing=False)
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": method,
+        "headers": [],
+        "query_string": query.encode(),
+        "path_params": ids,
+        "state": {"connection": SimpleNamespace(lost=lost)},
+    }
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await Endpoint([route for route in ROUTES if route.path == path], context, 1000)(scope, receive, send)
+    return sent
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+@pytest.mark.parametrize("how", ["stop", "look", "ended"])
+async def test_report_is_taken_only_for_a_client_that_is_still_connected(how: str, is_gone: bool) -> None:
+    async with Host("memory:") as host:
+        command = await host.start(["true"])
+        await command.wait_over()
+        if how == "stop":
+            sent = await answered(host, "POST", "/v1/commands/{id}/stop", is_gone=is_gone, id=command.id)
+        elif how == "look":
+            sent = await answered(host, "GET", "/v1/commands/{id}", is_gone=is_gone, id=command.id, query="wait=60")
+        else:
+            sent = await answered(host, "POST", "/v1/commands/ended", is_gone=is_gone)
+        if not is_gone:
+            assert sent[0]["status"] == 200
+        assert host.take_ended() == ([command] if is_gone else [])
+
+
+async def test_report_that_was_taken_before_is_not_reported_again_for_a_client_that_has_gone() -> None:
+    async with Host("memory:") as host:
+        command = await host.start(["true"])
+        await command.wait()
+        await answered(host, "POST", "/v1/commands/{id}/stop", is_gone=True, id=command.id)
+        assert host.take_ended() == []
+
+
+def test_look_that_does_not_wait_leaves_the_end_to_be_reported(served: Served) -> None:
+    path = start(served, "true")
+    read_all(served, path)
+    deadline = time.monotonic() + SECONDS_MAX
+    while served.get(path)["finished"] is None:
+        assert time.monotonic() < deadline
+    # Looked at once more, now that it is certainly over.
+    assert served.get(path)["finished"]["code"] == 0
+    taken = served.post("/v1/commands/ended")["commands"]
+    assert [f"/v1/commands/{each['id']}" for each in taken] == [path]
+
+
+@pytest.mark.thorough
+def test_reading_waits_no_longer_than_it_is_told(served: Served) -> None:
+    path = start(served, "sleep", "1000")
+    assert served.get(f"{path}/output?wait=0.05") == {"next": 0, "missed": 0, "end": False, "text": ""}
+    assert served.get(f"{path}?wait=0.05")["finished"] is None
+    done = served.post(f"{path}/stop")["finished"]
+    assert (done["ended"], done["signal"]) == ("stopped", 15)
+    assert [step["rung"] for step in done["ladder"]][:1] == ["term"]
+
+
+def test_what_is_sent_to_its_stdin_comes_back_whole(served: Served) -> None:
+    path = start(served, "cat", stdin="pipe")
+    served.post(f"{path}/stdin", {"text": "grüße\n"})
+    served.post(f"{path}/stdin", {"base64": base64.b64encode(b"\xff\x00").decode(), "end": True})
+    assert finished(served, path)["code"] == 0
+    piece = served.get(f"{path}/output?encoding=base64")
+    assert base64.b64decode(piece["base64"]) == "grüße\n".encode() + b"\xff\x00"
+    assert served.request("POST", f"{path}/stdin", {"text": "late"}).status == 409
+    given = start(served, "cat", stdin={"text": "given"})
+    assert read_all(served, given) == "given"
+    finished(served, given)
+
+
+@pytest.mark.thorough
+def test_a_character_is_not_cut_in_two(served: Served) -> None:
+    path = start(served, "printf", "äöü€𝄞x")
+    finished(served, path)
+    assert read_all(served, path, limit=5) == "äöü€𝄞x"
+    # And what is smaller than a character is still read to its end.
+    assert len(read_all(served, path, limit=1)) == len("äöü€𝄞x".encode())
+
+
+def test_watching_tells_when_it_is_ready(served: Served) -> None:
+    path = start(served, "sh", "-c", "echo starting; echo listening on 8080; sleep 1000")
+    found = served.get(f"{path}/watch?pattern=listening%20on%20(%5Cd%2B)&wait=60")
+    assert (found["matched"], found["text"], found["groups"]) == (True, "listening on 8080", ["8080"])
+    assert served.get(f"{path}/output?after={found['begin']}")["text"].startswith("listening")
+    never = served.get(f"{path}/watch?pattern=never&wait=0.05")
+    assert (never["matched"], never["end"]) == (False, False)
+    assert served.request("GET", f"{path}/watch?pattern=%28").status == 422
+    served.post(f"{path}/stop", {"at_once": True})
+    assert served.get(f"{path}/watch?pattern=never&wait=60")["end"] is True
+
+
+def test_a_signal_goes_to_its_leader(served: Served) -> None:
+    path = start(served, "sh", "-c", "trap 'echo heard; exit 0' USR1; echo ready; while :; do sleep 0.01; done")
+    served.get(f"{path}/watch?pattern=ready&wait=60")
+    served.post(f"{path}/signal", {"signal": "USR1"})
+    assert finished(served, path)["code"] == 0
+    assert read_all(served, path) == "ready\nheard\n"
+    assert served.request("POST", f"{path}/signal", {"signal": "NONSENSE"}).status == 422
+    assert served.request("POST", f"{path}/signal", {"signal": 65}).status == 422
+
+
+def test_a_terminal_has_a_size_and_gets_another(served: Served) -> None:
+    script = "stty size; trap 'stty size; exit' WINCH; echo ready; while :; do sleep 0.01; done"
+    path = start(served, "sh", "-c", script, pty=[30, 100])
+    served.get(f"{path}/watch?pattern=ready&wait=60")
+    served.post(f"{path}/resize", {"rows": 40, "columns": 120})
+    finished(served, path)
+    assert read_all(served, path).split() == ["30", "100", "ready", "40", "120"]
+    plain = start(served, "sleep", "1000")
+    assert served.request("POST", f"{plain}/resize", {"rows": 1, "columns": 1}).status == 422
+    served.post(f"{plain}/stop", {"at_once": True})
+
+
+def test_what_cannot_be_started_is_the_callers_error(served: Served) -> None:
+    bodies: list[tuple[dict[str, Any], int]] = [
+        ({"argv": []}, 400),
+        ({"argv": ["no-such-program-anywhere"]}, 422),
+        ({"argv": ["true"], "cwd": "/nowhere"}, 422),
+        ({"argv": ["true"], "stdin": "inherit"}, 400),
+        ({"argv": ["true"], "pty": [0, 0]}, 422),
+        ({"argv": ["true"], "user": "nobody-of-this-name"}, 422),
+        ({"argv": ["true"], "nonsense": 1}, 400),
+    ]
+    for body, status in bodies:
+        answer = served.request("POST", "/v1/commands", body)
+        assert (answer.status, answer.headers["content-type"]) == (status, "application/problem+json"), body
+        assert answer.json["detail"]
+    assert served.request("GET", "/v1/commands/none").status == 404
+
+
+def test_the_end_of_a_command_leaves_nothing(served: Served, marker: str) -> None:
+    path = start(served, "sh", "-c", f"setsid sleep 1000 {marker} & sleep 1000", env={"MARK": marker})
+    done = served.post(f"{path}/stop", {"at_once": True})["finished"]
+    assert done["survivors"] == []

@@ -1,0 +1,258 @@
+"""Sessions over HTTP, with a real server, an agent's process and several clients: scenarios 58 and 64 among them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.kit import Answer, Served
+
+from banksman import Host
+from banksman.testing import fake_agent
+
+ASKS = {"prompt 1": ['ask Bash {"command": "make test"}', "say done"]}
+
+
+def wait_for(served: Served, session: str, kind: str, *, turn: str | None = None) -> Any:
+    """The first event of this kind, when it is in the log."""
+    with served.stream(f"/v1/sessions/{session}/events") as stream:
+        for message in stream.messages():
+            if message.id is not None and message.data["kind"] == kind and turn in (None, message.data["turn"]):
+                return message.data
+    raise AssertionError(f"there was no {kind}")
+
+
+def at_once(*calls: Any) -> list[Answer]:
+    """Several clients, each from a thread of its own, let go at the same moment."""
+    gate = threading.Barrier(len(calls))
+    answers: list[Answer | None] = [None] * len(calls)
+
+    def do(number: int) -> None:
+        gate.wait()
+        answers[number] = calls[number]()
+
+    threads = [threading.Thread(target=do, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [answer for answer in answers if answer is not None]
+
+
+# -- turns -----------------------------------------------------------------------------------------------------------
+def test_a_turn_from_the_ask_to_its_outcome(served: Served) -> None:
+    session = served.open(name="fix-ci")
+    accepted = served.request("POST", "/v1/sessions/fix-ci/turns", {"prompt": "hello"})
+    assert accepted.status == 202
+    turn = accepted.json["turn"]
+    assert accepted.headers["location"] == f"/v1/sessions/{session}/turns/{turn}"
+    assert served.outcome(session, turn) == {
+        **{"kind": "done", "text": "hello", "stop_reason": "end_turn", "structured": None, "error": None},
+        **{"clock": None, "durable": True},
+        **{name: served.outcome(session, turn)[name] for name in ("usage", "cost")},
+    }
+    shown = served.get("/v1/sessions/fix-ci")
+    assert (shown["id"], shown["name"], shown["phase"], shown["holder"]) == (session, "fix-ci", "idle", None)
+
+
+def test_what_was_accepted_survives_the_server(fresh: Served) -> None:
+    """The turn that ran is unknown, and never sent again by itself; the one that waited is come to, unasked."""
+    session = fresh.open({"prompt work": ["hang"]})
+    running, waiting = fresh.ask(session, "work"), fresh.ask(session, "more")
+    wait_for(fresh, session, "turn.started", turn=running)
+    fresh.kill()
+    fresh.start()
+    assert fresh.outcome(session, running)["kind"] == "unknown"
+    assert fresh.outcome(session, waiting)["kind"] == "done"
+
+
+def test_a_late_cancel_does_not_stop_the_next_turn(served: Served) -> None:
+    """Scenario 58. The page still shows the first turn, and its stop is pressed when the second one runs."""
+    session = served.open({"prompt 2": ["stream 3 0.01", "say second"]})
+    first = served.ask(session, "first")
+    assert served.outcome(session, first)["kind"] == "done"
+    second = served.ask(session, "second")
+    receipt = served.post(f"/v1/sessions/{session}/turns/{first}/interrupt")
+    assert (receipt["stopped"], receipt["by"]) == (False, "already_over")
+    assert served.outcome(session, second)["kind"] == "done"
+
+
+def test_an_interrupt_whose_client_is_gone_still_stops_its_turn_and_only_that(served: Served) -> None:
+    """Scenario 58, the other way round: the receipt comes when nobody waits for it, and the next turn is running."""
+    session = served.open({"prompt 1": ["hang"]})
+    first = served.ask(session, "first")
+    wait_for(served, session, "turn.started", turn=first)
+    second = served.ask(session, "second")
+    with served.stream(f"/v1/sessions/{session}/turns/{first}/interrupt"):
+        pass  # A GET is refused there; and the client is gone before it is told so.
+    answers = at_once(
+        *(lambda: served.request("POST", f"/v1/sessions/{session}/turns/{first}/interrupt"),) * 3,
+    )
+    assert all(answer.json["stopped"] or answer.json["by"] == "already_over" for answer in answers)
+    assert served.outcome(session, first)["kind"] == "interrupted"
+    assert served.outcome(session, second)["kind"] == "done"
+
+
+def test_the_turn_that_runs_is_stopped_without_its_name(served: Served) -> None:
+    session = served.open({"prompt 1": ["hang"]})
+    assert served.post(f"/v1/sessions/{session}/interrupt") == {
+        **{"stopped": False, "by": "already_over", "kept": None, "queued": []}
+    }
+    turn = served.ask(session, "work")
+    wait_for(served, session, "turn.started", turn=turn)
+    assert served.post(f"/v1/sessions/{session}/interrupt")["stopped"]
+    assert served.outcome(session, turn)["kind"] == "interrupted"
+
+
+def test_waiting_for_an_outcome_ends_with_the_time(served: Served) -> None:
+    session = served.open({"prompt 1": ["hang"]})
+    turn = served.ask(session, "work")
+    shown = served.get(f"/v1/sessions/{session}/turns/{turn}?wait=0.05")
+    assert shown["outcome"] is None
+    assert shown["state"] in ("queued", "starting", "running")
+
+
+# -- questions -------------------------------------------------------------------------------------------------------
+def test_a_question_is_answered_once_from_two_clients_and_both_are_told(served: Served) -> None:
+    """Scenario 64."""
+    session = served.open(ASKS)
+    turn = served.ask(session, "go")
+    question = wait_for(served, session, "question.asked")["body"]["question"]
+    path = f"/v1/sessions/{session}/questions/{question}"
+    allow, deny = at_once(
+        lambda: served.request("POST", path, {"decision": "allow"}),
+        lambda: served.request("POST", path, {"decision": "deny"}),
+    )
+    assert (allow.status, deny.status) == (200, 200)
+    assert allow.json["first"] is not deny.json["first"]
+    assert allow.json["answer"] == deny.json["answer"]
+    winner = "allow" if allow.json["first"] else "deny"
+    assert allow.json["answer"] == winner
+    assert served.outcome(session, turn)["kind"] == "done"
+    answered = [
+        event["body"]["answer"]
+        for event in served.get(f"/v1/sessions/{session}/events")["events"]
+        if event["kind"] == "question.answered"
+    ]
+    assert answered == [winner]
+
+
+@pytest.mark.thorough
+def test_an_answer_sent_again_is_the_same_answer_also_after_a_restart(fresh: Served) -> None:
+    session = fresh.open(ASKS)
+    turn = fresh.ask(session, "go")
+    question = wait_for(fresh, session, "question.asked")["body"]["question"]
+    path = f"/v1/sessions/{session}/questions/{question}"
+    first = fresh.post(path, {"decision": "allow", "message": "go on"})
+    assert first == {"question": question, "answer": "allow", "by": "answer", "message": "go on", "first": True}
+    assert fresh.post(path, {"decision": "allow"}) == {**first, "first": False}
+    assert fresh.outcome(session, turn)["kind"] == "done"
+    fresh.kill()
+    fresh.start()
+    assert fresh.post(path, {"decision": "deny"}) == {**first, "first": False}
+    assert fresh.request("POST", f"{path}0", {"decision": "allow"}).status == 404
+
+
+def test_nothing_runs_before_the_decision_and_the_waiting_is_seen(served: Served, tmp_path: Path) -> None:
+    """Scenario 64: the tool's file is made only after the answer; meanwhile other clocks stand still."""
+    made = tmp_path / "made"
+    script = {"prompt 1": ['ask Bash {"command": "touch"}', f"touch {made}", "say done"]}
+    session = served.open(script, options={"clocks": {"progress": 600}})
+    turn = served.ask(session, "go")
+    question = wait_for(served, session, "question.asked")["body"]["question"]
+    (waiting,) = served.get(f"/v1/sessions/{session}/questions")["questions"]
+    assert (waiting["id"], waiting["tool"], waiting["input"]) == (question, "Bash", {"command": "touch"})
+    why = served.get(f"/v1/sessions/{session}/why")
+    assert why["questions"] == [question]
+    assert not [clock["name"] for clock in why["clocks"] if clock["running"] and clock["name"] != "human"]
+    assert not made.exists()
+    served.post(f"/v1/sessions/{session}/questions/{question}", {"decision": "allow"})
+    assert served.outcome(session, turn)["kind"] == "done"
+    assert made.exists()
+    assert served.get(f"/v1/sessions/{session}/questions") == {"questions": []}
+
+
+@pytest.mark.thorough
+def test_a_question_expires_once_and_a_late_answer_is_told(served: Served) -> None:
+    session = served.open(ASKS, options={"question_seconds": 0.05})
+    turn = served.ask(session, "go")
+    question = wait_for(served, session, "question.answered")["body"]["question"]
+    late = served.post(f"/v1/sessions/{session}/questions/{question}", {"decision": "allow"})
+    assert (late["answer"], late["by"], late["first"]) == ("deny", "expiry", False)
+    assert served.outcome(session, turn)["kind"] == "done"
+
+
+# -- sessions --------------------------------------------------------------------------------------------------------
+def test_a_session_is_listed_changed_closed_and_forgotten(fresh: Served) -> None:
+    sessions = [fresh.open(name=name) for name in ("one", "two", "three")]
+    listed = fresh.get("/v1/sessions?limit=2")
+    assert [session["name"] for session in listed["sessions"]] == ["one", "two"]
+    assert listed["next"] == sessions[1]
+    rest = fresh.get(f"/v1/sessions?limit=2&after={listed['next']}")
+    assert ([session["name"] for session in rest["sessions"]], rest["next"]) == (["three"], None)
+    changed = fresh.request("PATCH", "/v1/sessions/one", {"name": "first"})
+    assert (changed.status, changed.json["name"], changed.json["id"]) == (200, "first", sessions[0])
+    assert fresh.request("PATCH", "/v1/sessions/two", {"name": "first"}).status == 409
+    closed = fresh.request("DELETE", "/v1/sessions/two")
+    assert (closed.status, closed.json["phase"]) == (200, "closed")
+    assert fresh.request("DELETE", "/v1/sessions/two?forget=1").status == 204
+    assert fresh.request("GET", "/v1/sessions/two").status == 404
+    assert len(fresh.get("/v1/sessions")["sessions"]) == 2
+
+
+def test_a_session_that_was_closed_goes_on_when_it_is_asked(served: Served) -> None:
+    session = served.open()
+    assert served.outcome(session, served.ask(session, "one"))["kind"] == "done"
+    served.request("DELETE", f"/v1/sessions/{session}")
+    assert served.outcome(session, served.ask(session, "two"))["text"] == "two"
+
+
+def test_why_shows_the_tree(served: Served) -> None:
+    session = served.open()
+    served.outcome(session, served.ask(session, "one"))
+    why = served.get(f"/v1/sessions/{session}/why")
+    assert why["pids"][0] in [process["pid"] for process in why["tree"]]
+    assert why["counters"]["frames_in"] > 0
+
+
+def test_the_agents_are_told(served: Served) -> None:
+    agents = served.get("/v1/agents")["agents"]
+    assert "claude" in [agent["name"] for agent in agents]
+    assert all(agent["found"] is (agent["path"] is not None) for agent in agents)
+
+
+def test_a_name_may_have_a_slash(served: Served) -> None:
+    session = served.open(name="a/b ü")
+    assert served.get("/v1/sessions/a%2Fb%20%C3%BC")["id"] == session
+    assert served.request("GET", "/v1/sessions/a/b").status == 404
+
+
+# -- sessions that another host has ----------------------------------------------------------------------------------
+@pytest.mark.thorough
+async def test_what_another_host_does_is_told_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    """A turn that runs and one that waits there, and a question: each is shown at once, as the log has it."""
+    with Served(tmp_path / "server") as served:
+        async with Host(f"sqlite:{tmp_path / 'server' / 'store.db'}") as host:
+            session = await host.open("claude", command=fake_agent.command(ASKS))
+            running, waiting = await session.ask("go"), await session.ask("later")
+            async for event in session.follow():
+                if event.kind == "question.asked":
+                    break
+            path = f"/v1/sessions/{session.id}"
+
+            def look() -> tuple[Any, ...]:
+                (question,) = served.get(f"{path}/questions")["questions"]
+                turns = [served.get(f"{path}/turns/{turn.id}?wait=0.05") for turn in (running, waiting)]
+                refused = served.request("POST", f"{path}/questions/{question['id']}", {"decision": "allow"})
+                return question, turns, refused
+
+            question, turns, refused = await asyncio.to_thread(look)
+            assert (question["tool"], question["turn"]) == ("Bash", running.id)
+            assert [(turn["state"], turn["outcome"]) for turn in turns] == [("running", None), ("queued", None)]
+            assert (refused.status, refused.json["title"]) == (409, "NotOwner")
+            await session.answer(question["id"], "allow")
+            await running.outcome()
+        assert (await asyncio.to_thread(served.outcome, session.id, running.id))["kind"] == "done"

@@ -1,0 +1,49 @@
+"""A session that is deleted, and another of the same id: nobody sees the one as the other."""
+
+from __future__ import annotations
+
+from tests.server.kit import Served
+from tests.thorough import thorough
+
+from banksman.testing import fake_agent
+
+pytestmark = thorough
+
+
+def made(served: Served, key: str) -> str:
+    """A session's id: the same one each time for this key."""
+    return served.post("/v1/sessions", {"command": fake_agent.command()}, headers={"Idempotency-Key": key})["id"]
+
+
+def test_what_was_forgotten_is_not_shown_as_the_new_ones(served: Served) -> None:
+    """Within the time for which pages are kept for who comes a moment later."""
+    session = made(served, "forgotten")
+    served.outcome(session, served.ask(session, "a secret of the first"))
+    path = f"/v1/sessions/{session}/events"
+    for one in (path, "/v1/events"):
+        with served.stream(one) as stream:
+            before = stream.until_live()
+            assert any("a secret" in str(message.data) for message in before)
+    assert served.request("DELETE", f"/v1/sessions/{session}?forget=1").status == 204
+    assert made(served, "forgotten") == session
+    page = [event["cursor"] for event in served.get(path)["events"]]
+    for one in (path, "/v1/events"):
+        with served.stream(one) as stream:
+            shown = [message.data for message in stream.until_live()]
+        assert [event["cursor"] for event in shown if event["session"] == session] == page, one
+
+
+def test_who_stood_in_the_old_history_is_not_led_on_in_the_new(served: Served) -> None:
+    session = made(served, "old")
+    served.outcome(session, served.ask(session, "first"))
+    with served.stream(f"/v1/sessions/{session}/events") as stream:
+        last = stream.until_live()[-1].id
+        served.request("DELETE", f"/v1/sessions/{session}?forget=1")
+        assert made(served, "old") == session
+        served.outcome(session, served.ask(session, "of the new one"))
+        served.outcome(session, served.ask(session, "of the new one, too"))
+        messages = list(stream.messages())
+    assert messages[-1].event == "stream.closing"
+    assert "of the new one" not in str(messages)
+    gone = served.request("GET", f"/v1/sessions/{session}/events?after={last}", headers={"Accept": "text/event-stream"})
+    assert (gone.status, gone.json["title"]) == (410, "HistoryLost")

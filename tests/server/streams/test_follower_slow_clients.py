@@ -1,0 +1,167 @@
+"""Clients that are gone, stand still or are slow (scenarios 56 and 60): what they cost, and when they are let go."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.server.kit import SECONDS_MAX, Served
+from tests.server.streams.stream_clients import Client, Received, is_live, walk
+
+from banksman.testing import checks
+
+pytestmark = pytest.mark.thorough
+
+MANY = "/v1/events"
+# Of one prompt, which is an event: a few of them are more than what the kernel takes for somebody who does not read.
+PROMPT = "漢" * 333_000
+MIB = 1 << 20
+STALL = 1.5
+
+
+def of(session: str) -> str:
+    return f"/v1/sessions/{session}/events"
+
+
+def fill(served: Served, session: str, count: int) -> None:
+    for _ in range(count):
+        served.outcome(session, served.ask(session, PROMPT))
+
+
+def connect(served: Served, path: str, *, room: int = 8 << 10) -> socket.socket:
+    """Somebody who asks for a stream, and reads nothing. `room`: what its kernel takes for it."""
+    peer = socket.socket()
+    peer.settimeout(SECONDS_MAX)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+    peer.connect(("127.0.0.1", served.port))
+    peer.sendall(Client(served.port, path).request())
+    return peer
+
+
+def metric(served: Served, name: str) -> int:
+    found = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", served.request("GET", "/metrics").body.decode(), re.MULTILINE)
+    assert found, name
+    return sum(int(float(value)) for value in found)
+
+
+def wait_followers(served: Served, count: int, seconds: float = 30.0) -> None:
+    """Nothing tells us when a server has noticed: it is asked again, each time with a round trip."""
+    deadline = time.monotonic() + seconds
+    while (found := metric(served, "banksman_followers")) != count:
+        assert time.monotonic() < deadline, f"{found} follow, not {count}"
+
+
+def memory(served: Served) -> int:
+    status = Path(f"/proc/{served.pid}/status").read_text(encoding="ascii")
+    found = re.search(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)
+    assert found is not None
+    return int(found[1]) << 10
+
+
+def test_who_is_gone_or_stands_still_costs_nothing_of_what_it_misses(tmp_path: Path) -> None:
+    with Served(tmp_path / "served", stall_seconds=100) as served, ExitStack() as stack:
+        session = served.open()
+        fill(served, session, 5)
+        gone = Client(served.port, of(session))
+        gone.visit(until=is_live)
+        # It was read once, to its end: what that takes is known.
+        still = [stack.enter_context(connect(served, path)) for path in (of(session), MANY) for _ in range(10)]
+        wait_followers(served, len(still))
+        before = memory(served)
+        fill(served, session, 10)
+        missed = 10 * len(PROMPT.encode())
+        grown = memory(served) - before
+        # Each misses all of it, and there are twenty who do. The bound is for what everybody shares.
+        assert missed > 9 * MIB
+        assert grown < 64 * MIB, f"{grown / MIB:.0f} MiB more for {len(still) * missed / MIB:.0f} MiB missed"
+        # The tab comes back after hours: everything, once.
+        gone.visit(until=is_live)
+        known = walk(served, session)
+        checks.views_agree(known, gone.view())
+        assert gone.view().heads() == known.heads()
+        assert metric(served, "banksman_followers") >= len(still)
+
+
+def test_who_does_not_read_is_cut_off_and_holds_up_nobody(tmp_path: Path) -> None:
+    with Served(tmp_path / "served", stall_seconds=STALL, heartbeat_seconds=0.2) as served, ExitStack() as stack:
+        session = served.open()
+        fill(served, session, 5)
+        known = walk(served, session)
+        still = [stack.enter_context(connect(served, path)) for path in (of(session), MANY)]
+        wait_followers(served, 2)
+        # Beside them somebody reads the whole, at once and as it goes on.
+        for path in (of(session), MANY):
+            quick = Client(served.port, path)
+            quick.visit(until=is_live)
+            assert quick.view().heads() == known.heads()
+        # And somebody who takes a little now and then: it is slower than what the others may stand still for.
+        slow, seconds = slowly(served, of(session))
+        assert seconds > 2 * STALL
+        assert slow.is_ended is False
+        wait_followers(served, 0)
+        for peer in still:
+            received = Received()
+            try:
+                while data := peer.recv(MIB):
+                    received.feed(data)
+            except ConnectionError:
+                pass
+            # What was on its way for it is all that it got.
+            assert not received.is_ended
+            assert len(received.messages) < len(known.events)
+
+
+def slowly(served: Served, path: str) -> tuple[Received, float]:
+    began = time.monotonic()
+    received = Received()
+    pause = threading.Event()
+    with connect(served, path, room=512 << 10) as peer:
+        while not any(map(is_live, received.messages)):
+            left = 400_000
+            while left > 0 and not any(map(is_live, received.messages)):
+                data = peer.recv(min(left, 1 << 16))
+                assert data, "it was cut off, although it reads"
+                left -= len(data)
+                received.feed(data)
+            pause.wait(0.15)  # This is how slow it is.
+    return received, time.monotonic() - began
+
+
+def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
+    with Served(tmp_path / "served") as served, socket.create_connection(("127.0.0.1", served.port), 40) as peer:
+        assert peer.recv(1) == b""
+
+
+def test_at_the_end_everybody_is_told_to_come_back(tmp_path: Path) -> None:
+    with Served(tmp_path / "served", stall_seconds=100, heartbeat_seconds=100) as served, ExitStack() as stack:
+        session = served.open()
+        fill(served, session, 5)
+        head = Client(served.port, of(session))
+        head.visit(until=is_live)
+        place = Client(served.port, MANY)
+        place.visit(until=is_live)
+        # One of them does not even take that.
+        stack.enter_context(connect(served, of(session)))
+        paths = [(of(session), head.place), (MANY, place.place)] * 25
+        streams = [stack.enter_context(served.stream(path, after=after)) for path, after in paths]
+        for stream in streams:
+            assert stream.until_live() == []
+        began = time.monotonic()
+        assert served.stop() == 0
+        assert time.monotonic() - began < 20.0
+        for stream in streams:
+            # What the drain itself wrote, and then that it is over.
+            *events, last = stream.messages()
+            assert all(message.id is not None for message in events)
+            assert (last.id, last.event) == (None, "stream.closing")
+            assert last.data == {"kind": "stream.closing", "reason": "closing", "retry_seconds": 1.0}
+        # And who comes back, to the next server, goes on where it was.
+        served.start()
+        for client in (head, place):
+            client.visit(until=is_live)
+        checks.views_agree(walk(served, session), head.view(), place.view())

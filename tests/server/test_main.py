@@ -1,0 +1,295 @@
+"""How a server begins and ends: signals, drain, a deadline, a second signal, systemd, PID 1, a port that is taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from tests.server.api.test_session_routes import wait_for
+from tests.server.kit import TOKEN, Served, port_of, terminate
+from tests.thorough import thorough
+
+from banksman.server import listener as servers
+from banksman.server.problems import CLOSING_HINT
+
+HANGS = {"prompt work": ["hang"]}
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path / "server") as served:
+        yield served
+
+
+def ended(served: Served) -> int:
+    """The exit code, when it is there."""
+    assert served.process is not None
+    code = served.process.wait(60)
+    assert served.process.stdout is not None
+    served.process.stdout.close()
+    served.process = None
+    return code
+
+
+def log_of(served: Served) -> str:
+    return served.log.read_text(encoding="utf-8")
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------
+def test_term_lets_what_runs_finish_and_takes_nothing_new(served: Served, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    session = served.open({"prompt work": [f"wait {go}", "say finished"]})
+    turn = served.ask(session, "work")
+    wait_for(served, session, "turn.started", turn=turn)
+    with served.stream(f"/v1/sessions/{session}/events") as stream:
+        stream.until_live()
+        os.kill(served.pid, signal.SIGTERM)
+        late = {"name": "late", "command": ["true"]}
+        while (refused := served.request("POST", "/v1/sessions", late)).status != 503:
+            assert refused.status == 201  # It has not heard of it yet.
+            assert served.request("DELETE", "/v1/sessions/late?forget=1").status == 204
+        assert refused.headers["retry-after"] == "1"
+        # For clients of HTTP: they have no Host to open.
+        assert refused.json["hint"] == CLOSING_HINT
+        assert served.request("POST", f"/v1/sessions/{session}/turns", {"prompt": "late"}).status in (409, 503)
+        # Who reads is served to the end.
+        assert served.get("/v1/server")["draining"] is True
+        go.write_text("now")
+        messages = list(stream.messages())
+    kinds = [message.data["kind"] for message in messages]
+    assert "turn.ended" in kinds
+    assert (messages[-1].event, messages[-1].id) == ("stream.closing", None)
+    assert ended(served) == 0
+    served.start()
+    assert served.outcome(session, turn) == {**served.outcome(session, turn), "kind": "done", "text": "finished"}
+
+
+@pytest.mark.thorough
+def test_what_does_not_finish_in_time_is_stopped(tmp_path: Path) -> None:
+    with Served(tmp_path / "server", drain_seconds=0.2) as served:
+        session = served.open(HANGS)
+        turn = served.ask(session, "work")
+        wait_for(served, session, "turn.started", turn=turn)
+        os.kill(served.pid, signal.SIGTERM)
+        assert ended(served) == 0
+        served.start()
+        assert served.outcome(session, turn)["kind"] in ("interrupted", "failed")
+
+
+def test_signals_without_end_do_not_change_the_exit_code(served: Served) -> None:
+    """A service manager may ask again when the server has done everything but exit."""
+    assert served.process is not None
+    terminate(served.process, 0.005)
+    assert ended(served) == 0
+
+
+@pytest.mark.thorough
+def test_a_second_signal_does_not_wait(served: Served) -> None:
+    session = served.open(HANGS)
+    turn = served.ask(session, "work")
+    wait_for(served, session, "turn.started", turn=turn)
+    os.kill(served.pid, signal.SIGINT)
+    while not served.get("/v1/server")["draining"]:
+        pass
+    os.kill(served.pid, signal.SIGINT)
+    assert ended(served) == 0
+    assert "again" in log_of(served)
+
+
+def test_drain_over_http_is_the_same(served: Served) -> None:
+    session = served.open(HANGS)
+    served.ask(session, "work")
+    answer = served.request("POST", "/v1/drain", {"timeout": 0.1})
+    assert (answer.status, answer.json) == (202, {"draining": True})
+    assert ended(served) == 0
+
+
+def test_nothing_of_a_server_that_was_killed_is_left(served: Served, tmp_path: Path) -> None:
+    session = served.open(HANGS)
+    turn = served.ask(session, "work")
+    wait_for(served, session, "turn.started", turn=turn)
+    pids = [process["pid"] for process in served.get(f"/v1/sessions/{session}/why")["tree"]]
+    command = served.post("/v1/commands", {"argv": ["sleep", "1000"]})
+    served.kill()
+    # That they are gone is told by the keepers before whoever comes next has the session.
+    served.start()
+    served.outcome(session, turn)
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert command["pid"]
+
+
+# -- the beginning ---------------------------------------------------------------------------------------------------
+@pytest.mark.thorough
+def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(served: Served, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "banksman", "serve", "--port", str(served.port), "--store", f"sqlite:{tmp_path / 's'}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"127.0.0.1:{served.port} is taken" in done.stderr
+    assert "--port" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_it_is_announced_and_the_token_is_private(tmp_path: Path) -> None:
+    with Served(tmp_path / "server", token=None) as served:
+        folder = tmp_path / "server" / "state" / "banksman"
+        assert json.loads((folder / "server.json").read_text())["url"] == served.url
+        assert (folder / "token").stat().st_mode & 0o777 == 0o600
+        token = (folder / "token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}"}
+        assert served.request("GET", "/v1/server", headers=headers, token=False).status == 200
+        served.stop()
+        assert not (folder / "server.json").exists()
+        served.start()
+        assert (folder / "token").read_text().strip() == token
+
+
+@pytest.mark.thorough
+def test_serve_prints_a_one_time_code_but_not_into_a_journal(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "banksman", "serve", "--port", "0", "--store", "memory:"]
+    for is_journal in (False, True):
+        out = tmp_path / f"out-{is_journal}"
+        with out.open("wb") as file:
+            stat = os.fstat(file.fileno())
+            journal = {"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino}"} if is_journal else {}
+            with _Notified(tmp_path / f"n-{is_journal}") as notified:
+                process = subprocess.Popen(
+                    argv, stdout=file, stderr=subprocess.DEVNULL, env={**os.environ, **journal, **notified.env}
+                )
+                try:
+                    assert "READY=1" in notified.next()
+                finally:
+                    process.terminate()
+                    assert process.wait(60) == 0
+        line = out.read_text()
+        url = urlsplit(line[line.index("http://") :].strip())
+        assert url.query == ""
+        assert url.fragment.startswith("code=") is not is_journal
+
+
+class _Notified:
+    """A service manager's end of the socket."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.env = {"NOTIFY_SOCKET": str(path)}
+
+    def __enter__(self) -> _Notified:
+        self._socket.bind(str(self._path))
+        self._socket.settimeout(60)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def next(self) -> list[str]:
+        return self._socket.recv(4096).decode().splitlines()
+
+
+def test_under_systemd_it_says_ready_beats_and_says_stopping(tmp_path: Path) -> None:
+    with _Notified(tmp_path / "notify") as notified:
+        env = {**os.environ, **notified.env, "WATCHDOG_USEC": "100000"}
+        argv = [sys.executable, "-m", "banksman", "serve", "--port", "0", "--store", "memory:"]
+        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
+        try:
+            assert "READY=1" in notified.next()
+            assert [notified.next() for _ in range(3)] == [["WATCHDOG=1"]] * 3
+        finally:
+            process.terminate()
+        told = iter(notified.next, ["STOPPING=1"])
+        assert all(line == ["WATCHDOG=1"] for line in told)
+        assert process.wait(60) == 0
+
+
+def test_usr1_tells_where_every_task_stands(served: Served) -> None:
+    with served.stream("/v1/events") as stream:
+        stream.until_live()
+        os.kill(served.pid, signal.SIGUSR1)
+        while "follower.py" not in log_of(served):
+            served.get("/healthz")
+    stacks = served.get("/v1/stacks")
+    assert any("main.py" in place for task in stacks["tasks"] for place in task["stack"])
+    assert any(thread["name"] == "MainThread" for thread in stacks["threads"])
+
+
+@thorough
+def test_it_can_be_the_first_process_of_a_container(tmp_path: Path) -> None:
+    """As PID 1 signals without a handler mean nothing, and every orphan is ours to reap."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("a namespace of processes needs root")
+    argv = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    argv += [sys.executable, "-m", "banksman", "serve", "--port", "0", "--store", "memory:", "--token", TOKEN]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    served = Served(tmp_path / "client")
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        served.port = port_of(line)
+        assert served.get("/v1/server")["pid"] == 1
+        # It leaves an orphan behind that nobody in the tree waits for.
+        command = served.post("/v1/commands", {"argv": ["sh", "-c", "setsid sh -c 'exit 3' & exit 0"]})
+        done = served.get(f"/v1/commands/{command['id']}?wait=30")["finished"]
+        assert (done["ended"], done["code"], done["survivors"]) == ("exited", 0, [])
+        listed = served.post("/v1/commands", {"argv": ["sh", "-c", "grep -l '^State:.Z' /proc/[0-9]*/status; true"]})
+        served.get(f"/v1/commands/{listed['id']}?wait=30")
+        assert served.get(f"/v1/commands/{listed['id']}/output")["text"] == ""
+        assert served.post("/v1/drain", {"timeout": 5}) == {"draining": True}
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.thorough
+def test_ending_is_prompt_with_a_client_that_takes_nothing(tmp_path: Path) -> None:
+    """Bounded by CLOSE_SECONDS_MAX, and not by the client: half of what a minute would be is a generous deadline."""
+    with Served(tmp_path / "server") as served:
+        session = served.open({"prompt work": ["flood 2000 4000"]})
+        with socket.create_connection(("127.0.0.1", served.port)) as peer:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            head = f"GET /v1/events HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+            peer.sendall(head.encode())
+            served.outcome(session, served.ask(session, "work"))
+            os.kill(served.pid, signal.SIGTERM)
+            assert served.process is not None
+            assert served.process.wait(servers.CLOSE_SECONDS_MAX + 28) == 0
+        ended(served)
+
+
+@thorough
+def test_many_at_once_at_the_end(served: Served) -> None:
+    """Fifty streams, all told."""
+    told: list[str | None] = []
+    started = threading.Barrier(51)
+
+    def follow() -> None:
+        with served.stream("/v1/events") as stream:
+            stream.until_live()
+            started.wait()
+            told.append([message.event for message in stream.messages()][-1])
+
+    threads = [threading.Thread(target=follow) for _ in range(50)]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    os.kill(served.pid, signal.SIGTERM)
+    for thread in threads:
+        thread.join()
+    assert told == ["stream.closing"] * 50
+    assert ended(served) == 0

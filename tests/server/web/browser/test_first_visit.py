@@ -1,0 +1,94 @@
+"""The first visit: by the address that the server prints, once."""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+from playwright.sync_api import expect
+from tests.server.kit import TOKEN
+from tests.server.web.browser.tab import Tab, Visits
+from tests.thorough import thorough
+
+
+@thorough
+def test_link_logs_this_browser_in_once(visits: Visits) -> None:
+    link = visits.served.link()
+    visits.chromium.belongs(visits.served.url)
+    tab = Tab(visits.chromium.context(), visits.served.url).enter(link)
+    page = tab.page
+    # The code was used and is gone from the address and from the way back. No cookie is set, and what is kept is a
+    # token of this browser's own.
+    assert "code" not in page.url
+    assert page.context.cookies() == []
+    kept = page.evaluate("JSON.stringify({...localStorage, ...sessionStorage})")
+    assert "bmp_" in kept
+    assert TOKEN not in kept + page.evaluate("document.documentElement.outerHTML")
+    # Nothing is there yet, and it says what to do about it.
+    expect(tab.sessions).to_have_count(0)
+    expect(page.locator("[data-empty]")).to_be_visible()
+    assert "Banksman" in page.title()
+    # The same browser needs no link any more, in another tab neither; and another one is not let in by this one.
+    page.goto(f"{tab.url}/")
+    tab.wait_live()
+    another = Tab(page.context, tab.url)
+    another.page.goto(f"{tab.url}/")
+    another.wait_live()
+    visits.chromium.expect(r"status of 401")
+    stranger = Tab(visits.chromium.context(), tab.url)
+    stranger.page.goto(link)
+    stranger.wait_connection("refused")
+
+
+@thorough
+def test_page_without_a_link_takes_the_pasted_token(visits: Visits) -> None:
+    visits.chromium.expect(r"status of 401")
+    visits.chromium.belongs(visits.served.url)
+    context = visits.chromium.context()
+    tab = Tab(context, visits.served.url)
+    tab.page.goto(f"{tab.url}/")
+    tab.wait_connection("refused")
+    other = Tab(context, visits.served.url)
+    other.page.goto(f"{tab.url}/")
+    other.wait_connection("refused")
+    expect(tab.page.get_by_text("banksman page", exact=True)).to_be_visible()
+    box = tab.page.get_by_label("The server's token")
+    box.fill("not-it")
+    box.press("Enter")
+    expect(tab.page.get_by_text("that is not the token")).to_be_visible()
+    box.fill(TOKEN)
+    box.press("Enter")
+    tab.wait_live()
+    # All tabs of this browser are let in with it.
+    other.wait_live()
+
+
+@thorough
+def test_another_port_of_this_machine_is_sent_no_credentials(visits: Visits) -> None:
+    """A program that an agent has started at another port, and that the user looks at with the same browser."""
+    heard: list[str] = []
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            heard.append(str(self.headers))
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            # Its icon is not asked for: that request might come when the server is gone, and the browser complains.
+            self.wfile.write(b'<!doctype html><link rel="icon" href="data:,">')
+
+        def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002
+
+    with HTTPServer(("127.0.0.1", 0), Other) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        try:
+            tab = visits.tab()
+            url = f"http://127.0.0.1:{other.server_port}"
+            visits.chromium.belongs(url)
+            tab.page.goto(url)
+        finally:
+            other.shutdown()
+            thread.join()
+    assert heard
+    assert not [each for each in heard if "bmp_" in each or "cookie" in each.lower() or "authorization" in each.lower()]

@@ -1,0 +1,73 @@
+"""A session of 100,000 events: it opens, both ends are reached, and the page never holds more than a window of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+from tests.server.kit import Served
+from tests.server.web.browser import history
+from tests.server.web.browser.tab import Tab, Visits
+
+from banksman.testing import fake_agent
+
+EVENTS = 100_000
+# A window of items, with all that is in them, and the rest of the page.
+NODES_MAX = 6000
+# Not how fast it is, but that it is not proportional to the history: reading all of it takes minutes.
+OPEN_SECONDS_MAX = 20.0
+SESSION = "s-00000000000long0"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """Not the server of the others: it starts with a past."""
+    served = Served(tmp_path / "served")
+    history.write(
+        served.folder / "store.db", SESSION, name="long", events=EVENTS, command=fake_agent.command({"prompt": []})
+    )
+    with served:
+        yield served
+
+
+@pytest.mark.thorough
+def test_a_hundred_thousand_events(visits: Visits) -> None:
+    served = visits.served
+    tab = visits.tab()
+    began = time.monotonic()
+    tab.visit(SESSION)
+    last = served.get(f"/v1/sessions/{SESSION}/events?before=999999999&limit=1")["events"][-1]
+    expect(tab.items("ended").last).to_be_in_viewport()
+    opened = time.monotonic() - began
+    print(f"\n100,000 events: the newest is seen after {opened:.2f} s")
+    assert opened < OPEN_SECONDS_MAX
+    assert tab.items("ended").last.get_attribute("data-turn") == last["turn"]
+    _is_bounded(tab)
+    # Up, by hand: what is scrolled away is taken out again, and what comes is there.
+    began = time.monotonic()
+    for _ in range(40):
+        tab.log.evaluate("(log) => { log.scrollTop = 0; log.dispatchEvent(new Event('scroll')); }")
+        tab.page.wait_for_timeout(25)
+    _is_bounded(tab)
+    print(f"scrolled up in forty steps in {time.monotonic() - began:.2f} s")
+    # To the very first, and back to the last, by key: whoever is in the middle need not scroll through all of it.
+    tab.log.focus()
+    tab.page.keyboard.press("g")
+    first = tab.items("prompt").filter(has_text="Prompt 0").first
+    expect(first).to_be_in_viewport()
+    _is_bounded(tab)
+    tab.page.keyboard.press("Shift+G")
+    expect(tab.items("ended").last).to_be_in_viewport()
+    assert tab.items("ended").last.get_attribute("data-turn") == last["turn"]
+    # And it is alive there.
+    tab.send("Are you there?")
+    tab.wait_said("Are you there?")
+    _is_bounded(tab)
+
+
+def _is_bounded(tab: Tab) -> None:
+    nodes = tab.page.evaluate("document.querySelectorAll('*').length")
+    assert nodes <= NODES_MAX, f"{nodes} nodes are in the page"

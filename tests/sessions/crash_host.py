@@ -1,0 +1,248 @@
+"""A host in a process of its own, to share a store with, and to be killed.
+
+As a program it has one socket, by which it is told what to do, one line of JSON for each thing, and says what came of
+it. Each thing is begun in the order it was told and done beside the others; so an ask can be on its way, or a close,
+when the kill comes. At the end of the socket it closes its host and leaves.
+
+For the test it is `Remote`. What belongs to it can be found: its `mark` is in its environment, which its agents and
+their children inherit, and a word of the test's own is in the argv of the agents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from banksman import BanksmanError, Host, Turn
+from banksman.testing import fake_agent
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TOOL = Path(__file__).resolve().parents[1] / "agents" / "tool.py"
+MARK = "CRASH_TEST_MARK"
+# Whatever becomes of the test, no host outlives it for long.
+LIFE_SECONDS_MAX = 100
+LINE_BYTES_MAX = 16 << 20
+
+
+# -- the program -----------------------------------------------------------------------------------------------------
+class Program:
+    def __init__(self, host: Host, writer: asyncio.StreamWriter) -> None:
+        self.host = host
+        self.writer = writer
+        self.turns: dict[str, Turn] = {}
+
+    async def do(self, number: int, what: str, words: dict[str, Any]) -> None:
+        said: dict[str, Any]
+        try:
+            said = {"value": await getattr(self, what)(**words)}
+        except BanksmanError as exc:
+            said = {"error": type(exc).__name__, "text": str(exc)}
+        self.writer.write(json.dumps({"number": number, **said}).encode() + b"\n")
+        await self.writer.drain()
+
+    async def ping(self) -> str:
+        return "here"
+
+    async def open(self, how: dict[str, Any]) -> str:
+        return (await self.host.open("claude", **how)).id
+
+    async def ask(self, session: str, prompt: str, how: dict[str, Any]) -> str:
+        turn = await self.host.session(session).ask(prompt, **how)
+        self.turns[turn.id] = turn
+        return turn.id
+
+    async def outcome(self, turn: str) -> str:
+        return (await self.turns[turn].outcome()).kind.value
+
+    async def interrupt(self, turn: str) -> bool:
+        return (await self.turns[turn].interrupt()).stopped
+
+    async def close(self, session: str) -> None:
+        await self.host.session(session).close()
+
+
+async def serve(control: socket.socket, store: str) -> None:
+    reader, writer = await asyncio.open_connection(sock=control, limit=LINE_BYTES_MAX)
+    async with Host(store) as host:
+        program = Program(host, writer)
+        writer.write(b'{"number": 0, "value": null}\n')
+        tasks: set[asyncio.Task[None]] = set()
+        while line := await reader.readline():
+            told = json.loads(line)
+            task = asyncio.create_task(program.do(told["number"], told["what"], told["words"]))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+    with suppress(OSError):  # Nobody may be there any more to hear of the rest.
+        await asyncio.gather(*tasks)
+    writer.close()
+
+
+def main(fd: str, store: str) -> None:
+    signal.alarm(LIFE_SECONDS_MAX)
+    asyncio.run(serve(socket.socket(fileno=int(fd)), store))
+
+
+# -- the test's end --------------------------------------------------------------------------------------------------
+class Died(Exception):
+    """It was killed before it answered."""
+
+
+class Refusal(Exception):
+    """The error that a host had for what it was told."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+
+
+class Remote:
+    """A host in another process. What is told and not awaited is on its way all the same."""
+
+    def __init__(self, process: subprocess.Popen[bytes], writer: asyncio.StreamWriter) -> None:
+        self.process = process
+        self._writer = writer
+        self._loop = asyncio.get_running_loop()
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self.ready = self._expect(0)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def _expect(self, number: int) -> asyncio.Future[Any]:
+        answer = self._answers[number] = self._loop.create_future()
+        # Whoever is not interested lets it be.
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return answer
+
+    def _tell(self, what: str, **words: Any) -> asyncio.Future[Any]:
+        number = len(self._answers)
+        self._writer.write(json.dumps({"number": number, "what": what, "words": words}).encode() + b"\n")
+        return self._expect(number)
+
+    def ping(self) -> asyncio.Future[Any]:
+        """Answered when all that was told before has been begun."""
+        return self._tell("ping")
+
+    def open(self, **how: Any) -> asyncio.Future[Any]:
+        return self._tell("open", how=how)
+
+    def ask(self, session: str, prompt: str, **how: Any) -> asyncio.Future[Any]:
+        return self._tell("ask", session=session, prompt=prompt, how=how)
+
+    def outcome(self, turn: str) -> asyncio.Future[Any]:
+        return self._tell("outcome", turn=turn)
+
+    def interrupt(self, turn: str) -> asyncio.Future[Any]:
+        return self._tell("interrupt", turn=turn)
+
+    def close(self, session: str) -> asyncio.Future[Any]:
+        return self._tell("close", session=session)
+
+    async def hear(self, reader: asyncio.StreamReader) -> None:
+        """Until it is dead, or has left."""
+        with suppress(ConnectionResetError):
+            while (line := await reader.readline()).endswith(b"\n"):
+                said = json.loads(line)
+                answer = self._answers[said["number"]]
+                if "error" in said:
+                    answer.set_exception(Refusal(said["error"], said["text"]))
+                else:
+                    answer.set_result(said["value"])
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(Died())
+
+    def kill(self) -> None:
+        """Dead when this returns, with all that it had in its hands."""
+        self.process.kill()
+        self.process.wait()
+
+    async def leave(self) -> None:
+        """Let it close its host and end."""
+        self._writer.write_eof()
+        await asyncio.to_thread(self.process.wait)
+        assert self.process.returncode == 0
+
+
+@asynccontextmanager
+async def remote(store: Path | str, mark: str) -> AsyncGenerator[Remote]:
+    """Such a host, once it is up; killed at the end, if it still lives."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            words = [sys.executable, "-m", "tests.sessions.crash_host", str(theirs.fileno()), f"sqlite:{store}"]
+            process = subprocess.Popen(
+                words, cwd=REPOSITORY, env={**os.environ, MARK: mark}, pass_fds=(theirs.fileno(),)
+            )
+        reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_BYTES_MAX)
+        host = Remote(process, writer)
+        hearing = asyncio.create_task(host.hear(reader))
+        try:
+            await host.ready
+            yield host
+        finally:
+            host.kill()
+            await hearing
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+# -- its agents, and what is left of them ----------------------------------------------------------------------------
+class Agents:
+    """Fake agents with one memory and one folder of evidence, and a word by which they are found."""
+
+    def __init__(self, folder: Path, marker: str) -> None:
+        self.folder = folder
+        self.marker = marker
+        self.evidence = fake_agent.Evidence(folder / "evidence")
+
+    def command(self, generation: str = "", script: Sequence[str] = (), *, tool: bool = False) -> list[str]:
+        """The words that start one. `generation` tells the agents of one host from those of another. `tool`: it comes
+        with a plain child, one in a session of its own and one that does not hear TERM."""
+        word = f"{self.marker}{generation}"
+        before = [sys.executable, "-I", "-S", str(TOOL), word, str(self.folder / f"tool{generation}")] if tool else []
+        command = fake_agent.command(script, evidence=self.evidence.folder, memory=self.folder / "memory")
+        return [*before, *command, word]
+
+    def alive(self, generation: str = "") -> list[int]:
+        """Every process that has the word in its argv: agents, and what they forked."""
+        word = f"{self.marker}{generation}".encode()
+        return [pid for pid, argv, _ in _processes() if word in argv]
+
+
+def marked(mark: str) -> list[int]:
+    """Every living process that was started by a host of this mark: itself, its agents, their children."""
+    wanted = f"{MARK}={mark}".encode()
+    return [pid for pid, _, environment in _processes() if wanted in environment.split(b"\0")]
+
+
+def keepers(host: int) -> list[int]:
+    """The zygote and the keepers of the host of this pid, which have nothing of its environment, and name it."""
+    return [pid for pid, argv, _ in _processes() if b"keeper/__main__.py\0" in argv and b"\0%d\0" % host in argv]
+
+
+def _processes() -> list[tuple[int, bytes, bytes]]:
+    found: list[tuple[int, bytes, bytes]] = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            with suppress(OSError):  # It went while we looked.
+                argv, environment = Path(f"/proc/{entry}/cmdline").read_bytes(), b""
+                with suppress(OSError):  # A zombie has none, and that of a keeper is not to be read.
+                    environment = Path(f"/proc/{entry}/environ").read_bytes()
+                found.append((int(entry), argv, environment))
+    return found
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

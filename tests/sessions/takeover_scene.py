@@ -1,0 +1,141 @@
+"""What tests of takeovers share: a session under a host that will be killed, and what its log must say afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.sessions.crash_host import Agents, Remote, keepers, marked, remote
+from tests.sessions.helpers import QUICK, bodies, exists
+
+from banksman import Event, Host, Kind, Session
+from banksman.core.session import event as kinds
+from banksman.testing import checks
+
+NAME = "the one"
+# A child that does not hear TERM is there until the grace is over.
+SHORT = {**QUICK, "grace": 0.3}
+PATIENCE_SECONDS = 60.0
+
+
+class Scene:
+    """A store, a host on it that will be killed, and its session."""
+
+    def __init__(self, folder: Path, agents: Agents, host: Remote, session: str) -> None:
+        self.folder = folder
+        self.agents = agents
+        self.host = host
+        self.session = session
+        # The asks that were acknowledged, in order.
+        self.accepted: list[str] = []
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store.db"
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    async def ask(self, prompt: str, **how: Any) -> str:
+        turn = await self.host.ask(self.session, prompt, **how)
+        self.accepted.append(turn)
+        return turn
+
+    async def reaches(self, prompt: str, **how: Any) -> str:
+        """Ask, until the agent has come to the last line of it."""
+        *before, last = prompt.split("\n")
+        turn = await self.ask("\n".join([*before, f"@@touch {self.path('reached')}", last]), **how)
+        await exists(self.path("reached"))
+        return turn
+
+    async def logged(self, kind: str, turn: str | None = None, data: bytes = b"") -> Event:
+        """Until the log has such an event, as another host reads it."""
+        async with Host(f"sqlite:{self.store}") as reader, aclosing(reader.session(self.session).follow()) as events:
+            async for event in events:
+                if event.kind == kind and turn in (None, event.turn) and data in event.data:
+                    return event
+        raise AssertionError(f"the session was closed without {kind}")
+
+    def kill(self) -> None:
+        self.host.kill()
+
+
+@asynccontextmanager
+async def scene(
+    folder: Path, marker: str, script: Sequence[str] = (), *, tool: bool = False, **how: Any
+) -> AsyncGenerator[Scene]:
+    agents = Agents(folder, marker)
+    async with remote(folder / "store.db", marker) as host:
+        how = {"name": NAME, "options": SHORT, **how}
+        session = await host.open(command=agents.command("-dead", script, tool=tool), **how)
+        yield Scene(folder, agents, host, session)
+        await gone(host.pid, marker)
+
+
+async def gone(pid: int, marker: str) -> None:
+    """Until nothing at all is left of a host that was killed: its zygote goes last, and tells nobody."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while keepers(pid) or marked(marker):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def reopen(host: Host, agents: Agents) -> Session:
+    """Take it over. Nothing of the dead host's agents is left by then."""
+    session = await host.open("claude", name=NAME, command=agents.command("-next"), options=QUICK)
+    assert agents.alive("-dead") == []
+    return session
+
+
+async def read(session: Session) -> list[Event]:
+    return [event async for event in session.events(0)]
+
+
+async def outcomes(session: Session, turns: Sequence[str]) -> list[Kind]:
+    return [(await (await session.turn(turn)).outcome()).kind for turn in turns]
+
+
+async def recalled(session: Session) -> list[str]:
+    """The first lines of the prompts that the agent knows of, without the one that asks for them."""
+    outcome = await (await session.ask("@@recall")).outcome()
+    *known, _ = json.loads(outcome.text or "")
+    return [prompt.partition("\n")[0] for prompt in known]
+
+
+def check(events: Sequence[Event], agents: Agents, accepted: Sequence[str]) -> None:
+    """What a log must say however often its hosts were killed."""
+    checks.log(events)
+    checks.turns(events)
+    checks.attribution(events)
+    ends = [event.turn for event in events if event.kind == kinds.TURN_ENDED]
+    assert len(ends) == len(set(ends))
+    assert set(accepted) <= set(ends)
+    _check_sent(events, agents)
+    _check_unknown(events)
+
+
+def _check_sent(events: Sequence[Event], agents: Agents) -> None:
+    """No prompt was given to an agent before its start was in the log, and none was given twice."""
+    started = {event.turn for event in events if event.kind == kinds.TURN_STARTED}
+    # Another attempt has another name, but for its end.
+    turns = {event.body["ref"][:-4]: event.turn for event in events if event.kind == kinds.TURN_QUEUED}
+    given = [
+        frame["uuid"]
+        for process in agents.evidence.processes
+        for frame in checks.frames(process.stdin, may_be_cut=True)
+        if frame.get("type") == "user"
+    ]
+    assert len(given) == len(set(given)), "a prompt was sent again"
+    assert {turns[ref[:-4]] for ref in given} <= started
+
+
+def _check_unknown(events: Sequence[Event]) -> None:
+    """UNKNOWN is what had begun, and each is named by the recovery that says so."""
+    started = {event.turn for event in events if event.kind == kinds.TURN_STARTED}
+    joined = {id for body in bodies(events, kinds.TURN_STARTED) for id in body.get("joined") or ()}
+    unknown = [event.turn for event in events if event.kind == kinds.TURN_ENDED and event.body["outcome"] == "unknown"]
+    assert set(unknown) <= started | joined
+    assert [id for body in bodies(events, kinds.SESSION_RECOVERED) for id in body["unknown"]] == unknown

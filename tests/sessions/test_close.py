@@ -1,0 +1,251 @@
+"""The end of a session and of its host: everybody has an outcome, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+from tests.process.helpers import wait_until
+from tests.sessions.helpers import QUICK, exists, opened, prompts, touch
+
+from banksman import Closed, Host, Kind, Session, Turn
+from banksman.core.session import event as kinds
+from banksman.testing import checks, fake_agent
+
+
+async def test_closing_ends_what_runs_and_refuses_what_waits(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        turn = await case.running("one")
+        waiting = [await case.ask(f"waiting {number}") for number in range(3)]
+        asking = asyncio.ensure_future(case.ask("about to be accepted"))
+        await asyncio.sleep(0)
+        await case.session.close()
+        outcome = await case.outcome(turn)
+        assert outcome.kind is Kind.INTERRUPTED
+        assert outcome.text == "one"
+        for each in (*waiting, await asking):
+            refused = await case.outcome(each)
+            assert refused.kind is Kind.REFUSED
+            assert isinstance(refused.error, Closed)
+        with pytest.raises(Closed):
+            await case.ask("too late")
+        assert (await case.session.interrupt()).stopped is False
+        assert prompts(case) == ["one"]
+
+
+async def test_a_session_can_be_closed_by_many_and_again(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        await case.answer("one")
+        first = asyncio.ensure_future(case.session.close())
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.gather(*(case.session.close() for _ in range(3)))
+        await asyncio.wait([first])
+        await case.session.close()
+        assert case.session.is_closed
+        assert (await case.kinds()).count(kinds.SESSION_CLOSED) == 1
+
+
+async def test_a_session_that_was_never_asked_closes_at_once(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        await case.session.close()
+        assert await case.kinds() == [kinds.SESSION_OPENED, kinds.SESSION_CLOSED]
+        assert case.processes == []
+
+
+@pytest.mark.parametrize("point", ["initialize", "read", "started", "init", "result", "completed", "idle", "interrupt"])
+async def test_closing_at_any_moment_ends_everything(tmp_path: Path, point: str) -> None:
+    reached = tmp_path / "reached"
+    script = [f"at {point} touch {reached}", f"at {point} wait {tmp_path / 'never'}"]
+    async with opened(tmp_path, script) as case:
+        turn = await case.ask("@@say x\n@@hang" if point == "interrupt" else "one")
+        if point == "interrupt":
+            await case.wait_said('"text":"x"')
+            interrupting = asyncio.ensure_future(turn.interrupt())
+            await exists(reached)
+            await case.session.close()
+            assert (await interrupting).stopped
+        await exists(reached)
+        await case.session.close()
+        assert (await case.outcome(turn)).kind in (Kind.INTERRUPTED, Kind.REFUSED, Kind.DONE)
+        assert not os.path.exists(f"/proc/{case.processes[0].pid}")
+
+
+async def test_closing_while_the_process_is_started_leaves_none(tmp_path: Path) -> None:
+    for passes in range(6):
+        async with opened(tmp_path / str(passes)) as case:
+            turn = await case.ask("one")
+            for _ in range(passes):
+                await asyncio.sleep(0)
+            await case.session.close()
+            assert (await case.outcome(turn)).kind in (Kind.REFUSED, Kind.INTERRUPTED)
+
+
+async def test_a_blocked_agent_is_closed_quickly(tmp_path: Path) -> None:
+    """It writes and writes, and takes no notice of the end of its stdin."""
+    script = ["ignore eof", "on_interrupt unanswered"]
+    async with opened(tmp_path, script, options={"drain_seconds": 60.0}) as case:
+        turn = await case.ask("@@flood 1000000 1000")
+        await case.wait_said("content_block_delta")
+        async with asyncio.timeout(30):
+            await case.session.close()
+        assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
+
+
+async def test_leaving_the_host_closes_its_sessions(tmp_path: Path) -> None:
+    async with Host() as host:
+        before = checks.Things.now()
+        sessions = [
+            await host.open("claude", command=fake_agent.command(evidence=tmp_path / str(n)), options=QUICK)
+            for n in range(3)
+        ]
+        turns = [await session.ask("@@say x\n@@hang") for session in sessions]
+        await asyncio.gather(*(anext(aiter(turn)) for turn in turns))
+    for turn in turns:
+        assert (await turn.outcome()).kind is Kind.INTERRUPTED
+    assert all(session.is_closed for session in sessions)
+    assert checks.Things.now().beyond(before) == []
+    with pytest.raises(Closed):
+        await host.open("claude", command=fake_agent.command())
+
+
+async def test_a_host_that_is_cancelled_twice_still_ends_its_sessions(tmp_path: Path) -> None:
+    running = asyncio.Event()
+    sessions: list[Session] = []
+
+    async def work() -> None:
+        async with Host() as host:
+            session = await host.open("claude", command=fake_agent.command(evidence=tmp_path), options=QUICK)
+            sessions.append(session)
+            turn = await session.ask("@@say x\n@@hang")
+            async for _ in turn:
+                running.set()
+
+    task = asyncio.ensure_future(work())
+    await running.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    # It gave up waiting; what it began goes on.
+    await sessions[0].wait_closed()
+    (process,) = fake_agent.Evidence(tmp_path).processes
+    assert not os.path.exists(f"/proc/{process.pid}")
+
+
+def test_a_loop_that_ends_without_a_close_ends_its_sessions(tmp_path: Path) -> None:
+    turns: list[Turn] = []
+
+    async def work() -> None:
+        host = Host()
+        session = await host.open("claude", command=fake_agent.command(evidence=tmp_path), options=QUICK)
+        turns.append(await session.ask("@@say x\n@@hang"))
+        async for _ in turns[0]:
+            return
+
+    asyncio.run(work())
+    (process,) = fake_agent.Evidence(tmp_path).processes
+    assert not os.path.exists(f"/proc/{process.pid}")
+    assert turns[0].state == "ended"
+
+
+def test_a_loop_that_is_closed_without_a_word_leaves_nothing_by_the_next_use(tmp_path: Path) -> None:
+    async def work() -> int:
+        host = Host()
+        session = await host.open("claude", command=fake_agent.command(evidence=tmp_path), options=QUICK)
+        turn = await session.ask("@@say x\n@@hang")
+        async with contextlib.aclosing(aiter(turn)) as updates:
+            await anext(updates)
+        return session.status().pids[0]
+
+    async def use() -> None:
+        async with Host() as host:
+            session = await host.open("claude", command=fake_agent.command(), options=QUICK)
+            assert (await (await session.ask("fine")).outcome()).text == "fine"
+
+    loop = asyncio.new_event_loop()
+    pid = loop.run_until_complete(work())
+    loop.close()
+    asyncio.run(use())
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), "the agent to be ended by its keeper")
+
+
+# -- drain -----------------------------------------------------------------------------------------------------------
+async def test_draining_finishes_what_runs_and_takes_nothing_new(tmp_path: Path) -> None:
+    async with Host() as host, opened(tmp_path, host=host, is_checked=False) as case:
+        go = case.path("go")
+        turn = await case.reaches(f"one\n@@say one\n@@wait {go}")
+        waiting = await case.ask("two")
+        idle = await host.open("claude", command=fake_agent.command(), options=QUICK)
+        draining = asyncio.ensure_future(host.drain())
+        await asyncio.sleep(0)
+        assert (await case.outcome(waiting)).kind is Kind.REFUSED
+        with pytest.raises(Closed):
+            await case.ask("three")
+        with pytest.raises(Closed):
+            await host.open("claude", command=fake_agent.command())
+        await idle.wait_closed()
+        assert case.session.status().phase == "draining"
+        touch(go)
+        assert (await case.outcome(turn)).kind is Kind.DONE
+        await draining
+        assert case.session.is_closed
+        assert prompts(case) == ["one"]
+
+
+async def test_a_drain_that_takes_too_long_stops_what_runs(tmp_path: Path) -> None:
+    async with Host() as host, opened(tmp_path, host=host, is_checked=False) as case:
+        turn = await case.running("one")
+        await host.drain(timeout=0.1)
+        assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
+        assert case.session.is_closed
+
+
+async def test_a_drain_that_nobody_waits_for_goes_on(tmp_path: Path) -> None:
+    async with Host() as host, opened(tmp_path, host=host, is_checked=False) as case:
+        go = case.path("go")
+        turn = await case.reaches(f"one\n@@say one\n@@wait {go}")
+        draining = asyncio.ensure_future(host.drain())
+        await asyncio.sleep(0)
+        draining.cancel()
+        await asyncio.wait([draining])
+        touch(go)
+        assert (await case.outcome(turn)).kind is Kind.DONE
+        await case.session.wait_closed()
+
+
+async def test_a_drain_does_not_wait_for_a_turn_of_the_agents_own(tmp_path: Path) -> None:
+    script = {"prompt 1": ["say one", "at idle own task-notification say mine ;; hang"]}
+    async with Host() as host, opened(tmp_path, script, host=host, is_checked=False) as case:
+        await case.answer("one")
+        await case.wait_said("mine")
+        await host.drain()
+        assert case.session.is_closed
+
+
+async def test_the_deadline_of_a_drain_outlives_who_asked_for_it(tmp_path: Path) -> None:
+    async with Host() as host, opened(tmp_path, host=host, is_checked=False) as case:
+        turn = await case.running("for ever")
+        draining = asyncio.ensure_future(host.drain(timeout=0.2))
+        await asyncio.sleep(0)
+        draining.cancel()
+        await asyncio.wait([draining])
+        assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
+        await case.session.wait_closed()
+
+
+async def test_a_name_is_one_session_while_it_is_open(tmp_path: Path) -> None:
+    async with Host() as host:
+        one = await host.open("claude", command=fake_agent.command(), name="it")
+        assert await host.open("claude", command=fake_agent.command(), name="it") is one
+        await one.close()
+        assert host.session("it") is not one
+        two = await host.open("claude", command=fake_agent.command(), name="it")
+        assert (two.id, one.is_closed, two.is_closed) == (one.id, True, False)
+        assert host.session("it") is host.session(one.id) is two
+        assert host.sessions() == [two]
+        with pytest.raises(ValueError, match="no session"):
+            host.session("other")

@@ -1,0 +1,303 @@
+"""What a host has claimed is not its own any more: who waits is told, nothing runs on, and it can begin anew.
+
+The store is `LeasedLog`: it holds and loses as a test says. The agents are real processes, and the dead are counted
+from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.process.helpers import alive, leave_keepers_untold, rungs, wait_until
+from tests.sessions.helpers import QUICK, Case, exists
+from tests.sessions.leased_log import LeasedLog, times
+from tests.thorough import IS_THOROUGH
+
+from banksman import Command, Kind, NotOwner, Session
+from banksman.commands import running_command
+from banksman.errors import BanksmanError, Closed, Unreachable
+from banksman.process.portable import PortableProcess
+from banksman.runtime.base_host import Host, Settles
+from banksman.testing import fake_acp, fake_agent
+
+# So long that whoever waits for it has not been cut.
+LONG = {"eof_grace": 60.0, "grace": 60.0}
+WINDOW_SECONDS = 12.0 if IS_THOROUGH else 3.0
+# How much later than promised a tree may be dead: not at all for `make prove`. `make test` may run on a machine that is
+# busy with other things, and there the waits above are what must not pass.
+LATE_SECONDS_MAX = 0.0 if IS_THOROUGH else 30.0
+
+
+class Fenced(Case):
+    """A session in a store that can be lost."""
+
+    def __init__(self, host: Host, session: Session, folder: Path, store: LeasedLog) -> None:
+        super().__init__(host, session, folder)  # pyright: ignore[reportArgumentType]
+        self.store = store
+
+    def lose(self, seconds: float = WINDOW_SECONDS) -> float:
+        """All is lost, and dead so many seconds later: at the time that is returned."""
+        dead_by = time.monotonic() + seconds
+        self.store.lose(dead_by)
+        return dead_by
+
+
+@asynccontextmanager
+async def hosting(store: LeasedLog, **how: Any) -> AsyncGenerator[Host]:
+    async with Host(lambda: store, **how) as host:
+        yield host
+
+
+@asynccontextmanager
+async def opened(folder: Path, marker: str, *, options: dict[str, float] | None = None) -> AsyncGenerator[Fenced]:
+    """A session whose agent ignores all that is asked of it, with the marker in the argv of each process."""
+    store = LeasedLog(times(60, 60))
+    command = fake_agent.command(["ignore term", "ignore eof"], evidence=folder / "evidence", memory=folder / "memory")
+    async with hosting(store) as host:
+        session = await host.open("claude", command=command, args=[marker], options=options or LONG, name="one")
+        yield Fenced(host, session, folder, store)
+
+
+# -- sessions that are open ------------------------------------------------------------------------------------------
+@pytest.mark.explored
+@pytest.mark.parametrize("is_portable", [False, True], ids=["with a keeper", "without one"])
+async def test_everybody_is_told_and_the_tree_is_dead_in_time(
+    tmp_path: Path, marker: str, is_portable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the ladder's waits are set to; and what waits for its turn does not wait any more."""
+    if is_portable:
+        monkeypatch.setattr(running_command, "PROCESS", PortableProcess)
+    async with opened(tmp_path, marker) as case:
+        turn = await case.reaches("one\n@@hold 50 setsid\n@@hang")
+        waiting = await case.ask("two")
+        asking = asyncio.ensure_future(case.ask("about to be accepted"))
+        holding = asyncio.ensure_future(case.session.hold().__aenter__())
+        interrupting = asyncio.ensure_future(case.session.interrupt(waiting))
+        await asyncio.sleep(0)
+        assert len(alive(marker)) == 2
+        dead_by = case.lose()
+        for each in (turn, waiting):
+            outcome = await each.outcome()
+            assert outcome.kind is Kind.UNKNOWN  # The log of whoever has it next says how it ended.
+            assert isinstance(outcome.error, NotOwner)
+            assert not outcome.durable
+        # They are told before the tree is gone.
+        assert alive(marker)
+        results = await asyncio.gather(asking, holding, interrupting, return_exceptions=True)
+        assert all(not isinstance(each, BaseException) or isinstance(each, BanksmanError) for each in results)
+        with pytest.raises((NotOwner, Closed)):
+            await case.ask("too late")
+        await case.session.wait_closed()
+        assert time.monotonic() < dead_by + LATE_SECONDS_MAX
+        assert alive(marker) == []
+
+
+async def test_the_ladder_is_cut_and_none_of_its_rungs_is_skipped(
+    tmp_path: Path, marker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_keepers_untold(monkeypatch)
+    async with opened(tmp_path, marker) as case:
+        await case.running("one")
+        process: Any = case.session._driver._process  # pyright: ignore[reportPrivateUsage]
+        command: Command = process._command
+        case.lose(0.6)
+        await case.session.wait_closed()
+        assert command.finished is not None
+        assert rungs(command.finished) == ["eof", "term", "kill"]
+
+
+@pytest.mark.thorough
+async def test_a_ladder_that_fits_is_left_as_it_is(tmp_path: Path, marker: str) -> None:
+    async with opened(tmp_path, marker, options=QUICK) as case:
+        await case.running("one")
+        began = time.monotonic()
+        case.lose(60)
+        await case.session.wait_closed()
+        assert QUICK["eof_grace"] + QUICK["grace"] <= time.monotonic() - began < 20
+
+
+@pytest.mark.thorough
+async def test_a_close_that_is_under_way_is_cut_too(tmp_path: Path, marker: str) -> None:
+    async with opened(tmp_path, marker) as case:
+        await case.running("one")
+        case.session.close_nowait()
+        assert alive(marker)
+        dead_by = case.lose()
+        await case.session.wait_closed()
+        assert time.monotonic() < dead_by + LATE_SECONDS_MAX
+        assert alive(marker) == []
+
+
+async def test_a_process_that_waits_for_its_place_is_not_started(tmp_path: Path, marker: str) -> None:
+    store = LeasedLog(times(60, 60))
+    async with hosting(store, processes_max=1) as host:
+        command = fake_agent.command(evidence=tmp_path / "evidence")
+        first, second = [await host.open("claude", command=command, args=[marker], options=QUICK) for _ in range(2)]
+        case = Fenced(host, first, tmp_path, store)
+        await case.running("one")
+        turn = await second.ask("two")
+        case.lose()
+        assert (await turn.outcome()).kind is Kind.UNKNOWN
+        await asyncio.gather(first.wait_closed(), second.wait_closed())
+        assert len(case.processes) == 1
+
+
+@pytest.mark.thorough
+async def test_an_agents_terminals_go_with_it_and_not_after_it(tmp_path: Path, marker: str) -> None:
+    """An agent that takes all of its time must not leave none to its terminals."""
+    store = LeasedLog(times(60, 60))
+    async with hosting(store) as host:
+        # Its leader hears nothing, and stays when the agent has left at the end of its input.
+        command = ["sh", "-c", "trap '' TERM; \"$@\"; sleep 60", "sh", *fake_acp.command()]
+        session = await host.open("custom", command=command, cwd=str(tmp_path), options=LONG)
+        await (await session.ask("hello")).outcome()
+        workspace = session._here.callbacks.workspace  # pyright: ignore[reportPrivateUsage]
+        assert workspace is not None
+        line = f"trap '' TERM; touch {tmp_path}/up; : {marker}; while :; do sleep 1; done"
+        await workspace.serve("terminal/create", {"command": "sh", "args": ["-c", line]})
+        await exists(tmp_path / "up")
+        dead_by = time.monotonic() + WINDOW_SECONDS
+        store.lose(dead_by)
+        wait = asyncio.ensure_future(session.wait_closed())
+        while alive(marker):  # noqa: ASYNC110  (nobody tells of it)
+            await asyncio.sleep(0.01)
+        assert not wait.done(), "it was to outlive its terminal"
+        await wait
+        assert time.monotonic() < dead_by + LATE_SECONDS_MAX
+        assert alive(marker) == []
+
+
+# -- sessions that are being opened ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("is_known", [False, True], ids=["a new one", "one with a past"])
+async def test_what_is_being_opened_is_lost_too(tmp_path: Path, is_known: bool) -> None:
+    store = LeasedLog(times(60, 60))
+    async with hosting(store) as host:
+        command = fake_agent.command(evidence=tmp_path / "evidence")
+        if is_known:
+            await (await host.open("claude", command=command, name="one")).close()
+        store.append_after = asyncio.get_running_loop().create_future()
+        opening = asyncio.ensure_future(host.open("claude", command=command, name="one"))
+        while not (known := store.sessions()) or known[0].owner is None:  # noqa: ASYNC110  (nobody tells of a claim)
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        assert not opening.done()
+        # The append was on its way before the loss, and still gets through: what is said of it comes after.
+        store.append_after.set_result(None)
+        store.append_after = None
+        store.lose(time.monotonic() + 1)
+        with pytest.raises(NotOwner):
+            await opening
+        assert all(session.is_closed for session in host.our_sessions())
+        store.hold(times(60, 60))
+        again = await host.open("claude", command=command, name="one", options=QUICK)
+        assert (await (await again.ask("hello")).outcome()).kind is Kind.DONE
+
+
+# -- beginning anew --------------------------------------------------------------------------------------------------
+@pytest.mark.thorough
+@pytest.mark.parametrize("by", ["name", "id"])
+async def test_a_host_begins_anew_and_what_it_lost_stays_lost(tmp_path: Path, marker: str, by: str) -> None:
+    """Asked for at once: what is left of the process before goes first. A lease that is renewed after a loss is another
+    one, and does nothing for it."""
+    async with opened(tmp_path, marker) as case:
+        await case.reaches("one\n@@say one\n@@hang")
+        dead_by = case.lose()
+        case.store.hold(times(120, 120))
+        if by == "name":
+            command = fake_agent.command(evidence=tmp_path / "evidence", memory=tmp_path / "memory")
+            again = await case.host.open("claude", command=command, options=QUICK, name="one")
+        else:
+            again = case.host.session(case.session.id)
+            assert again is not case.session
+        turn = await again.ask("two")
+        assert time.monotonic() < dead_by + LATE_SECONDS_MAX
+        assert (await turn.outcome()).kind is Kind.DONE
+        assert len(case.processes) == 2
+        assert case.session.is_closed
+        case.lose()  # Opened as it was, it would take two minutes to close.
+        await again.wait_closed()
+
+
+@pytest.mark.thorough
+async def test_a_host_that_lost_everything_closes_as_any_other(tmp_path: Path, marker: str) -> None:
+    async with opened(tmp_path, marker) as case:
+        await case.running("one")
+        dead_by = case.lose()
+    assert time.monotonic() < dead_by + LATE_SECONDS_MAX
+
+
+# -- a host that was too busy ----------------------------------------------------------------------------------------
+async def renew(store: LeasedLog, seconds: float) -> None:
+    """Until it is cancelled: a lease of so many seconds that a machine which is busy for less does not cost."""
+    while True:
+        store.hold(times(seconds, WINDOW_SECONDS))
+        await asyncio.sleep(seconds / 20)
+
+
+async def test_a_turn_that_the_keeper_ended_says_that_the_lease_ran_out(tmp_path: Path, marker: str) -> None:
+    """The loop was blocked, and the store knows nothing of it: the session is still ours, and goes on."""
+    store = LeasedLog(times(60, 60))
+    command = fake_agent.command(evidence=tmp_path / "evidence", memory=tmp_path / "memory")
+    async with hosting(store) as host:
+        session = await host.open("claude", command=command, args=[marker], options=QUICK)
+        case = Fenced(host, session, tmp_path, store)
+        store.lose(time.monotonic())  # There is nothing yet. The next lease is a short one, renewed until it matters.
+        renewing = asyncio.create_task(renew(store, 3.0))
+        await session.wait_closed()
+        case.session = session = host.session(session.id)
+        turn = await case.running("one")
+        renewing.cancel()
+        wait_until(lambda: not alive(marker), "the keeper to act while our loop does not run")
+        store.hold(times(60, 60))
+        outcome = await turn.outcome()
+        assert outcome.kind is Kind.FAILED
+        assert "lease" in str(outcome.error)
+        assert outcome.durable
+        assert (await case.answer("two")).kind is Kind.DONE
+        await session.close()
+
+
+# -- a store that is not known yet -----------------------------------------------------------------------------------
+async def test_what_is_awaited_first_waits_until_the_store_can_be_asked(tmp_path: Path) -> None:
+    store = LeasedLog(times(60, 60), is_ready=False)
+    async with hosting(store) as host:
+        with pytest.raises(Unreachable):
+            host.sessions()
+        with pytest.raises(Unreachable):
+            host.session("one")
+        opening = asyncio.ensure_future(host.open("claude", command=fake_agent.command(), name="one", options=QUICK))
+        reading = asyncio.ensure_future(host.read_many())
+        await asyncio.sleep(0.05)
+        assert not opening.done()
+        assert not reading.done()
+        store.become_ready()
+        session = await opening
+        assert [each.id for each in host.sessions()] == [session.id]
+        await reading
+
+
+async def test_entering_a_host_whose_store_is_opened_at_start_waits_for_it(tmp_path: Path) -> None:
+    store = LeasedLog(times(60, 60), is_ready=False)
+    host = Host(lambda: store, settles=Settles.AT_START)
+    entering = asyncio.ensure_future(host.__aenter__())
+    await asyncio.sleep(0.05)
+    assert not entering.done()
+    store.become_ready()
+    await entering
+    assert host.sessions() == []
+    await host.close()
+
+
+async def test_a_host_closes_though_its_store_never_became_ready(tmp_path: Path) -> None:
+    store = LeasedLog(times(60, 60), is_ready=False)
+    async with hosting(store) as host:
+        opening = asyncio.ensure_future(host.open("claude", command=fake_agent.command()))
+        await asyncio.sleep(0.05)
+    with pytest.raises((Unreachable, Closed)):
+        await opening

@@ -1,0 +1,134 @@
+"""A writer that is killed at every system call by which it changes its store, and at random times: nothing that was
+acknowledged is missing, nothing is torn, and the next process goes on at once.
+
+The same look finds a planted fault: a writer that acknowledges before it commits.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.store.sqlite import kill_at_syscall
+from tests.store.sqlite.crash_child import APPENDS, Campaign, Report
+from tests.thorough import IS_THOROUGH
+
+pytestmark = pytest.mark.thorough
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+# The calls of a level are dealt out to so many tests, so that several workers can share them.
+SHARES = 3
+
+
+def campaign(tmp_path: Path, kind: str, **settings: object) -> Report:
+    asked = msgspec.json.encode(msgspec.convert({"kind": kind, "folder": str(tmp_path), **settings}, Campaign))
+    argv = [sys.executable, "-m", "tests.store.sqlite.crash_child", asked.decode()]
+    done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    report = msgspec.json.decode(done.stdout, type=Report)
+    # For who reads the run: how much was shown, and in how long.
+    print(f"{kind} {settings}: {msgspec.structs.replace(report, problems=report.problems[:3])}")
+    return report
+
+
+@pytest.fixture(autouse=True, scope="module")
+def can_be_traced() -> None:
+    """In a process of its own, because it forks."""
+    code = "from tests.store import killing; print(killing.why_not(), end='')"
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True)
+    if done.stdout:
+        pytest.skip(f"NOT TESTED: {done.stdout}")
+
+
+@pytest.mark.parametrize("share", range(SHARES if IS_THOROUGH else 1))
+@pytest.mark.parametrize("level", ["normal", "full"])
+def test_killed_at_every_call_it_loses_nothing(tmp_path: Path, level: str, share: int) -> None:
+    report = campaign(tmp_path, "calls", level=level, first=1 + share, step=SHARES)
+    assert report.problems == []
+    # It went on until a run got through, with deaths at every stage of its life: the making of the store, the claim,
+    # the appends, the close with its checkpoint.
+    assert report.ended == 1
+    assert report.deaths > 2 * APPENDS / SHARES
+    assert 0 < report.before < report.deaths
+    assert 0 < report.closing < report.deaths
+    assert report.acknowledged > report.deaths
+    assert any(name.startswith("pwrite64 -wal") for name in report.calls)
+    if level == "full":
+        assert report.calls["fdatasync -wal"] >= APPENDS // 3 // SHARES
+
+
+@pytest.mark.parametrize("level", ["normal", "full"])
+def test_killed_at_any_time_it_loses_nothing(tmp_path: Path, level: str) -> None:
+    report = campaign(tmp_path, "times", level=level, count=100, seed=int.from_bytes(os.urandom(4)))
+    assert report.problems == []
+    assert report.deaths > 50
+    assert report.acknowledged > 100
+
+
+def test_a_writer_that_acknowledges_before_it_commits_is_caught(tmp_path: Path) -> None:
+    """The control: with every eleventh call, the same look finds losses, and nothing but losses."""
+    report = campaign(tmp_path, "calls", first=1, step=11, is_early=True)
+    assert report.deaths > 10
+    assert report.problems
+    assert all("acknowledged up to" in problem for problem in report.problems)
+
+
+def test_killed_at_every_call_of_a_migration_it_is_migrated_by_the_next(tmp_path: Path) -> None:
+    report = campaign(tmp_path, "migration")
+    assert report.problems == []
+    assert report.ended == 1
+    # Deaths before the copy had its name, and behind it.
+    assert 0 < report.backups < report.deaths
+    assert 0 < report.closing < report.deaths
+
+
+def test_the_tracer_kills_at_the_entry_of_a_call(tmp_path: Path) -> None:
+    """Four writes and a sync, the files and the threads of which are told apart: the one it dies at has no effect."""
+    code = """
+import os, sys, threading
+from tests.store import killing
+watched, other = sys.argv[1:3]
+
+def program(fd):
+    def write(path, data):
+        with open(path, "ab", buffering=0) as file:
+            file.write(data)
+            os.fsync(file.fileno())
+    write(watched, b"1")
+    write(other, b"x")
+    thread = threading.Thread(target=write, args=(f"{watched}-2", b"2"))
+    thread.start()
+    thread.join()
+    os.unlink(f"{watched}-2")
+    write(watched, b"3")
+    os.write(fd, b"said")
+
+for number in (1, 2, 3, 4, 5, 6, 7, 8):
+    death = killing.run(program, watched, kill_at=number)
+    with open(watched) as file:
+        left = file.read()
+    print(number, death.code, *death.calls[-1], left, os.path.exists(f"{watched}-2"), death.said.decode())
+    for path in (watched, f"{watched}-2"):
+        if os.path.exists(path):
+            os.unlink(path)
+"""
+    argv = [sys.executable, "-c", code, str(tmp_path / "watched"), str(tmp_path / "other")]
+    done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    assert done.stdout.replace("unlinkat", "unlink").split("\n") == [
+        "1 -9 write   False ",
+        "2 -9 fsync  1 False ",
+        "3 -9 write -2 1 True ",
+        "4 -9 fsync -2 1 True ",
+        "5 -9 unlink -2 1 True ",
+        "6 -9 write  1 False ",
+        "7 -9 fsync  13 False ",
+        "8 0 fsync  13 False said",
+        "",
+    ]
+    assert kill_at_syscall.SAID_BYTES_MAX > 20 * APPENDS

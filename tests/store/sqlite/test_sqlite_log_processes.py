@@ -1,0 +1,168 @@
+"""The SQLite engine in several processes: one winner of each claim, what the dead had, programs that do not close."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from banksman.errors import NotOwner
+from banksman.store.sqlite import SqliteLog
+
+pytest.register_assert_rewrite("tests.store.conformance")
+
+from tests.store.conformance import Writer, data, everything, known  # noqa: E402
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+RACER = """
+import asyncio, sys
+from banksman.errors import NotOwner
+from banksman.store.sqlite import SqliteLog
+
+async def main(path, rounds):
+    log = SqliteLog(path)
+    for number in range(rounds):
+        print("ready", flush=True)
+        sys.stdin.readline()
+        try:
+            print(await log.claim(f"s{number}", agent="claude"), flush=True)
+        except NotOwner as exc:
+            assert exc.ids["pid"] > 0
+            print("refused", flush=True)
+    sys.stdin.readline()
+    await log.close()
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+
+def start(code: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")},
+    )
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def tell(process: subprocess.Popen[str], line: str = "") -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def ended(process: subprocess.Popen[str], seconds: float = 30) -> int:
+    """Closes the pipes too."""
+    process.communicate(timeout=seconds)
+    return process.returncode
+
+
+@pytest.mark.thorough
+def test_of_several_processes_that_claim_at_once_one_wins_each_time(path: Path) -> None:
+    rounds = 20
+    # None of them finds the store made: they race for that too.
+    racers = [start(RACER, str(path), str(rounds)) for _ in range(4)]
+    for number in range(rounds):
+        assert [said(racer) for racer in racers] == ["ready"] * 4
+        for racer in racers:
+            tell(racer)
+        answers = sorted(said(racer) for racer in racers)
+        assert answers == ["1", "refused", "refused", "refused"], number
+    assert [ended(racer) for racer in racers] == [0] * 4
+
+
+HOLDER = """
+import asyncio, sys
+from banksman.store.sqlite import SqliteLog
+
+async def main(path):
+    log = SqliteLog(path, address="there")
+    epoch = await log.claim("s", agent="claude")
+    leased = asyncio.get_running_loop().create_future()
+    log.lease("s", epoch, "claude:x", leased.set_result)
+    assert await leased is None
+    print(epoch, flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_what_a_process_had_is_free_at_the_instant_of_its_death(path: Path) -> None:
+    holder = start(HOLDER, str(path))
+    epoch = int(said(holder))
+    log = SqliteLog(path)
+    with pytest.raises(NotOwner, match="there") as raised:
+        await log.claim("s", agent="claude")
+    assert raised.value.ids == {"session": "s", "pid": holder.pid, "address": "there"}
+    mine = await Writer.claim(log, "mine")
+    assert isinstance(await mine.take("claude:x"), NotOwner)
+    with pytest.raises(NotOwner):
+        await log.delete("s")
+    owner = known(log).owner
+    assert owner is not None
+    assert (owner.pid, owner.address, owner.is_here, owner.is_alive) == (holder.pid, "there", False, True)
+    holder.send_signal(signal.SIGKILL)
+    assert ended(holder) == -signal.SIGKILL
+    owner = known(log).owner
+    assert owner is not None
+    assert not owner.is_alive
+    assert await mine.take("claude:x") is None
+    assert await log.claim("s", agent="claude") > epoch
+    await log.close()
+
+
+UNCLOSED = """
+import asyncio, atexit, gc, os, sys
+from banksman.store.sqlite import SqliteLog
+
+async def main(path):
+    global log
+    log = SqliteLog(path)
+    epoch = await log.claim("s", agent="claude")
+    committed = asyncio.get_running_loop().create_future()
+    log.append("s", epoch, 0, 1.0, [(None, "update", b"a")], committed.set_result)
+    assert await committed is None
+    if sys.argv[2] == "fork":
+        pid = os.fork()
+        if not pid:
+            # All that an exit runs, but for what asyncio itself would undo of the loop that it shares with the parent.
+            del log
+            gc.collect()
+            atexit._run_exitfuncs()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        await log.claim("t", agent="claude")
+    log.append("s", epoch, 1, 1.0, [(None, "update", b"b")], lambda error: None)
+
+asyncio.run(main(sys.argv[1]))
+if sys.argv[2] == "collected":
+    del log
+"""
+
+
+@pytest.mark.parametrize("how", ["exit", "collected", "fork"])
+async def test_a_program_that_never_closes_ends_all_the_same(path: Path, how: str) -> None:
+    assert ended(start(UNCLOSED, str(path), how)) == 0
+    log = SqliteLog(path)
+    assert data(await everything(log))[:1] == [b"a"]
+    assert await log.claim("s", agent="claude") > 1
+    await log.close()
