@@ -13,9 +13,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from tests.agents.ground import WAIT_SECONDS_MAX, Ground
+from tests.agents.ground import WAIT_SECONDS_MAX, Ground, wait
 
 Frame = dict[str, Any]
 Judge = Callable[[str], "str | None"]
@@ -160,6 +160,48 @@ class PlainAgent:
                 pipe.close()
             except BrokenPipeError:
                 pass  # Something was left to be written.
+
+
+class Rival(Protocol):
+    """An agent that is started and ended by plain means, whichever protocol it speaks."""
+
+    def ask(self, prompt: str) -> str: ...
+    def kill(self) -> None: ...
+    def close(self) -> None: ...
+
+
+GroundT = TypeVar("GroundT", bound=Ground)
+RivalT = TypeVar("RivalT", bound=Rival)
+
+
+class PlainCase(Generic[GroundT, RivalT]):
+    """One step on the rival. It knows every agent it started, and ends their groups."""
+
+    def __init__(self, ground: GroundT) -> None:
+        self.ground = ground
+        self._rivals: list[RivalT] = []
+
+    def keep(self, rival: RivalT) -> RivalT:
+        self._rivals.append(rival)
+        return rival
+
+    def wait_tool(self, name: str = "tool") -> None:
+        wait(lambda: self.ground.is_tool_up(name), f"the tool {name!r}")
+        self.ground.check_tool(name)
+
+    def in_tool(self, rival: RivalT, name: str) -> str:
+        """A prompt whose turn is in a tool of its own, in the foreground."""
+        ref = rival.ask(f"{self.ground.tool(name, is_background=False)}\n@@text after it")
+        self.wait_tool(name)
+        return ref
+
+    def kill(self) -> None:
+        for rival in self._rivals:
+            rival.kill()
+
+    def close(self) -> None:
+        for rival in self._rivals:
+            rival.close()
 
 
 def refs(result: Frame) -> list[str]:

@@ -9,23 +9,19 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from tests.agents import steps
 from tests.agents.ground import Ground, bash, wait
-from tests.agents.plain import Frame, Judge, PlainAgent, always, begin_by_its_own_cli
+from tests.agents.plain import Frame, Judge, PlainAgent, PlainCase, always, begin_by_its_own_cli
+from tests.agents.step_table import step_of
 
 
-class PlainCase:
-    """One step on the rival. It knows every agent it started, and ends their groups."""
-
-    def __init__(self, ground: Ground) -> None:
-        self.ground = ground
-        self._agents: list[PlainAgent] = []
+class ClaudeCase(PlainCase[Ground, PlainAgent]):
+    """One step on Claude Code by its own protocol."""
 
     def open(self, *, command: Sequence[str] = (), resume: str | None = None, judge: Judge = always) -> PlainAgent:
-        agent = PlainAgent(self.ground, command=command, resume=resume, judge=judge)
-        self._agents.append(agent)
-        return agent
+        return self.keep(PlainAgent(self.ground, command=command, resume=resume, judge=judge))
 
     def begin(self, *, resume: str | None = None, judge: Judge = always) -> PlainAgent:
         """An agent after its first turn, in which the tool was started: from here on it runs."""
@@ -40,27 +36,9 @@ class PlainCase:
         self.wait_tool()
         return agent
 
-    def wait_tool(self, name: str = "tool") -> None:
-        wait(lambda: self.ground.is_tool_up(name), f"the tool {name!r}")
-        self.ground.check_tool(name)
-
-    def in_tool(self, agent: PlainAgent, name: str) -> str:
-        """A prompt whose turn is in a tool of its own, in the foreground."""
-        ref = agent.ask(f"{self.ground.tool(name, is_background=False)}\n@@text after it")
-        self.wait_tool(name)
-        return ref
-
     def touch(self) -> str:
         """The line of a prompt that makes the agent ask whether it may make a file."""
         return bash(f"touch {self.ground.path('made')}")
-
-    def kill(self) -> None:
-        for agent in self._agents:
-            agent.kill()
-
-    def close(self) -> None:
-        for agent in self._agents:
-            agent.close()
 
 
 def word(result: Frame) -> str:
@@ -70,32 +48,26 @@ def word(result: Frame) -> str:
     return str(result.get("terminal_reason") or result["subtype"])
 
 
-PlainStep = Callable[[PlainCase], str]
+PlainStep = Callable[[ClaudeCase], str]
 PLAIN_STEPS: dict[str, PlainStep] = {}
 
 
-def step(name: str) -> Callable[[PlainStep], PlainStep]:
-    def add(function: PlainStep) -> PlainStep:
-        assert name not in PLAIN_STEPS
-        PLAIN_STEPS[name] = function
-        return function
-
-    return add
+step = partial(step_of, PLAIN_STEPS)
 
 
 # -- turns -----------------------------------------------------------------------------------------------------------
 @step("start")
-def start(case: PlainCase) -> str:
+def start(case: ClaudeCase) -> str:
     return word(case.begin().results()[-1])
 
 
 @step("turn")
-def one_turn(case: PlainCase) -> str:
+def one_turn(case: ClaudeCase) -> str:
     return word(case.begin().answer("@@think so, so\n@@text hello"))
 
 
 @step("second message into a turn")
-def second_message(case: PlainCase) -> str:
+def second_message(case: ClaudeCase) -> str:
     agent = case.begin()
     with case.ground.gate() as gate:
         refs = [agent.ask(f"{gate.line}\n@@text first")]
@@ -109,17 +81,17 @@ def second_message(case: PlainCase) -> str:
 
 
 @step("frame of 3 MB")
-def big_frame(case: PlainCase) -> str:
+def big_frame(case: ClaudeCase) -> str:
     return word(case.begin().answer(f"@@big {steps.BIG_BYTES}"))
 
 
 @step("result of 40 MiB (stand-in)")
-def huge_result(case: PlainCase) -> str:
+def huge_result(case: ClaudeCase) -> str:
     return word(case.begin_with_stand_in().answer(f"@@huge_result {steps.HUGE_BYTES}"))
 
 
 @step("tool result of 40 MiB (stand-in)")
-def huge_tool_result(case: PlainCase) -> str:
+def huge_tool_result(case: ClaudeCase) -> str:
     prompt = f"@@tool_use Read\n@@huge_tool_result {steps.HUGE_BYTES}\n@@say read it"
     return word(case.begin_with_stand_in().answer(prompt))
 
@@ -139,7 +111,7 @@ def interrupted_early(agent: PlainAgent) -> str:
 
 
 @step("interrupt before the start")
-def interrupt_before_start(case: PlainCase) -> str:
+def interrupt_before_start(case: ClaudeCase) -> str:
     agent = case.open()
     outcome = interrupted_early(agent)
     if outcome == "acked, went on":
@@ -150,12 +122,12 @@ def interrupt_before_start(case: PlainCase) -> str:
 
 
 @step("interrupt before init")
-def interrupt_before_init(case: PlainCase) -> str:
+def interrupt_before_init(case: ClaudeCase) -> str:
     return interrupted_early(case.begin())
 
 
 @step("interrupt in a stream")
-def interrupt_in_stream(case: PlainCase) -> str:
+def interrupt_in_stream(case: ClaudeCase) -> str:
     agent = case.begin()
     ref = agent.ask("@@slow 400 0.05")
     agent.heard("tick5 ")
@@ -164,7 +136,7 @@ def interrupt_in_stream(case: PlainCase) -> str:
 
 
 @step("interrupt in a tool")
-def interrupt_in_tool(case: PlainCase) -> str:
+def interrupt_in_tool(case: ClaudeCase) -> str:
     agent = case.begin()
     ref = case.in_tool(agent, "foreground")
     agent.interrupt()
@@ -173,18 +145,18 @@ def interrupt_in_tool(case: PlainCase) -> str:
 
 # -- questions -------------------------------------------------------------------------------------------------------
 @step("permission allowed")
-def permission_allowed(case: PlainCase) -> str:
+def permission_allowed(case: ClaudeCase) -> str:
     return word(case.begin().answer(f"{case.touch()}\n@@text made"))
 
 
 @step("permission denied")
-def permission_denied(case: PlainCase) -> str:
+def permission_denied(case: ClaudeCase) -> str:
     agent = case.begin(judge=lambda command: "deny" if "touch" in command else "allow")
     return word(agent.answer(f"{case.touch()}\n@@text then not"))
 
 
 @step("permission withdrawn")
-def permission_withdrawn(case: PlainCase) -> str:
+def permission_withdrawn(case: ClaudeCase) -> str:
     agent = case.begin(judge=lambda command: None if "touch" in command else "allow")
     ref = agent.ask(f"{case.touch()}\n@@text made")
     agent.wait_question()
@@ -194,11 +166,11 @@ def permission_withdrawn(case: PlainCase) -> str:
 
 # -- a model that fails ----------------------------------------------------------------------------------------------
 @step("model: 529 twice")
-def overloaded(case: PlainCase) -> str:
+def overloaded(case: ClaudeCase) -> str:
     return word(case.begin().answer("@@error 529 2\n@@text recovered"))
 
 
-def called_and_interrupted(case: PlainCase, prompt: str, calls: int) -> str:
+def called_and_interrupted(case: ClaudeCase, prompt: str, calls: int) -> str:
     agent = case.begin()
     before = len(case.ground.plays())
     ref = agent.ask(prompt)
@@ -208,17 +180,17 @@ def called_and_interrupted(case: PlainCase, prompt: str, calls: int) -> str:
 
 
 @step("model: 500 for ever")
-def broken(case: PlainCase) -> str:
+def broken(case: ClaudeCase) -> str:
     return called_and_interrupted(case, "@@error 500", 2)
 
 
 @step("model: hangs, interrupted")
-def hangs(case: PlainCase) -> str:
+def hangs(case: ClaudeCase) -> str:
     return called_and_interrupted(case, "@@hang", 1)
 
 
 @step("model: hangs, by the clock")
-def hangs_too_long(case: PlainCase) -> str:
+def hangs_too_long(case: ClaudeCase) -> str:
     """It has no clock but the one that kills."""
     agent = case.begin()
     before = len(case.ground.plays())
@@ -229,7 +201,7 @@ def hangs_too_long(case: PlainCase) -> str:
 
 # -- several who want the same ---------------------------------------------------------------------------------------
 @step("urgent ask while a tool runs")
-def preemption(case: PlainCase) -> str:
+def preemption(case: ClaudeCase) -> str:
     agent = case.begin()
     chore = case.in_tool(agent, "chore")
     agent.interrupt()
@@ -237,7 +209,7 @@ def preemption(case: PlainCase) -> str:
 
 
 @step("two sessions, one conversation")
-def fight(case: PlainCase) -> str:
+def fight(case: ClaudeCase) -> str:
     first = case.begin()
     second = case.open(resume=first.conversation)
     words = [word(agent.answer("@@text mine")) for agent in (first, second)]
@@ -246,7 +218,7 @@ def fight(case: PlainCase) -> str:
 
 # -- agents that come and go -----------------------------------------------------------------------------------------
 @step("SIGKILL, then resumed")
-def killed(case: PlainCase) -> str:
+def killed(case: ClaudeCase) -> str:
     agent = case.begin()
     case.in_tool(agent, "foreground")
     os.kill(agent.process.pid, signal.SIGKILL)
@@ -255,5 +227,5 @@ def killed(case: PlainCase) -> str:
 
 
 @step("adopted from its own CLI")
-def adopted(case: PlainCase) -> str:
+def adopted(case: ClaudeCase) -> str:
     return word(case.begin(resume=begin_by_its_own_cli(case.ground)).results()[-1])

@@ -11,11 +11,13 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 from tests.agents.case import Case, answer, done, events, exists, goes_on, interrupted, logged
 from tests.agents.ground import WAIT_SECONDS_MAX, bash, messages
 from tests.agents.plain import begin_by_its_own_cli
+from tests.agents.step_table import step_of
 
 from banksman import BACKGROUND, INTERACTIVE, NotOwner, Outcome
 from banksman.core.session import event as kinds
@@ -31,15 +33,7 @@ Step = Callable[[Case], Awaitable[str]]
 STEPS: dict[str, Step] = {}
 
 
-def step(name: str) -> Callable[[Step], Step]:
-    """A step, by the name that it has in the table and on the other side."""
-
-    def add(function: Step) -> Step:
-        assert name not in STEPS
-        STEPS[name] = function
-        return function
-
-    return add
+step = partial(step_of, STEPS)
 
 
 # -- turns -----------------------------------------------------------------------------------------------------------

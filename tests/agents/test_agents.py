@@ -19,7 +19,7 @@ import pytest
 from tests.agents.case import Case
 from tests.agents.conftest import ROW
 from tests.agents.ground import Ground, remove, wait
-from tests.agents.plain_steps import PLAIN_STEPS, PlainCase
+from tests.agents.plain_steps import PLAIN_STEPS, ClaudeCase
 from tests.agents.steps import STEPS
 from tools.agents import pins
 
@@ -83,7 +83,7 @@ async def on_banksman(step: str, ground: Ground) -> tuple[float, str]:
 
 def on_plain(step: str, ground: Ground) -> tuple[float, str, dict[int, str]]:
     """The step, and the kill. How long both took, how it went, and what is left two seconds later."""
-    case = PlainCase(ground)
+    case = ClaudeCase(ground)
     began = time.monotonic()
     try:
         outcome = PLAIN_STEPS[step](case)

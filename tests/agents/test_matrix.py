@@ -20,7 +20,7 @@ from tests.agents.conftest import CELL
 from tests.agents.ground import remove
 from tests.agents.matrix.came import Came
 from tests.agents.matrix.place import Place, make
-from tests.agents.matrix.plain_steps import PLAIN_STEPS, PlainCase
+from tests.agents.matrix.plain_steps import PLAIN_STEPS, RivalCase
 from tests.agents.matrix.steps import STEPS, MatrixCase
 
 from banksman import Host
@@ -81,7 +81,7 @@ async def on_banksman(step: str, place: Place) -> dict[str, Any]:
 
 def on_plain(step: str, place: Place) -> dict[str, Any]:
     """The step, and the kill. How long both took, how it went, and what is left two seconds later."""
-    case = PlainCase(place)
+    case = RivalCase(place)
     began = time.monotonic()
     try:
         came = PLAIN_STEPS[step](case)

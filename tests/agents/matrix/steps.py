@@ -14,12 +14,14 @@ import json
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from tests.agents.case import Case, answer, done, events, goes_on, interrupted, logged
 from tests.agents.ground import WAIT_SECONDS_MAX
 from tests.agents.matrix.came import Came
 from tests.agents.matrix.place import Place, said
+from tests.agents.step_table import step_of
 
 from banksman import Host, Outcome, Session, Turn
 from banksman.core.session import event as kinds
@@ -38,15 +40,7 @@ Step = Callable[["MatrixCase"], Awaitable[Came]]
 STEPS: dict[str, Step] = {}
 
 
-def step(name: str) -> Callable[[Step], Step]:
-    """A step, by the name that it has in the table and on the other side."""
-
-    def add(function: Step) -> Step:
-        assert name not in STEPS
-        STEPS[name] = function
-        return function
-
-    return add
+step = partial(step_of, STEPS)
 
 
 class MatrixCase(Case):
