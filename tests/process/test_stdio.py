@@ -87,8 +87,7 @@ async def test_a_new_size_is_told_to_what_runs_there(marker: str) -> None:
     code = """
 signal.signal(signal.SIGWINCH, lambda *_: say("now", *os.get_terminal_size(0)))
 say("up", *os.get_terminal_size(0))
-while True:
-    signal.pause()
+stay()
 """
     async with terminal(child(code, marker), pty=(10, 20)) as command:
         await wait_said(command, "up 20 10")

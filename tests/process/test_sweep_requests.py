@@ -93,8 +93,7 @@ TELLS_TERM = """
 if fork() == 0:
     signal.signal(signal.SIGTERM, lambda *_: say('termed'))
     say('tool', os.getpid())
-    while True:
-        signal.pause()
+    stay()
 """
 # On its TERM it forks a deaf child: in the next tick at the earliest, and so certainly after the order.
 FORKS_ON_TERM = """
@@ -114,8 +113,7 @@ def on_term(*_):
 if fork() == 0:
     signal.signal(signal.SIGTERM, on_term)
     say('tool', os.getpid())
-    while True:
-        signal.pause()
+    stay()
 """
 # One process that goes on in a child as soon as it is born, until nobody reads the fifo any more.
 ONE_LINE = """

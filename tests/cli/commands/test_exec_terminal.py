@@ -15,11 +15,11 @@ KEPT = ("PATH", "HOME", "PYTHONPATH")
 SIZE = "import os; print(*map(os.isatty, range(3)), *os.get_terminal_size())"
 # Says its size whenever that has changed, and ends with the second.
 RESIZED = """
-import os, signal
+import os, signal, time
 def tell(*_): os.write(1, b"now %d %d" % os.get_terminal_size()); os._exit(7)
 signal.signal(signal.SIGWINCH, tell)
 print("ready", flush=True)
-signal.pause()
+while True: time.sleep(1)
 """
 DEAF = "import signal; signal.signal(2, signal.SIG_IGN); print('ready', flush=True); signal.pause()"
 
