@@ -61,3 +61,15 @@ def test_dispatcher_keeps_queued_facts_when_the_handler_raises(error: type[BaseE
     assert machine.notes == ["+a"]
     machine.dispatch("c")
     assert machine.notes == ["+a", "+b", "-b", "+c", "-c"]
+
+
+def test_dispatcher_drops_queued_facts_when_it_is_cleared() -> None:
+    machine = Machine()
+
+    def clear() -> None:
+        machine.dispatch("b")
+        machine.dispatcher.clear()
+
+    machine.effects["a"] = clear
+    machine.dispatch("a", "c")
+    assert machine.notes == ["+a", "-a", "+c", "-c"]

@@ -18,7 +18,7 @@ class Dispatcher(Generic[FactT]):
     called from inside `handle`.
 
     An exception of `handle` reaches the caller of the outermost `dispatch`. The facts that wait then are handled by the
-    next call, before its own.
+    next call, before its own, unless they are dropped by `clear`.
     """
 
     __slots__ = ("_facts", "_handle", "_is_handling")
@@ -38,3 +38,7 @@ class Dispatcher(Generic[FactT]):
                 self._handle(self._facts.popleft())
         finally:
             self._is_handling = False
+
+    def clear(self) -> None:
+        """Drop the facts that wait."""
+        self._facts.clear()

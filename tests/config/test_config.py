@@ -166,6 +166,19 @@ def test_a_number_with_more_digits_than_python_reads_is_not_toml(home: Path) -> 
         config.load()
 
 
+def test_a_number_with_more_digits_than_python_writes_is_told_without_them(home: Path) -> None:
+    path = written(home, f"store = 0x{'f' * 5000}\n")
+    with pytest.raises(UsageError, match=rf"^{path}, line 1: store cannot be a number of so many digits"):
+        config.load()
+
+
+def test_usual_settings_are_checked_without_msgspec(home: Path) -> None:
+    """Every import is a part of the start of a verb."""
+    written(home, 'store = "memory:"\n[serve]\nport = 1\nallow_remote = false\n')
+    code = "import sys; from banksman import config; config.load(); sys.exit('msgspec' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -174,6 +187,7 @@ def test_a_number_with_more_digits_than_python_reads_is_not_toml(home: Path) -> 
         ("BANKSMAN_SERVE_DRAIN_SECONDS", "nan"),
         ("BANKSMAN_SERVE_PROGRAMS", "[1"),
         pytest.param("BANKSMAN_SERVE_PROGRAMS", "[" * 5000, id="nested"),
+        pytest.param("BANKSMAN_SERVE_PROGRAMS", f"[{'1' * 5000}]", id="digits"),
         ("BANKSMAN_FORMAT", "xml"),
     ],
 )

@@ -444,5 +444,6 @@ class RunningCommand:
 
     def _crash(self, exc: Exception) -> None:
         """A bug of ours. It fails this one command, loudly, and its tree is ended by the keeper."""
+        self._dispatcher.clear()
         if not self.is_over:
             self._settle(CommandError(f"internal error: {exc!r}", hint="please report this", command=self.id))

@@ -315,13 +315,15 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def checked(key: ConfigKey, value: Any, *, where: str) -> Any:
     """The value as the key takes it. `where`: the beginning of the error."""
-    # 14 ms, which a command without a setting does not pay.
-    import msgspec  # noqa: PLC0415
+    taken = value
+    if type(value) is not _TYPES[key.kind]:
+        # Its import takes 14 ms, which the usual settings do not pay.
+        import msgspec  # noqa: PLC0415
 
-    try:
-        taken = msgspec.convert(value, _TYPES[key.kind])
-    except msgspec.ValidationError:
-        raise _wrong(key, value, where) from None
+        try:
+            taken = msgspec.convert(value, _TYPES[key.kind])
+        except msgspec.ValidationError:
+            raise _wrong(key, value, where) from None
     # Every wait has an end, so infinity is not a number here.
     is_endless = isinstance(taken, float) and not math.isfinite(taken)
     if is_endless or (key.choices and taken not in key.choices):
@@ -356,10 +358,14 @@ def _list(key: ConfigKey, text: str, where: str) -> Any:
 
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
+        # A ValueError besides TOML's own: a number of more digits than Python reads.
         raise _wrong(key, text, where) from None
 
 
 def _wrong(key: ConfigKey, value: Any, where: str) -> UsageError:
-    shown = "what it is" if key.is_secret else f"{value!r:.60}"
+    try:
+        shown = "what it is" if key.is_secret else f"{value!r:.60}"
+    except ValueError:
+        shown = "a number of so many digits"
     return UsageError(f"{where}: {key.name} cannot be {shown}", hint=key.expected)

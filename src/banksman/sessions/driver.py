@@ -125,7 +125,7 @@ class Driver:
         self.frame_bytes_max = frame_bytes_max
         self._frames = FrameReader(self)
         self._redactor = redactor
-        self._tenure = LogWriter(store, id, past, epoch=epoch, hears=self, redactor=redactor)
+        self._log_writer = LogWriter(store, id, past, epoch=epoch, hears=self, redactor=redactor)
         self._is_paused = False
         # The start of a process that waits for its place in the pool, or for the log.
         self._postponed: StartProcess | None = None
@@ -137,7 +137,7 @@ class Driver:
 
     @property
     def epoch(self) -> int:
-        return self._tenure.epoch
+        return self._log_writer.epoch
 
     def now(self) -> float:
         return self._loop.time()
@@ -200,8 +200,8 @@ class Driver:
     # -- the log -----------------------------------------------------------------------------------------------------
     def _append(self, effect: Append) -> None:
         self.turn_times.note(effect.entries, self.now())
-        self._tenure.append(effect.entries)
-        if self._tenure.is_behind:
+        self._log_writer.append(effect.entries)
+        if self._log_writer.is_behind:
             self._stop_reading()
 
     def on_committed(self, seq: int) -> None:
@@ -222,7 +222,7 @@ class Driver:
             self._process.stop(kill_by)
 
     def on_answered(self) -> None:
-        if self._is_paused and self._tenure.has_caught_up:
+        if self._is_paused and self._log_writer.has_caught_up:
             self._let_read()
 
     def _let_read(self) -> None:
@@ -239,16 +239,16 @@ class Driver:
         self._stop_reading()
 
     def on_caught_up(self) -> None:
-        if self._tenure.has_caught_up or self.is_leaving:
+        if self._log_writer.has_caught_up or self.is_leaving:
             self._let_read()
 
     def _hold_conversation(self, conversation: str | None) -> None:
         number = self.state.process.number
 
         def on_taken(error: NotOwner) -> None:
-            self.dispatch(ConversationTaken(self.now(), number, error, self._tenure.conversation))
+            self.dispatch(ConversationTaken(self.now(), number, error, self._log_writer.conversation))
 
-        self._tenure.lease(conversation, on_taken)
+        self._log_writer.lease(conversation, on_taken)
 
     # -- the pool ----------------------------------------------------------------------------------------------------
     @property
@@ -284,7 +284,7 @@ class Driver:
         assert effect is not None
         # A log that was broken may have let go of it, or never have had it.
         self._hold_conversation(self.state.conversation)
-        self._tenure.advance(partial(self._on_advanced, effect))
+        self._log_writer.advance(partial(self._on_advanced, effect))
 
     # -- the process -------------------------------------------------------------------------------------------------
     def _on_advanced(self, effect: StartProcess) -> None:
@@ -427,7 +427,7 @@ class Driver:
         for subject in list(self.timers):
             self._cancel_timer(subject)
         self._frames.close()
-        self._tenure.release()
+        self._log_writer.release()
         self._listener.finish()
 
     def fail(self, exc: BaseException) -> None:
@@ -435,6 +435,7 @@ class Driver:
         closed when that is gone, and not before: see `_forget_process`."""
         log.error("! session %s failed by a bug of ours; its last facts:\n%s", self.id, self.recorder, exc_info=exc)
         self.error = exc
+        self._dispatcher.clear()
         self._frames.clear()
         if self._postponed is not None:
             self._forget_start()

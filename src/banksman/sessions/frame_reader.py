@@ -22,25 +22,21 @@ from banksman.sessions.diagnostics import Counters
 #
 # **A flood.** A read is bounded in bytes, but these may be half a million lines. A wrong command (`yes`) or a hostile
 # agent would hold up every other session of the host. So `Backlog` takes lines in slices, for a few milliseconds, and
-#   the
-# rest after other sessions had their turn. Until then the driver does not read the pipe, the agent waits, and whatever
-# else its process does comes after the lines. The lines of one read of a normal agent are all taken at once.
+# the rest after other sessions had their turn. Until then the driver does not read the pipe, the agent waits, and
+# whatever else its process does comes after the lines. The lines of one read of a normal agent are all taken at once.
 #
 # **The last output.** Backpressure stops working when the agent exits or is stopped. A process that is blocked on a
-#   full
-# pipe cannot react to a signal, so from then on the pipe is read as fast as it fills. A flood would fill the memory of
-# the host for as long as the stop ladder takes. Two rules bound it:
+# full pipe cannot react to a signal, so from then on the pipe is read as fast as it fills. A flood would fill the
+# memory of the host for as long as the stop ladder takes. Two rules bound it:
 #
 # 1. The driver stops an agent that floods. Nothing more of it is logged (`drops_floods`).
 # 2. The agent exits by itself, or its stdin breaks because it is about to exit. The result of its turn may already be
-#   in
-#    the pipe, so output is logged on (`EndingOutput`). But what the agent wrote before that moment is no more than a
-#      pipe
-#    holds. After `LAST_BYTES_MAX` bytes the rest is dropped: it comes from an agent that has closed its stdin and does
-#    not exit, or from a process that an exited agent has left behind.
+#    in the pipe, so output is logged on (`EndingOutput`). But what the agent wrote before that moment is no more than a
+#    pipe holds. After `LAST_BYTES_MAX` bytes the rest is dropped: it comes from an agent that has closed its stdin and
+#    does not exit, or from a process that an exited agent has left behind.
 #
-# **Large frames.** A frame beyond `frame_bytes_max` goes to a file, and a line that says so to the log:
-#   `OversizeFrames`.
+# **Large frames.** A frame beyond `frame_bytes_max` goes to a file, and a line that says so to the log
+# (`OversizeFrames`).
 #
 # What is dropped is counted in `Counters.dropped`.
 
@@ -223,13 +219,6 @@ class OversizeFrames:
         return json.dumps(note).encode()
 
 
-# What the session's process writes to stdout, cut into frames, read by the dialect and told as `FramesRead`.
-#
-# Everything is told in the order in which it happened. Work on one read is bounded: what does not fit waits in the
-# backlog, and so does whatever else the process does meanwhile (`after`). While something waits, the listener is to
-# leave the pipe alone, so that it pushes back on the agent.
-
-
 class FrameListener(Protocol):
     """The driver, as far as it is needed here."""
 
@@ -248,7 +237,12 @@ class FrameListener(Protocol):
 
 
 class FrameReader:
-    """Of one session: of one process after the other."""
+    """Of one session: of one process after the other.
+
+    Everything is told in the order in which it happened. Work on one read is bounded: what does not fit waits in the
+    backlog, and so does whatever else the process does meanwhile (`after`). While something waits, the listener is to
+    leave the pipe alone, so that it pushes back on the agent.
+    """
 
     def __init__(self, listener: FrameListener) -> None:
         self._listener = listener

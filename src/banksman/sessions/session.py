@@ -186,6 +186,7 @@ class Session(SessionLifecycle):
                 found = Turn(self, id, place.first - 1)
                 found.watch(watch)
                 return found
+            # It has become ours, or another's, while its log was read: what is known of its turns is known elsewhere.
 
     def _save(self, prompt: str) -> None:
         """Ask the process to put down what it knows, before it is replaced for its age. Nobody waits for the outcome:

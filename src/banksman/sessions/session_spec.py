@@ -221,8 +221,8 @@ class SessionSpec:
         if self._mcp_config is not None:
             self._mcp_config.close()
 
-    def spawn(self, effect: StartProcess, on_event: OnReport, lease: LeasePage | None = None) -> RealAgent:
-        return RealAgent(self._prepare(effect), self._timings, on_event, lease)
+    def spawn(self, effect: StartProcess, on_report: OnReport, lease: LeasePage | None = None) -> RealAgent:
+        return RealAgent(self._prepare(effect), self._timings, on_report, lease)
 
     def transcript(self, conversation: str) -> Path | None:
         """Where a process of it keeps this conversation, as far as its profile knows. Looks at the file system."""
@@ -337,14 +337,16 @@ class Startup:
         # What a process may call; set before the first one is started.
         self.callbacks: Callbacks | None = None
 
-    def spawn(self, effect: StartProcess, on_event: OnReport) -> AgentProcess:
+    def spawn(self, effect: StartProcess, on_report: OnReport) -> AgentProcess:
         self._check()
         self.running = self.next
         self._call_its_own()
         workspace = self.next.workspace(self._lease)
         assert self.callbacks is not None
         self.callbacks.work_in(workspace)
-        return self.next.spawn(effect, on_event if workspace is None else workspace.ending_with(on_event), self._lease)
+        return self.next.spawn(
+            effect, on_report if workspace is None else workspace.ending_with(on_report), self._lease
+        )
 
     def _check(self) -> None:
         """Each process is started only as the session could be opened now: its folder may be a link elsewhere since."""

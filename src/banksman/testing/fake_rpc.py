@@ -1,7 +1,8 @@
 """What the fake agents have in common that speak JSON-RPC on stdio, one message a line: ACP's and Codex's.
 
 One loop reads, and each turn is a task of it. A cancel, an answer or another prompt is read while a turn waits. The
-process ends by itself in any case: with its stdin, and by an alarm at the very last.
+process ends by itself in any case: with its stdin, once its output is taken or after five seconds, and by an alarm at
+the very last.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class WorldProcess:
     """One simulated process. It notes every way in which it was misused in `violations`, and raises for none."""
 
     def __init__(
-        self, number: int, manner: Manner, plays: Mapping[str, Play], conversation: str | None, on_event: OnReport
+        self, number: int, manner: Manner, plays: Mapping[str, Play], conversation: str | None, on_report: OnReport
     ) -> None:
         self.number = number
         self.manner = manner
@@ -124,7 +124,7 @@ class WorldProcess:
         self.is_stopped = False
         self.is_paused = False
         self._loop: SimLoop = current()
-        self._on_event = on_event
+        self._on_report = on_report
         self._is_writing = False
         self._is_acting = False
         self._is_output_over = False
@@ -235,7 +235,7 @@ class WorldProcess:
         if self.phase is Phase.GONE and not isinstance(event, ProcessGone | StartFailed):
             return
         self.told.append(event)
-        self._on_event(event)
+        self._on_report(event)
 
     def _start(self) -> None:
         if self.phase is Phase.STARTING and not self.is_stopped:
@@ -373,13 +373,13 @@ class World:
     def __repr__(self) -> str:
         return f"<World {self.processes}>"
 
-    def spawn(self, effect: StartProcess, on_event: OnReport) -> WorldProcess:
+    def spawn(self, effect: StartProcess, on_report: OnReport) -> WorldProcess:
         """A `Spawn`, to be handed to a session."""
         self.spawned += 1
         manner = self.manners[self.spawned - 1] if self.spawned <= len(self.manners) else Manner()
         if manner.raises:
             raise AgentError("the world does not even try to start it", process=self.spawned)
-        process = WorldProcess(self.spawned, manner, self.plays, effect.conversation, on_event)
+        process = WorldProcess(self.spawned, manner, self.plays, effect.conversation, on_report)
         process.agent.allows_steering = self.allows_steering
         if any(other.phase is not Phase.GONE for other in self.processes):
             process.violations.append(f"process {self.spawned} was started while another was there")

@@ -150,19 +150,16 @@ def host_of(address: str) -> str:
 #
 # **Left.** Whoever leaves a session offers it. It may die before it does, its job may be lost with its queue, or nobody
 # have room for hours. So each that nobody has is looked at once, by those that are to speak for it; what was found
-#   holds
-# for as long as nobody claims it, and is remembered. One that is to go on is offered again with every look, which costs
-#   a
-# message that is not stored if the job is there; the others cost nothing more. Those that changed lately come first,
-#   and
-# of the older ones so many with each look: a store of many years is known after an hour, and is not read at once.
+# holds for as long as nobody claims it, and is remembered. One that is to go on is offered again with every look, which
+# costs a message that is not stored if the job is there; the others cost nothing more. Those that changed lately come
+# first, and of the older ones so many with each look: a store of many years is known after an hour, and is not read at
+# once.
 #
 # **Stray.** A host that lives is not taken over from. A session that is its own by the record, and that it has not,
-#   would
-# be nobody's for as long as it lives: a release was not heard for longer than it was tried, or it is a bug of ours. A
-# claim, an opening and a release on their way look just so, and therefore one is let go of only when it has looked so
-# for `GRACE_SECONDS`, under one epoch. If that is too early after all, nothing is harmed: a release stands in the
-# session's line behind all that was asked before it, and whoever still opens it is told `NotOwner`.
+# would be nobody's for as long as it lives: a release was not heard for longer than it was tried, or it is a bug of
+# ours. A claim, an opening and a release on their way look just so, and therefore one is let go of only when it has
+# looked so for `GRACE_SECONDS`, under one epoch. If that is too early after all, nothing is harmed: a release stands in
+# the session's line behind all that was asked before it, and whoever still opens it is told `NotOwner`.
 
 log = logging.getLogger("banksman")
 

@@ -1,7 +1,7 @@
 """What was said and is not in the cluster yet, in a file of this host's own: it outlives the host, and a bad moment.
 
 A message is written here before it is published, and dropped when its publication was acknowledged; and while nobody
-acknowledges it, so is what waits behind it (`journal_backlog.py`). So the file holds what is on its way, which is
+acknowledges it, so is what waits behind it (`journal_recovery.py`). So the file holds what is on its way, which is
 bounded: an agent is not read any further once too much of it is (`sessions/log_writer.py`).
 
 What a dead host has left, or one that was fenced, is published by the next one under the very sequence that it expects

@@ -111,7 +111,7 @@ class Behind:
 # last one, and the message is what its owner said; else it is refused, and kept as a report. So nothing is ever put
 # behind what a new owner has said.
 #
-# What was noted behind a message (`journal_backlog.py`) does not know the sequence that it follows. It has its place by
+# What was noted behind a message (`Behind`) does not know the sequence that it follows. It has its place by
 # the epoch and by the number of its first event: if what is last is of that epoch and ends just before it, it is what
 # comes next.
 

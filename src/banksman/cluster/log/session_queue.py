@@ -3,7 +3,7 @@
 What waits is packed: all appends that are at the head of the line go into one message, so the busier it is the less
 each costs. There is one message on its way at a time; the next one holds whatever has gathered meanwhile. It is in the
 journal before it is published, and it is published until somebody says what became of it, or until the lease is lost
-(`publisher.py`). While that takes longer than a moment, what waits is in the journal as well (`journal_backlog.py`).
+(`publisher.py`). While that takes longer than a moment, what waits is in the journal as well (`journal_recovery.py`).
 
 An answer is decided here and not when it was called for: a claim may be before it in the line.
 """

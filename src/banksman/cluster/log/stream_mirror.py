@@ -27,7 +27,7 @@ from banksman.errors import StoreDamaged, StoreError, Unanswered
 log = logging.getLogger("banksman")
 
 PAGE_MESSAGES_MAX = 500
-# Between two looks that no bell has asked for.
+# Between two looks that no bell has asked for: a leader may die between storing and ringing.
 LOOK_SECONDS = 2.0
 # Between two looks at a replica that lags behind the bell.
 LAG_SECONDS = 0.01

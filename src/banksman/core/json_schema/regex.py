@@ -10,7 +10,7 @@ also before a last newline, so a one-line value could have two lines.
 
 **The parser is private.** `re._parser` has made the same tree from Python 3.11 to 3.13, and a later Python may change
 it. So it is looked up for each pattern, and an unknown node or shape refuses that pattern. Schemas without patterns do
-not depend on it. `test_schema_pattern.py` compares the answers with those of `re`, on every Python that is tested.
+not depend on it. `test_regex.py` compares the answers with those of `re`, on every Python that is tested.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ NEWER_GRACE_SECONDS = 0.5
 # How long KILL is tried after that.
 NEWER_KILL_SECONDS_MAX = 1.0
 # Between two rounds. Their deaths are told to their parents and not to us, so they are looked for.
-ROUND_SECONDS = 0.02
+NEWER_ROUND_SECONDS = 0.02
 
 # `kill` is over in a moment, and what comes before it (rules, a log) in a few. The keeper hears nobody meanwhile.
 RUN_SECONDS_MAX = 2.0
@@ -322,7 +322,7 @@ class NewerSweep(Sweep):
     def go_on(self) -> bool:
         """One round. True if that was the last: see `ended` and `survivors`."""
         is_killing = self._ends and time.monotonic() >= self._kill_at
-        self.next_round = time.monotonic() + ROUND_SECONDS
+        self.next_round = time.monotonic() + NEWER_ROUND_SECONDS
         try:
             is_over = self._kill_round() if is_killing else self._ask_round()
         except OSError:

@@ -11,7 +11,6 @@ import msgspec
 
 from banksman import Event
 from banksman.cluster.http import session_placement
-from banksman.cluster.http import session_placement as session_list
 from banksman.cluster.http.owner_proxy import Front
 from banksman.errors import NotFound, NotOwner
 from banksman.server.api import turn_routes
@@ -37,9 +36,9 @@ class SeenProcess(NamedTuple):
     rss_bytes: int
 
 
-def of(pids: Iterable[int]) -> list[SeenProcess]:
+def processes_below(pids: Iterable[int]) -> list[SeenProcess]:
     """These, all below them, and all that their keepers have taken in: everything that would be ended with them."""
-    everything = {seen.pid: seen for seen in _all()} if (wanted := list(pids)) else {}
+    everything = {seen.pid: seen for seen in _all_processes()} if (wanted := list(pids)) else {}
     children: dict[int, list[SeenProcess]] = {}
     for seen in everything.values():
         children.setdefault(seen.parent, []).append(seen)
@@ -55,7 +54,7 @@ def of(pids: Iterable[int]) -> list[SeenProcess]:
     return found
 
 
-def _all() -> Iterable[SeenProcess]:
+def _all_processes() -> Iterable[SeenProcess]:
     try:
         names = os.listdir("/proc")
     except OSError:
@@ -147,7 +146,7 @@ async def list_sessions(call: RouteCall) -> HttpAnswer:
     statuses = await call.context.nobodys.glance(found[:limit])
     listed = [shown(status, session, front) for status, session in zip(statuses, found[:limit], strict=True)]
     return HttpAnswer(
-        messages.Sessions(listed if front is None else await session_list.filled(front, listed), following)
+        messages.Sessions(listed if front is None else await session_placement.filled(front, listed), following)
     )
 
 
@@ -172,7 +171,7 @@ async def why(call: RouteCall) -> HttpAnswer:
             clocks=[messages.Clock(c.name, c.seconds, c.left, c.is_running) for c in status.clocks],
             timers=dict(status.timers),
             pids=list(status.pids),
-            tree=[messages.ProcessShown(*process) for process in of(status.pids)],
+            tree=[messages.ProcessShown(*process) for process in processes_below(status.pids)],
             counters=dict(status.counters),
             seconds_since_in=status.seconds_since_in,
             seconds_since_out=status.seconds_since_out,

@@ -173,7 +173,7 @@ def _is_expired(line: str) -> bool:
 # went to: not another port of this machine, and not `null`. Whatever else it carries, cookie or token.
 #
 # Who is it? A token in `Authorization`, compared in constant time: the server's own, or a page token, which a browser
-# got for a one-time code (page_tokens.py). A browser adds neither by itself, so no other site and no other port can
+# got for a one-time code. A browser adds neither by itself, so no other site and no other port can
 # make it send one. Cookies are never looked at: browsers send them to every port of this machine.
 #
 # Who comes by the socket of our own user (banksman/sockets.py) is asked none of these: the kernel says who it is, and

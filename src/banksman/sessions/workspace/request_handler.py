@@ -280,13 +280,13 @@ class Workspace:
         return self._root
 
     # -- the end -----------------------------------------------------------------------------------------------------
-    def ending_with(self, on_event: OnReport) -> OnReport:
+    def ending_with(self, on_report: OnReport) -> OnReport:
         """Who hears what the agent's process does, and ends this with it."""
 
         def hear(event: AgentReport) -> None:
             if isinstance(event, Exited | StartFailed | ProcessGone):
                 self.end()
-            on_event(event)
+            on_report(event)
 
         return hear
 

@@ -5,7 +5,7 @@ It promises what every engine does (`store/log.py`), at one of two levels. `full
 gone, whole appends from the end, but never an epoch (`ownership.py`).
 
 Two threads do what may wait: one writes (`writer_thread.py`), one reads histories (`worker_threads.py`). The loop's own
-asks the store only what it answers at once (`lookup.py`). `worker_threads.py` is between them.
+asks the store only what it answers at once (`tail_wait.py`). `worker_threads.py` is between them.
 
 Several hosts may have the file open. Who lives is told by locks (`host_locks.py`), and who has a session by its row;
 every change of a session is made under the store's write lock by who says what it believes to be there.

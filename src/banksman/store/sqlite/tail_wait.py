@@ -1,4 +1,4 @@
-"""Who waits for an event that is not there yet, and what lets it through.
+"""Who waits for an event that is not there yet, and what lets it through; and single rows, looked up by an index.
 
 What this host commits lets its waiters through at once. What another host commits nobody tells us: SQLite has no call
 for that, and the file's own notices (inotify) do not come for what is written by way of shared memory. So the number
