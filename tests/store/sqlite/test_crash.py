@@ -38,7 +38,7 @@ def campaign(tmp_path: Path, kind: str, **settings: object) -> Report:
 @pytest.fixture(autouse=True, scope="module")
 def can_be_traced() -> None:
     """In a process of its own, because it forks."""
-    code = "from tests.store import killing; print(killing.why_not(), end='')"
+    code = "from tests.store.sqlite import kill_at_syscall; print(kill_at_syscall.why_not(), end='')"
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True)
     if done.stdout:
@@ -91,7 +91,7 @@ def test_the_tracer_kills_at_the_entry_of_a_call(tmp_path: Path) -> None:
     """Four writes and a sync, the files and the threads of which are told apart: the one it dies at has no effect."""
     code = """
 import os, sys, threading
-from tests.store import killing
+from tests.store.sqlite import kill_at_syscall
 watched, other = sys.argv[1:3]
 
 def program(fd):
@@ -109,7 +109,7 @@ def program(fd):
     os.write(fd, b"said")
 
 for number in (1, 2, 3, 4, 5, 6, 7, 8):
-    death = killing.run(program, watched, kill_at=number)
+    death = kill_at_syscall.run(program, watched, kill_at=number)
     with open(watched) as file:
         left = file.read()
     print(number, death.code, *death.calls[-1], left, os.path.exists(f"{watched}-2"), death.said.decode())
