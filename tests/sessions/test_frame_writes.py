@@ -263,7 +263,7 @@ async def test_reading_pauses_while_too_much_is_uncommitted_and_goes_on(
         assert (await case.answer("@@flood 5000 1000\n@@say done")).text == "done"
         assert any(paused)
         assert not driver._is_paused
-        assert driver._tenure._uncommitted_bytes == 0
+        assert driver._log_writer._uncommitted_bytes == 0
         assert (await case.answer("next")).text == "next"
         events = await case.events()
         deltas = sum(b"content_block_delta" in event.data for event in events)
