@@ -23,7 +23,7 @@ from pathlib import Path
 from banksman.cluster import store_address
 from banksman.cluster.log import ClusterLog, message_codec
 from banksman.cluster.log.session_record import SessionRecord, encode
-from banksman.cluster.log.streams import Names
+from banksman.cluster.log.streams import StreamNames
 from banksman.cluster.nats import Nats
 from banksman.core.session.event import UPDATE
 from banksman.store.log import Log
@@ -43,7 +43,7 @@ DISK_EVENTS, DISK_ALONE = 20_000, 4_000
 WRITERS, WRITTEN = 64, 80
 
 
-def at(store: Store) -> store_address.Address:
+def at(store: Store) -> store_address.StoreAddress:
     return store_address.parse(store.url)
 
 
@@ -69,7 +69,7 @@ def own_memory() -> int:
 async def write_records(store: Store, first: int, end: int) -> float:
     """As a claim leaves them and its owner's release: a record, and a message of one event. Sessions a second."""
     where = at(store)
-    nats, names = Nats(where, name="bench"), Names(where.prefix)
+    nats, names = Nats(where, name="bench"), StreamNames(where.prefix)
     await nats.connect()
     waiting = iter(range(first, end))
     body = message_codec.encode(

@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator
 import banksman
 from banksman.cluster import store_address
 from banksman.cluster.host import Member
-from banksman.cluster.log.host_leases import Leases
+from banksman.cluster.log.host_leases import HostLeases
 from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import Nats
 from bench.agents import tiny
@@ -40,13 +40,13 @@ TAKEN_SECONDS_MAX = 120.0
 async def leases(url: str, count: int) -> None:
     """So many, until stdin ends; a line on it is answered by the CPU so far, and how many hosts the first one sees."""
     where = store_address.parse(url)
-    made: list[Leases] = []
+    made: list[HostLeases] = []
     for _ in range(count):
         nats = Nats(where, name="bench")
         await nats.connect()
         streams = NatsStreams(nats, where)
         await streams.ensure_all()
-        made.append(Leases(nats, streams.names, where.lease, streams.ensure_anew))
+        made.append(HostLeases(nats, streams.names, where.lease, streams.ensure_anew))
         await made[-1].start()
     print("up", flush=True)
     while await asyncio.to_thread(sys.stdin.readline):

@@ -165,7 +165,7 @@ def _fds() -> set[str]:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
             continue  # The one that listed the folder.
-        # The lock on spill files is held as long as a result refers to one: see commands/spill_file.py.
+        # The lock on spill files is held as long as a result refers to one: see commands/output.py.
         if int(name) not in known and not target.removesuffix(" (deleted)").endswith(".owner"):
             found.add(f"{name}: {target}")
     return found

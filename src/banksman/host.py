@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 from banksman.errors import UsageError
 from banksman.folders import state_folder
 from banksman.runtime import base_host
-from banksman.runtime.base_host import Settles
+from banksman.runtime.base_host import SettleTime
 
 if TYPE_CHECKING:
     from banksman.cluster.interfaces import Cluster
@@ -117,12 +117,12 @@ class Host(base_host.Host):
         await self._own_sessions().store.ready()
 
     async def need_of(self, session: str) -> list[str]:
-        """What a host must have to go on with a session: see `sessions/host_requirements.py`."""
-        from banksman.sessions import host_requirements  # noqa: PLC0415
+        """What a host must have to go on with a session: see `sessions/session_spec.py`."""
+        from banksman.sessions import session_spec  # noqa: PLC0415
 
         store = self._own_sessions().store
         known = store.find(session)
-        return [] if known is None else await host_requirements.read(store, known)
+        return [] if known is None else await session_spec.read(store, known)
 
     def _id(self, session: Session | str) -> str:
         self._bind()
@@ -134,29 +134,31 @@ def default_path() -> Path:
     return state_folder() / "store.db"
 
 
-def _engine(store: Any, address: str) -> tuple[Callable[[], Log], Settles]:
+def _engine(store: Any, address: str) -> tuple[Callable[[], Log], SettleTime]:
     """What opens the log, and when it is first needed. A file that is not there has nothing to settle, and whoever only
     runs commands is not to get one; nor to be kept from it by one that is there and cannot be opened, unless they have
     named it."""
     if store is None:
-        settles = _when(default_path, Settles.AT_START_IF_IT_CAN)
+        settles = _when(default_path, SettleTime.AT_START_IF_IT_CAN)
         return lambda: _open_sqlite(str(default_path()), {"address": address}), settles
     if store == "memory:":
-        return _open_memory, Settles.WHEN_NEEDED
+        return _open_memory, SettleTime.WHEN_NEEDED
     if isinstance(store, str) and store.startswith("sqlite:") and store != "sqlite:":
         path, settings = _parse(store.removeprefix("sqlite:"))
-        return lambda: _open_sqlite(path, {**settings, "address": address}), _when(lambda: Path(path), Settles.AT_START)
+        return lambda: _open_sqlite(path, {**settings, "address": address}), _when(
+            lambda: Path(path), SettleTime.AT_START
+        )
     if isinstance(store, str) and store.startswith(CLUSTER):
         # What is left of hosts that died is for those that take their sessions over.
-        return _open_cluster(store), Settles.WHEN_NEEDED
+        return _open_cluster(store), SettleTime.WHEN_NEEDED
     raise UsageError(f"there is no store {store!r:.200}", hint=HINT)
 
 
-def _when(path: Callable[[], Path], settles: Settles) -> Settles:
+def _when(path: Callable[[], Path], settles: SettleTime) -> SettleTime:
     try:
-        return settles if _is_there(path()) else Settles.WHEN_NEEDED
+        return settles if _is_there(path()) else SettleTime.WHEN_NEEDED
     except (UsageError, OSError):
-        return Settles.WHEN_NEEDED  # Whoever needs it is told.
+        return SettleTime.WHEN_NEEDED  # Whoever needs it is told.
 
 
 def _is_there(path: Path) -> bool:

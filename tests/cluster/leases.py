@@ -6,7 +6,7 @@ there at once, so that a test of what follows need not wait for the time.
 
 from __future__ import annotations
 
-from banksman.cluster.log.streams import Names
+from banksman.cluster.log.streams import StreamNames
 from banksman.cluster.nats import Nats
 from banksman.cluster.store_address import parse
 
@@ -19,6 +19,6 @@ async def end_lease(url: str, host: str) -> None:
     nats = Nats(address, name="end-lease")
     await nats.connect()
     try:
-        await nats.publish(Names(address.prefix).host(host), b"", headers={"Nats-TTL": "60s"})
+        await nats.publish(StreamNames(address.prefix).host(host), b"", headers={"Nats-TTL": "60s"})
     finally:
         await nats.close()

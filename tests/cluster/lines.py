@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from banksman.cluster import store_address
-from banksman.cluster.log.owner_requests import ClusterBus
+from banksman.cluster.log.owner_requests import ClusterOwnerRequests
 from banksman.cluster.log.placement import ClusterPlacement
 from banksman.cluster.nats import Nats
 from banksman.testing.nats_servers import Servers
@@ -22,7 +22,7 @@ SECONDS_MAX = 40.0
 @dataclass
 class Line:
     nats: Nats
-    bus: ClusterBus
+    bus: ClusterOwnerRequests
     placement: ClusterPlacement
 
 
@@ -61,7 +61,7 @@ async def lines(servers: Servers, prefix: str, count: int, *, lease: float = 2.0
             stack.push_async_callback(nats.close)
             if not number:
                 await make_streams(nats, prefix)
-            bus = ClusterBus(nats, prefix)
+            bus = ClusterOwnerRequests(nats, prefix)
             stack.push_async_callback(bus.close)
             placement = ClusterPlacement(nats, prefix, lease)
             stack.push_async_callback(placement.close)

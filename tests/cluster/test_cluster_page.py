@@ -11,7 +11,7 @@ from tests.cli.doctor.test_cluster import by_monitors, doctor, make_streams
 from tests.cluster.certificates import certificate
 from tests.thorough import thorough
 
-from banksman.cluster.log.streams import Names
+from banksman.cluster.log.streams import StreamNames
 from banksman.testing.nats_servers import Servers, Tls
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cluster.md"
@@ -60,7 +60,7 @@ def test_its_configuration_starts_and_the_doctor_has_nothing_to_say(
 
 
 def test_it_names_every_stream_there_is() -> None:
-    names = Names("banksman")
+    names = StreamNames("banksman")
     page = PAGE.read_text()
     for name in (names.events, names.records, names.hosts, names.work, f"OBJ_{names.blobs}"):
         assert f"`{name}`" in page or f" {name} " in page, name

@@ -31,7 +31,7 @@ from tests.process.helpers import (
 
 import banksman
 from banksman import Ended, Host
-from banksman.commands import spill_file
+from banksman.commands import output as spill_file
 from banksman.commands.output import OUTPUT_BYTES_MAX
 from banksman.process.pipes import READ_BYTES_MAX
 

@@ -15,7 +15,7 @@ from banksman import Closed, Command, Ended, Host, MachineError, Refused, UsageE
 from banksman.commands import output_watch, registry
 from banksman.commands.options import Options
 from banksman.commands.output_watch import Match
-from banksman.commands.pattern_search import CONTEXT_BYTES, MATCH_BYTES_MAX, Search, is_plain
+from banksman.commands.pattern_search import CONTEXT_BYTES, MATCH_BYTES_MAX, PatternSearch, is_plain
 from banksman.core.process_facts import Stream
 from banksman.process.launch import prepare
 
@@ -195,7 +195,7 @@ async def test_idle_searches_are_bounded_and_take_no_place_of_others(
 def searches(command: Command) -> list[Command]:
     """Those of our own that run for this host."""
     host: Any = getattr(command, "_on_end").__self__  # noqa: B009
-    return list(host._shelf._asides.values())
+    return list(host._command_registry._asides.values())
 
 
 async def test_a_search_of_its_own_is_nobody_elses_command(marker: str) -> None:
@@ -317,7 +317,7 @@ async def test_a_wish_that_is_none_is_the_callers_error(how: dict[str, Any]) -> 
 
 
 # -- the search itself -----------------------------------------------------------------------------------------------
-def feed(search: Search, data: bytes, size: int, begin: int = 0) -> Any:
+def feed(search: PatternSearch, data: bytes, size: int, begin: int = 0) -> Any:
     for at in range(0, len(data), size):
         piece = data[at : at + size]
         found = search.feed(piece, begin + at, at + size >= len(data))
@@ -343,18 +343,18 @@ def feed(search: Search, data: bytes, size: int, begin: int = 0) -> Any:
     ],
 )
 def test_a_match_is_the_same_wherever_the_pieces_end(pattern: Any, data: bytes, wanted: Any, size: int) -> None:
-    found = feed(Search(pattern), data, size)
+    found = feed(PatternSearch(pattern), data, size)
     assert found == wanted
 
 
 def test_a_line_begins_where_it_does_also_far_from_the_beginning() -> None:
-    search = Search("^needle")
+    search = PatternSearch("^needle")
     assert feed(search, b"x" * 5000 + b"needle" + b"x" * 5000, 1) is None
     assert feed(search, b"\nneedle", 1, begin=10_006) == (10_007, b"needle", ())
 
 
 def test_nothing_matches_across_a_gap() -> None:
-    search = Search("needle")
+    search = PatternSearch("needle")
     assert search.feed(b"need", 0, False) is None
     assert search.feed(b"le needle", 100, False) == (103, b"needle", ())
 
@@ -362,12 +362,12 @@ def test_nothing_matches_across_a_gap() -> None:
 @pytest.mark.parametrize("size", [1000, MATCH_BYTES_MAX])
 def test_a_match_may_be_as_long_as_the_bound(size: int) -> None:
     inner = b"x" * (MATCH_BYTES_MAX - 2)
-    assert feed(Search("a[^ab]*b"), b"y" * 200_000 + b"a" + inner + b"b", size) is not None
+    assert feed(PatternSearch("a[^ab]*b"), b"y" * 200_000 + b"a" + inner + b"b", size) is not None
 
 
 def test_what_is_kept_is_bounded() -> None:
     for pattern in ("needle", "n(e+)dle"):
-        search = Search(pattern)
+        search = PatternSearch(pattern)
         feed(search, b"x" * 2_000_000, 65536)
         assert len(search._window) <= MATCH_BYTES_MAX + CONTEXT_BYTES  # pyright: ignore[reportPrivateUsage]
 

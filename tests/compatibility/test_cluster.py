@@ -16,7 +16,7 @@ from tests.compatibility.written import Written, doctor, ends, events_of, outcom
 
 from banksman import Host, NotFound
 from banksman.cluster import nats
-from banksman.cluster.host import unowned_sessions
+from banksman.cluster.host import takeover
 from banksman.testing import checks
 from banksman.testing.nats_servers import Servers
 
@@ -83,7 +83,7 @@ async def test_new_host_takes_over_from_the_killed_one(
     written: Written, servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nobody was there to hear of its death: whoever comes looks for what it had, and here at once.
-    monkeypatch.setattr(unowned_sessions, "LOOK_LEASES", 0.1 / LEASE_SECONDS)
+    monkeypatch.setattr(takeover, "LOOK_LEASES", 0.1 / LEASE_SECONDS)
     url = store(servers, written.folder / "journals")
     (carried,) = (row["session"] for row in written.rows("session") if row["name"] == "carried")
     opened, queued = (written.turn(carried, key) for key in ("key-open", "key-queued"))

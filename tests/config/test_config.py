@@ -16,7 +16,7 @@ import pytest
 
 from banksman import config
 from banksman.config.keys import KEYS, TABLES, ValueKind
-from banksman.config.toml_file import as_toml, template
+from banksman.config.layers import as_toml, template
 from banksman.errors import UsageError
 from banksman.server.server_settings import ServerSettings
 
@@ -202,7 +202,7 @@ def test_what_is_wrong_in_a_variable_is_told_with_its_name(
 def test_a_variable_that_is_not_known_is_no_error_and_is_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BANKSMAN_SERVE_PROT", "1")
     config.load()
-    assert config.strays() == [config.Stray("BANKSMAN_SERVE_PROT", "BANKSMAN_SERVE_PORT")]
+    assert config.strays() == [config.UnknownVariable("BANKSMAN_SERVE_PROT", "BANKSMAN_SERVE_PORT")]
     done = run("show", "serve.port")
     assert (done.returncode, done.stderr) == (
         0,

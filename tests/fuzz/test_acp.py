@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.fuzz.bounded import for_a_while
 
 from banksman.core.dialects.acp import acp
-from banksman.core.dialects.acp.conversation import AcpSpeech
-from banksman.core.dialects.dialect import Quirks, Setup, Spoken
+from banksman.core.dialects.acp.conversation import AcpProtocolState
+from banksman.core.dialects.dialect import ProtocolOutput, Quirks, Setup
 from banksman.core.dialects.meaning import (
     Forgot,
     Meaning,
@@ -27,7 +27,7 @@ from banksman.core.dialects.meaning import (
     TurnOver,
 )
 from banksman.core.session.permissions import Decision
-from banksman.core.wire.jsonrpc import Garbage, RpcCall
+from banksman.core.wire.jsonrpc import InvalidMessage, RpcCall
 
 pytestmark = pytest.mark.thorough
 
@@ -147,7 +147,7 @@ class Watched:
 
     def __init__(self, setup: Setup, quirks: Quirks) -> None:
         self.dialect = acp(quirks)
-        self.speech = self.dialect.begin(setup)
+        self.protocol = self.dialect.begin(setup)
         # Prompts that were sent, and those that have ended.
         self.prompted: list[str] = []
         self.ended: Counter[str] = Counter()
@@ -157,15 +157,15 @@ class Watched:
         self.requests: Counter[str] = Counter()
         self.answers: Counter[str] = Counter()
         self.numbers: set[int] = set()
-        self.take(self.speech.handshake("hand"))
+        self.take(self.protocol.handshake("hand"))
 
     @property
     def is_ready(self) -> bool:
-        assert isinstance(self.speech, AcpSpeech)
-        return self.speech.stage.value == "ready"
+        assert isinstance(self.protocol, AcpProtocolState)
+        return self.protocol.stage.value == "ready"
 
-    def take(self, spoken: Spoken) -> None:
-        self.speech = spoken.speech
+    def take(self, spoken: ProtocolOutput) -> None:
+        self.protocol = spoken.protocol
         for frame in spoken.frames:
             assert frame.endswith(b"\n")
             assert frame.count(b"\n") == 1
@@ -205,9 +205,9 @@ class Watched:
         self.dialect.transcript().add(line)
         if isinstance(meaning, NeedsConversation):
             for message in meaning.message:
-                if isinstance(message, RpcCall) or (isinstance(message, Garbage) and message.is_request):
+                if isinstance(message, RpcCall) or (isinstance(message, InvalidMessage) and message.is_request):
                     self.requests[json.dumps(message.id)] += 1
-            self.take(self.speech.hear(meaning))
+            self.take(self.protocol.hear(meaning))
         elif meaning is not None:
             self.mean(meaning)
 
@@ -216,20 +216,20 @@ class Watched:
         match deed:
             case "prompt" if self.is_ready and len(self.prompted) == sum(self.ended.values()):
                 self.prompted.append(f"p{len(self.prompted)}")
-                self.take(self.speech.prompt(self.prompted[-1], "x"))
+                self.take(self.protocol.prompt(self.prompted[-1], "x"))
             case "hurry":
-                self.take(self.speech.hurry())
+                self.take(self.protocol.hurry())
             case "interrupt":
-                self.take(self.speech.interrupt("stop"))
+                self.take(self.protocol.interrupt("stop"))
             case "set" if self.is_ready:
-                self.take(self.speech.setting(f"set-{number}", "model", "big"))
+                self.take(self.protocol.setting(f"set-{number}", "model", "big"))
             case "answer" | "refuse" | "cancel" | "respond" if self.asked:
                 asked = self.asked.pop(sorted(self.asked)[number % len(self.asked)])
                 how: dict[str, Any] = {
-                    "answer": lambda: self.speech.answer(asked, Decision(allows=number % 2 == 0)),
-                    "refuse": lambda: self.speech.refuse(asked, "no"),
-                    "cancel": lambda: self.speech.cancel(asked),
-                    "respond": lambda: self.speech.respond(asked, {}),
+                    "answer": lambda: self.protocol.answer(asked, Decision(allows=number % 2 == 0)),
+                    "refuse": lambda: self.protocol.refuse(asked, "no"),
+                    "cancel": lambda: self.protocol.cancel(asked),
+                    "respond": lambda: self.protocol.respond(asked, {}),
                 }
                 before = self.answers[asked.request]
                 self.take(how[deed]())

@@ -18,11 +18,11 @@ from tests.fuzz.bounded import for_a_while
 from banksman.cli.client.event_stream import RETRY_MILLISECONDS_MAX, SseMessage, SseParser
 from banksman.core.dialects.claude import reader, updates
 from banksman.core.dialects.codex import CODEX
-from banksman.core.dialects.dialect import Setup, Spoken
+from banksman.core.dialects.dialect import ProtocolOutput, Setup
 from banksman.core.dialects.meaning import Meaning, NeedsConversation, Requested
 from banksman.core.session.permissions import Decision
 from banksman.core.wire import jsonrpc
-from banksman.core.wire.framing import Framing, Mixed, OversizeBegan, OversizeEnded, OversizePiece
+from banksman.core.wire.framing import Framing, MixedChunk, OversizeBegan, OversizeEnded, OversizePiece
 
 pytestmark = pytest.mark.thorough
 
@@ -68,7 +68,7 @@ def test_lines_are_the_same_however_they_are_cut() -> None:
         found: list[Any] = []
         pieces = bytearray()
         for answer in answers:
-            for item in answer.items if isinstance(answer, Mixed) else answer:
+            for item in answer.items if isinstance(answer, MixedChunk) else answer:
                 if isinstance(item, OversizeBegan):
                     pieces.clear()
                 elif isinstance(item, OversizePiece):
@@ -267,36 +267,36 @@ def test_whatever_codex_says_is_heard_and_what_is_answered_is_one_line_each() ->
     def check(seed: int) -> None:
         making = MakingCodex(seed, is_json=False)
         choose = making.random
-        speech = CODEX.begin(Setup(schema=choose.choice((None, {}))))
+        protocol = CODEX.begin(Setup(schema=choose.choice((None, {}))))
         projector, transcript = CODEX.projector(), CODEX.transcript()
         said: list[bytes] = []
         asked: list[Requested] = []
 
-        def do(spoken: Spoken) -> None:
-            nonlocal speech
-            speech = spoken.speech
+        def do(spoken: ProtocolOutput) -> None:
+            nonlocal protocol
+            protocol = spoken.protocol
             asked.extend(meaning for meaning in spoken.meanings if isinstance(meaning, Requested))
             assert not any(isinstance(meaning, NeedsConversation) for meaning in spoken.meanings)
             for frame in spoken.frames:
                 assert frame.index(b"\n") == len(frame) - 1
                 assert isinstance(json.loads(frame), dict)
 
-        do(speech.handshake("h"))
+        do(protocol.handshake("h"))
         for line in (b'{"id":1,"result":{}}', b'{"id":2,"result":{"thread":{"id":"t"}}}'):
             meaning = CODEX.read(line)
             assert isinstance(meaning, NeedsConversation)
-            do(speech.hear(meaning))
+            do(protocol.hear(meaning))
         try:
             for _ in range(LINES_EACH):
                 match choose.randrange(8):
                     case 0:
-                        do(speech.prompt(choose.choice("rs"), "do"))
+                        do(protocol.prompt(choose.choice("rs"), "do"))
                     case 1:
-                        do(speech.interrupt("i"))
+                        do(protocol.interrupt("i"))
                     case 2 if asked:
                         question = asked.pop()
                         decision = Decision(allows=choose.random() < 0.5, option=choose.choice((None, "accept", "x")))
-                        do(choose.choice((speech.answer(question, decision), speech.cancel(question))))
+                        do(choose.choice((protocol.answer(question, decision), protocol.cancel(question))))
                     case _:
                         line = making.line()
                         said.append(line)
@@ -306,7 +306,7 @@ def test_whatever_codex_says_is_heard_and_what_is_answered_is_one_line_each() ->
                         for meaning in (CODEX.read(line), CODEX.read_head(line[:half], line[half:])):
                             assert meaning is None or isinstance(meaning, Meaning)
                             if isinstance(meaning, NeedsConversation):
-                                do(speech.hear(meaning))
+                                do(protocol.hear(meaning))
         except Exception as exc:
             exc.add_note(repr(said[-1:]))
             raise

@@ -44,7 +44,7 @@ from banksman.core.stop_ladder import Timings
 from banksman.process import sweep_requests, syscalls
 from banksman.process.keeper import sweep
 from banksman.process.launch import prepare
-from banksman.process.sweep_requests import NOTES_MAX, Births
+from banksman.process.sweep_requests import NOTES_MAX, StartedSince
 from banksman.sessions.agent_process import AgentReport, RealAgent
 
 pytestmark = pytest.mark.thorough
@@ -609,17 +609,17 @@ asyncio.run(main())
 # -- moments -----------------------------------------------------------------------------------------------------------
 def test_who_is_born_in_the_same_breath_is_told_from_who_was_there_before(marker: str) -> None:
     """Again and again within one tick of the kernel's: only their pids differ."""
-    births = Births()
+    started_since = StartedSince()
     processes = [subprocess.Popen(child("stay()", marker))]
     moments: list[float] = []
     try:
         for _ in range(10):
             moments.append(time.monotonic())
-            births.note()
+            started_since.note()
             processes.append(subprocess.Popen(child("stay()", marker)))
         born = [(start_of(process.pid), process.pid) for process in processes]
         for number, moment in enumerate(moments):
-            mark = births.since(moment)
+            mark = started_since.since(moment)
             assert [each > (mark.tick, mark.pid) for each in born] == [n > number for n in range(len(born))]
         ticks = [tick for tick, _ in born]
         assert len(set(ticks)) < len(ticks), "this machine is too slow to show it"
@@ -630,12 +630,12 @@ def test_who_is_born_in_the_same_breath_is_told_from_who_was_there_before(marker
 
 
 def test_of_a_moment_since_which_nothing_was_noted_all_of_its_tick_are_meant(marker: str) -> None:
-    births = Births()
-    births.note()
+    started_since = StartedSince()
+    started_since.note()
     moment = time.monotonic()
     process = subprocess.Popen(child("stay()", marker))
     try:
-        mark = births.since(moment)
+        mark = started_since.since(moment)
         assert (mark.tick, mark.pid) < (start_of(process.pid), process.pid)
         assert mark.pid == 0
     finally:
@@ -644,12 +644,12 @@ def test_of_a_moment_since_which_nothing_was_noted_all_of_its_tick_are_meant(mar
 
 
 def test_a_moment_whose_note_was_forgotten_is_not_taken_for_a_later_one() -> None:
-    births = Births()
+    started_since = StartedSince()
     moment = time.monotonic()
     for _ in range(NOTES_MAX):
-        births.note()
-    first = births.since(moment)
+        started_since.note()
+    first = started_since.since(moment)
     assert first.pid > 0
-    births.note()
-    assert births.since(moment).pid == 0
-    assert births.since(moment).tick <= first.tick
+    started_since.note()
+    assert started_since.since(moment).pid == 0
+    assert started_since.since(moment).tick <= first.tick

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from banksman.core.session.event import Entry
 from banksman.errors import NotOwner, Unreachable
-from banksman.store.log import Done, Guard, Known
+from banksman.store.log import Done, KnownSession, OwnershipListener
 from banksman.store.memory import MemoryLog
 
 
@@ -34,7 +34,7 @@ class LeasedLog(MemoryLog):
     def __init__(self, until: Times | None = None, *, is_ready: bool = True, fences: bool = False) -> None:
         super().__init__()
         self.until = until
-        self.told: Guard | None = None
+        self.told: OwnershipListener | None = None
         self._fences = fences
         self._fence: asyncio.TimerHandle | None = None
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -70,7 +70,7 @@ class LeasedLog(MemoryLog):
         return NotOwner("no heartbeat was acknowledged in time")
 
     # -- the log -----------------------------------------------------------------------------------------------------
-    def guard(self, guard: Guard) -> None:
+    def guard(self, guard: OwnershipListener) -> None:
         assert self.told is None
         self.told = guard
         if self.until is not None:
@@ -87,11 +87,11 @@ class LeasedLog(MemoryLog):
             self._ready.exception()
         await super().close()
 
-    def find(self, id_or_name: str) -> Known | None:
+    def find(self, id_or_name: str) -> KnownSession | None:
         self._check_ready()
         return super().find(id_or_name)
 
-    def sessions(self, after: str | None = None, limit: int | None = None) -> list[Known]:
+    def sessions(self, after: str | None = None, limit: int | None = None) -> list[KnownSession]:
         self._check_ready()
         return super().sessions(after, limit)
 

@@ -9,7 +9,7 @@ import pytest
 from tests.sessions.helpers import Case, opened
 
 from banksman import Kind, UsageError
-from banksman.process.environment import NESTING
+from banksman.process.launch import NESTING
 
 # The words of the dialect itself, and of the fake agent's script.
 PLAIN = [

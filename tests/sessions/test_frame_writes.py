@@ -17,7 +17,7 @@ from banksman import AgentError, By, Kind
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.session import event as kinds
 from banksman.core.session.state import Stdin
-from banksman.core.wire.framing import Framed, Mixed, OversizeBegan, OversizeEnded, OversizePiece
+from banksman.core.wire.framing import Framed, MixedChunk, OversizeBegan, OversizeEnded, OversizePiece
 from banksman.sessions import frame_reader, log_writer
 from banksman.sessions.diagnostics import Counters
 from banksman.testing import checks
@@ -337,7 +337,9 @@ def test_past_the_bound_of_a_session_what_is_spilled_is_cut_and_said_to_be(monke
     def take(*pieces: bytes) -> dict[str, Any]:
         whole = b"".join(pieces)
         items: list[Framed] = [OversizeBegan(whole[:1]), *map(OversizePiece, pieces)]
-        lines, _ = spilled.take(Mixed((*items, OversizeEnded(len(whole), whole[:1], whole[-1:]))), CLAUDE, counters)
+        lines, _ = spilled.take(
+            MixedChunk((*items, OversizeEnded(len(whole), whole[:1], whole[-1:]))), CLAUDE, counters
+        )
         return json.loads(lines[0])
 
     first, second, third = take(b"abcd"), take(b"efghijkl", b"mn"), take(b"op")

@@ -18,11 +18,11 @@ from banksman.sessions.hooks import (
     AGENT_GRACE_SECONDS,
     ENDING_SECONDS_MAX,
     EVENTS,
+    CallbackRunner,
+    CallUnfinished,
     Hook,
     Hooks,
-    NoAnswer,
     Registration,
-    UserCalls,
 )
 from banksman.testing import sim
 
@@ -302,7 +302,7 @@ def test_a_hook_that_waits_for_the_end_does_not_wait_for_itself() -> None:
 
 def test_answer_deadline_and_cancellation_in_any_order_leave_one_outcome_and_no_task() -> None:
     async def scenario() -> None:
-        loop, calls = sim.current(), UserCalls()
+        loop, calls = sim.current(), CallbackRunner()
 
         async def call(argument: object) -> object:
             await asyncio.sleep(1)
@@ -312,7 +312,7 @@ def test_answer_deadline_and_cancellation_in_any_order_leave_one_outcome_and_no_
         loop.call_later(1, asked.cancel)
         done, _ = await asyncio.wait({asked})
         assert asked in done
-        assert asked.cancelled() or isinstance(asked.exception(), NoAnswer) or asked.result() == "answer"
+        assert asked.cancelled() or isinstance(asked.exception(), CallUnfinished) or asked.result() == "answer"
         await calls.wait_ended()
 
     assert sim.explore(scenario, departures_max=3).is_complete

@@ -13,7 +13,7 @@ import pytest
 from banksman.core.dialects.dialect import ERROR_CHARACTERS_MAX, Quirks
 from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
-from banksman.process import environment
+from banksman.process import launch
 from banksman.sessions import arguments, known_agents
 from banksman.sessions.profile import QUIET_SECONDS_MAX
 
@@ -185,7 +185,7 @@ def test_a_long_text_is_no_message_of_an_error() -> None:
 def test_the_nesting_variables_do_not_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLAUDECODE", "1")
     monkeypatch.setenv("BANKSMAN_TEST_KEPT", "1")
-    built = environment.build(None, inherit=True, scrub=known_agents.load("claude").scrub)
+    built = launch.build(None, inherit=True, scrub=known_agents.load("claude").scrub)
     assert b"CLAUDECODE" not in built
     assert b"BANKSMAN_TEST_KEPT" in built
 

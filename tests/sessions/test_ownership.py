@@ -23,7 +23,7 @@ from banksman import Command, Kind, NotOwner, Session
 from banksman.commands import running_command
 from banksman.errors import BanksmanError, Closed, Unreachable
 from banksman.process.portable import PortableProcess
-from banksman.runtime.base_host import Host, Settles
+from banksman.runtime.base_host import Host, SettleTime
 from banksman.testing import fake_acp, fake_agent
 
 # So long that whoever waits for it has not been cut.
@@ -284,7 +284,7 @@ async def test_what_is_awaited_first_waits_until_the_store_can_be_asked(tmp_path
 
 async def test_entering_a_host_whose_store_is_opened_at_start_waits_for_it(tmp_path: Path) -> None:
     store = LeasedLog(times(60, 60), is_ready=False)
-    host = Host(lambda: store, settles=Settles.AT_START)
+    host = Host(lambda: store, settles=SettleTime.AT_START)
     entering = asyncio.ensure_future(host.__aenter__())
     await asyncio.sleep(0.05)
     assert not entering.done()

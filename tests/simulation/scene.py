@@ -15,7 +15,7 @@ from banksman.core.dialects.claude import CLAUDE
 from banksman.core.session import event as kinds
 from banksman.core.session.event import Event
 from banksman.core.session.facts import Timer
-from banksman.core.session.history import Past, replay
+from banksman.core.session.history import SessionHistory, replay
 from banksman.core.session.outcome import Kind, Outcome, Receipt
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Mode, ProcessPhase, Stdin
@@ -81,7 +81,7 @@ class Scene:
         ends: asyncio.Future[None] = self.loop.create_future()
         self.session = Session(id, name=id, agent="claude", dialect=CLAUDE, store=self.log, ends=ends)
         epoch = at_once(self.log.claim(id, name=id, agent="claude"))
-        past = Past(session=self.first)
+        past = SessionHistory(session=self.first)
         # Not waited for here: whether it was taken is told in `refusals`.
         self.refusals: list[BanksmanError] = []
         if conversation is not None:

@@ -17,7 +17,7 @@ from tests.simulation.crowd import Crowd  # noqa: E402
 from tests.simulation.scenarios import Scenario, named  # noqa: E402
 from tests.simulation.scene import MOMENT, explored  # noqa: E402
 
-from banksman.core.session.effects import BeIdle  # noqa: E402
+from banksman.core.session.effects import ReportIdle  # noqa: E402
 from banksman.core.session.outcome import Kind  # noqa: E402
 from banksman.errors import BugError, NotOwner  # noqa: E402
 from banksman.sessions.driver import Driver  # noqa: E402
@@ -454,7 +454,7 @@ def nobody_looks_when_one_is_idle(patch: Patch) -> None:
     plain: Any = Driver._perform  # pyright: ignore[reportPrivateUsage]
 
     def perform(self: Any, effect: Any) -> None:
-        if not isinstance(effect, BeIdle):
+        if not isinstance(effect, ReportIdle):
             plain(self, effect)
 
     patch(Driver, "_perform", perform)

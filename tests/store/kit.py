@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from banksman.core.session.event import UPDATE, Entry, Event
 from banksman.errors import NotOwner, StoreError
-from banksman.store.log import READ_EVENTS_MAX, Chunk, Done, Known, Log, Placed
+from banksman.store.log import READ_EVENTS_MAX, Chunk, Done, KnownSession, Log, PositionedEvent
 
 AT = 1700000000.25
 
@@ -31,7 +31,7 @@ def chunk(first: int, *data: bytes, epoch: int = 1, at: float = AT) -> Chunk:
     return Chunk(first, epoch, at, lines(*data))
 
 
-def known(log: Log, session: str = "s") -> Known:
+def known(log: Log, session: str = "s") -> KnownSession:
     """A session that is there."""
     found = log.find(session)
     assert found is not None
@@ -181,9 +181,9 @@ async def follow(log: Log, last: int, session: str = "s", after: int = 0, limit:
 
 async def everything_placed(
     log: Log, after: str | None = None, limit: int = READ_EVENTS_MAX, sessions: Sequence[str] | None = None
-) -> list[Placed]:
+) -> list[PositionedEvent]:
     """All that is committed after a position, page by page, where nothing was dropped."""
-    placed: list[Placed] = []
+    placed: list[PositionedEvent] = []
     while (page := await log.read_many(after, limit, sessions=sessions)).events:
         assert not page.gaps
         assert len(page.events) <= limit

@@ -29,7 +29,7 @@ from banksman.core.dialects.claude import CLAUDE
 from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
 from banksman.core.session.event import Entry, entry
-from banksman.core.session.history import Past
+from banksman.core.session.history import SessionHistory
 from banksman.core.session.outcome import Kind
 from banksman.core.session.session_config import Config
 from banksman.errors import NotOwner, UsageError
@@ -51,23 +51,23 @@ def ended(turn: str) -> list[Entry]:
     return [entry(turn, kinds.TURN_ENDED, outcome=Kind.DONE, spent=0.0, cost_in_all=None)]
 
 
-def active(past: Past) -> str | None:
+def active(past: SessionHistory) -> str | None:
     return None if past.session.turn is None else past.session.turn.id
 
 
-async def found(log: Log) -> Past:
+async def found(log: Log) -> SessionHistory:
     """What the session is when nobody writes: from its last snapshot, and from its first event the same."""
     past = await recovery.load(log, SESSION, CONFIG)
     assert pasts.fold_events(pasts.beginning(CONFIG), await everything(log)) == past
     return past
 
 
-def say_nothing(_: Past) -> Sequence[Entry]:
+def say_nothing(_: SessionHistory) -> Sequence[Entry]:
     """Behind what a takeover settles."""
     return ()
 
 
-async def append(log: Log, epoch: int, past: Past, entries: Sequence[Entry]) -> Past | None:
+async def append(log: Log, epoch: int, past: SessionHistory, entries: Sequence[Entry]) -> SessionHistory | None:
     """The past with these after it, in one with its snapshot; None if it was refused."""
     answers, after = Answers(), pasts.fold(past, entries)
     log.append(SESSION, epoch, past.session.head, AT, entries, answers.done(), pasts.encode(after))
@@ -76,7 +76,7 @@ async def append(log: Log, epoch: int, past: Past, entries: Sequence[Entry]) -> 
     return after if refusal is None else None
 
 
-async def change(log: Log, epoch: int, decide: Callable[[Past], Sequence[Entry]]) -> None:
+async def change(log: Log, epoch: int, decide: Callable[[SessionHistory], Sequence[Entry]]) -> None:
     """Read, decide, and write if it is still so; if not, read again. Whoever is no longer the writer gives up."""
     while log.head(SESSION).epoch == epoch:
         past = await recovery.load(log, SESSION, CONFIG)
@@ -165,10 +165,10 @@ async def late_finaliser(log: Log) -> None:
     epoch = await log.claim(SESSION, agent="claude")
     await append(log, epoch, pasts.beginning(CONFIG), begun("1"))
 
-    def finalise(past: Past) -> Sequence[Entry]:
+    def finalise(past: SessionHistory) -> Sequence[Entry]:
         return ended("1") if active(past) == "1" else ()
 
-    def begin(past: Past) -> Sequence[Entry]:
+    def begin(past: SessionHistory) -> Sequence[Entry]:
         return [*finalise(past), *begun("2")]
 
     await _together(
@@ -413,7 +413,7 @@ class Hammer:
                 await self._strike(log, epoch, past, other)
                 self.blows += 1
 
-    async def _strike(self, log: Log, old: int, past: Past, other: int) -> None:
+    async def _strike(self, log: Log, old: int, past: SessionHistory, other: int) -> None:
         head, answers = log.head(SESSION), Answers()
         snapshot = pasts.encode(past)
         # Under its own epoch, and under the owner's, which anybody can see.

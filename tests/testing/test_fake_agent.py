@@ -1069,7 +1069,6 @@ def test_it_starts_without_the_rest_of_banksman() -> None:
         "banksman.runtime",
         "banksman.runtime.shutdown",
         "banksman.testing",
-        "banksman.testing.fake_loop",
         "banksman.testing.fake_process",
         "banksman.testing.fake_script",
     }

@@ -135,7 +135,7 @@ def interrupt(call: Callable[[], object], after_seconds: float | None = None) ->
 # -- the same names --------------------------------------------------------------------------------------------------
 # What the shell awaits of its own objects, and callers do not.
 INNER = {
-    "Host": {"run", "wait_past", "ready", "take_over", "need_of", "is_waited_in"},
+    "Host": {"run", "wait_past", "ready", "take_over", "need_of", "has_waiting_asks"},
     "Session": {"events", "wait_past", "reconfigure", "find_turn"},
     "Turn": {"complete", "kept"},
     "Command": {"wait_started", "wait_over", "wait_settled"},

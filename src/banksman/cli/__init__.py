@@ -120,7 +120,7 @@ def _print(text: str, code: int) -> int:
         print(text, end="", flush=True)
     except OSError as exc:
         print(f"banksman: cannot write to stdout: {exc.strerror}", file=sys.stderr)
-        from banksman.cli.output.terminal import close_stdout  # noqa: PLC0415
+        from banksman.cli.output import close_stdout  # noqa: PLC0415
 
         close_stdout()
         return NOT_SAID

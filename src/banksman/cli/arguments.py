@@ -85,7 +85,7 @@ class Parser(argparse.ArgumentParser):
         self._refuse(message)
 
     def _refuse(self, why: object) -> NoReturn:
-        from banksman.cli.output.terminal import as_line, say_aside  # noqa: PLC0415  As the rest, only if needed.
+        from banksman.cli.output import as_line, say_aside  # noqa: PLC0415  As the rest, only if needed.
 
         say_aside(f"{self.prog}: {as_line(why)}")
         sys.exit(self._usage_code)

@@ -34,7 +34,7 @@ BEHIND_BYTES_MAX = 1 << 20
 _FDS = {"stdout": 1, "stderr": 2}
 
 
-class Through:
+class OutputPump:
     """`put` and the callbacks belong to the loop; `on_behind(True)` asks to stop reading, False to go on."""
 
     def __init__(self, on_behind: Callable[[bool], None], on_broken: Callable[[OSError], None]) -> None:
@@ -234,7 +234,7 @@ class _Foreground:
         self._options = options
         self._is_quiet = is_quiet
         self._command: Command | None = None
-        self._through: Through | None = None
+        self._through: OutputPump | None = None
         self._caught: int | None = None
         self._error: MachineError | None = None
 
@@ -248,7 +248,7 @@ class _Foreground:
         async with Host() as host:
             options = self._options
             if not self._is_quiet:
-                self._through = Through(self._on_behind, self._on_broken)
+                self._through = OutputPump(self._on_behind, self._on_broken)
                 options = dataclasses.replace(options, on_output=self._through.put)
             self._command = host.launch(self._launch, options)
             if options.terminal is None or self._is_quiet:

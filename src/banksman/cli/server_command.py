@@ -1,25 +1,27 @@
-"""What all verbs that talk to a server share: their flags, their exit codes, and how they fail."""
+"""Shared parts of the verbs that talk to a server: flags, session actions, exit codes and failures."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
-from collections.abc import Callable
+import sys
+import uuid
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from banksman.cli import INTERRUPTED, NO_SERVER, NOT_SAID, REFUSED, USAGE
 from banksman.cli.arguments import Parser, add_format
-from banksman.cli.client.client import Client, ClientError, NoServer, NotLetIn, Problem
-from banksman.cli.client.locate import Way
-from banksman.cli.output.terminal import CannotWrite, as_line, close_stdout, say_aside, say_json, speak_any_language
+from banksman.cli.client.client import Client, ClientError, NoServer, NotLetIn, Problem, segment
+from banksman.cli.client.locate import ServerLocator
+from banksman.cli.output import CannotWrite, as_line, close_stdout, say_aside, say_json, speak_any_language
 from banksman.errors import BanksmanError, UsageError
 
 if TYPE_CHECKING:
     from banksman.server.server_settings import ServerSettings
 
 BROKEN_PIPE = 128 + signal.SIGPIPE
-
 _NOTES = """\
 The server: --url, BANKSMAN_URL or url of the settings; else the one that this user has running, by its socket in the
 state folder; else a host inside of this verb, which ends with it: sessions stay in the store, asleep. The store:
@@ -29,6 +31,82 @@ end of the URL (#token=…), or, for the address that this user's own server ann
 exit codes: 0 it went well, 1 the turn or command did not, 2 wrong usage, 3 no server or not let in, 4 the server
 refused, 5 stdout could not be written (what was asked for may be done), 130 Ctrl-C.
 """
+
+
+def interrupt_turn(client: Client, session: str, turn: str | None) -> dict[str, Any]:
+    """The receipt."""
+    place = "" if turn is None else f"/turns/{segment(turn)}"
+    return client.post(f"/v1/sessions/{segment(session)}{place}/interrupt")
+
+
+def receipt_in_words(receipt: dict[str, Any]) -> str:
+    queued = len(receipt["queued"])
+    rest = f"; {queued} still queued" if queued else ""
+    if not receipt["stopped"]:
+        return f"not stopped: {str(receipt['by']).replace('_', ' ')}{rest}"
+    return f"stopped, by {receipt['by']}{rest}"
+
+
+# Asking a server to open a session: what `open` and `ask --open` have in common.
+
+
+def add_cwd(parser: Parser) -> None:
+    parser.add_argument("--cwd", metavar="FOLDER", help="where the agent works (this folder, if the server is here)")
+
+
+def ask_to_open(
+    client: Client,
+    arguments: argparse.Namespace,
+    *,
+    agent: str,
+    name: str | None,
+    more: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The session. Repeated with the same key if the connection is lost, so that it is opened once. `more`: what else
+    it is opened with, as the API has it."""
+    body: dict[str, Any] = {"agent": agent, **(more or {})}
+    if name is not None:
+        body["name"] = name
+    if arguments.command:
+        body["command"] = arguments.command
+    # A server elsewhere knows nothing of where we are.
+    if client.place.is_local:
+        body["cwd"] = _whole(arguments.cwd or "")
+    elif arguments.cwd is not None:
+        body["cwd"] = arguments.cwd
+    return client.post("/v1/sessions", body, key=uuid.uuid4().hex)
+
+
+def _whole(folder: str) -> str:
+    try:
+        return os.path.abspath(folder)
+    except FileNotFoundError as exc:
+        hint = "cd to another, or --cwd with a whole path"
+        raise UsageError("the folder that this is called in is gone", hint=hint) from exc
+
+
+def body_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Of an ask: `prompt`, `priority` and, where the verb has it, `on_busy`."""
+    prompt: str | None = arguments.prompt
+    body: dict[str, Any] = {"prompt": _on_stdin() if prompt in (None, "-") else prompt}
+    if arguments.priority is not None:
+        try:
+            body["priority"] = int(arguments.priority)
+        except ValueError:
+            body["priority"] = arguments.priority
+    if getattr(arguments, "on_busy", None) is not None:
+        body["on_busy"] = arguments.on_busy
+    return body
+
+
+def _on_stdin() -> str:
+    stdin = cast("TextIO | None", sys.stdin)
+    if stdin is None:
+        raise UsageError("the prompt is to be read from stdin, and that is closed")
+    try:
+        return stdin.buffer.read().decode()
+    except UnicodeDecodeError as exc:
+        raise UsageError("what is on stdin is not UTF-8") from exc
 
 
 class ServerParser(Parser):
@@ -58,9 +136,9 @@ class ServerParser(Parser):
 def client_of(arguments: argparse.Namespace, *, needs_server: str = "") -> Client:
     """What asks the server, or the host inside, that the flags mean. `needs_server`: why a host inside will not do, as
     the end of a sentence; empty: it will."""
-    way: Way | None = getattr(arguments, "way", None)
+    way: ServerLocator | None = getattr(arguments, "way", None)
     if way is None:
-        way = arguments.way = Way(
+        way = arguments.way = ServerLocator(
             url=arguments.url,
             store=getattr(arguments, "store", None),
             in_memory=getattr(arguments, "in_memory", False),
@@ -95,7 +173,7 @@ def perform(act: Act, arguments: argparse.Namespace) -> int:
 
 
 def _end(arguments: argparse.Namespace, *, at_once: bool) -> None:
-    way: Way | None = getattr(arguments, "way", None)
+    way: ServerLocator | None = getattr(arguments, "way", None)
     if way is None or not way.is_embedded:
         return
     if at_once:

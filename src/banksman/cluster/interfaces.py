@@ -29,7 +29,7 @@ class HostSeen(NamedTuple):
     seen: float
 
 
-class Card(NamedTuple):
+class HostReport(NamedTuple):
     """What a host says of itself with every heartbeat."""
 
     name: str
@@ -53,7 +53,7 @@ class Hosts(Protocol):
         """Whether our own lease stands: what we claim now is ours. False while the store cannot be reached."""
         ...
 
-    def announce(self, card: Card) -> None:
+    def announce(self, card: HostReport) -> None:
         """Said with the next heartbeat, which goes out at once."""
         ...
 
@@ -70,7 +70,7 @@ class Hosts(Protocol):
         ...
 
 
-class Bus(Protocol):
+class OwnerRequests(Protocol):
     async def ask_owner(self, session: str, data: bytes, *, timeout: float) -> bytes:
         """`NoOwner`: nobody answers for it, and nothing was done; known in a millisecond. `Unanswered`: whether it was
         done is unknown."""
@@ -164,7 +164,7 @@ class Transcripts(Protocol):
 
 class Cluster(Protocol):
     hosts: Hosts
-    bus: Bus
+    bus: OwnerRequests
     placement: Placement
     records: Records
     transcripts: Transcripts

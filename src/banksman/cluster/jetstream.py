@@ -25,7 +25,7 @@ SEQUENCE = "Nats-Sequence"
 ID = "Nats-Msg-Id"
 
 
-class WrongLast(Exception):
+class WrongLastSequence(Exception):
     """Something else is stored there than was expected."""
 
 
@@ -43,7 +43,7 @@ class StreamMessage(NamedTuple):
     reply: str = ""
 
 
-class Write(NamedTuple):
+class BatchMessage(NamedTuple):
     """One message of several that are stored together, or not at all."""
 
     subject: str
@@ -110,7 +110,7 @@ def seq_of(answer: Mapping[str, Any]) -> int:
     if error is None:
         return int(answer["seq"])
     if error.get("err_code") in WRONG_LAST:
-        raise WrongLast(error.get("description", ""))
+        raise WrongLastSequence(error.get("description", ""))
     raise refusal(error)
 
 

@@ -1,9 +1,9 @@
 """NATS JetStream in our own words. The only file that imports `nats`: its client is about to be replaced by another.
 
 Everything that is stored goes through `publish` or `publish_all`, which say what they believe to be there (`expected`,
-the sequence of the last message of that subject, 0: none) and are refused (`WrongLast`) if something else is. What is
-not answered in time is unknown (`Unanswered`): it may be stored now, or later, when the majority is back. Only a look
-at the subject says which; nothing here guesses.
+the sequence of the last message of that subject, 0: none) and are refused (`WrongLastSequence`) if something else is.
+What is not answered in time is unknown (`Unanswered`): it may be stored now, or later, when the majority is back. Only
+a look at the subject says which; nothing here guesses.
 
 To hear that something was stored, and to read it, are two things. `ring` hears of it, at once and without any promise:
 a bell may be missed, in a change of leaders or of connections. `read` asks for what is stored after a sequence, and may
@@ -35,16 +35,16 @@ from nats.js.object_store import ObjectStore
 from banksman.cluster.jetstream import (
     ID,
     SEQUENCE,
+    BatchMessage,
     PendingPages,
     StreamMessage,
     Unheard,
-    Write,
     decoded,
     refusal,
     seq_of,
     stored,
 )
-from banksman.cluster.store_address import Address
+from banksman.cluster.store_address import StoreAddress
 from banksman.errors import NoOwner, StoreError, Unanswered, Unreachable, UsageError
 
 log = logging.getLogger("banksman")
@@ -67,7 +67,7 @@ READ_BYTES_MAX = 4 << 20
 PING_SECONDS = 2
 
 
-class Bell:
+class NatsSubscription:
     """Until it is taken down."""
 
     def __init__(self, subscription: Subscription) -> None:
@@ -102,7 +102,7 @@ class QueuedMessage:
             await self._message.in_progress()
 
 
-class Pulls:
+class PullConsumer:
     """Questions for the next of a queue, until it is stopped."""
 
     def __init__(self, nats: Nats, inbox: str, subscription: Subscription) -> None:
@@ -124,7 +124,7 @@ class Pulls:
 class Nats:
     """One connection, which comes back by itself. `on_up` is called when it has; what rang meanwhile was missed."""
 
-    def __init__(self, address: Address, *, name: str, on_up: Callable[[], None] | None = None) -> None:
+    def __init__(self, address: StoreAddress, *, name: str, on_up: Callable[[], None] | None = None) -> None:
         self._address = address
         self._name = name
         self._on_up = on_up
@@ -218,11 +218,12 @@ class Nats:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Store it: its sequence. `WrongLast`, or `Unanswered`. With an `id` it is stored once, however often it is
+        """Store it: its sequence. `WrongLastSequence`, or `Unanswered`. With an `id` it is stored once, however often
+        it is
         published within some minutes."""
         return await self._publish(subject, data, _headers(expected, headers, id), timeout)
 
-    async def publish_all(self, writes: Sequence[Write], *, timeout: float | None = None) -> int:
+    async def publish_all(self, writes: Sequence[BatchMessage], *, timeout: float | None = None) -> int:
         """Store all of them, one behind the other, or none: the sequence of the last."""
         if len(writes) == 1:
             (one,) = writes
@@ -275,7 +276,7 @@ class Nats:
             except TimeoutError as exc:
                 raise Unanswered(f"{stream} cannot be read now: nobody answers") from exc
 
-    async def ring(self, subject: str, on_message: Callable[[StreamMessage], None]) -> Bell:
+    async def ring(self, subject: str, on_message: Callable[[StreamMessage], None]) -> NatsSubscription:
         """Tell of every message on a subject (or a wildcard), as far as it is heard."""
 
         async def heard(message: Msg) -> None:
@@ -284,7 +285,7 @@ class Nats:
                 StreamMessage(message.subject, message.data, headers, int(headers.get(SEQUENCE, 0)), message.reply)
             )
 
-        return Bell(await self._subscribe(subject, heard))
+        return NatsSubscription(await self._subscribe(subject, heard))
 
     # -- asking and answering ----------------------------------------------------------------------------------------
     async def ask(self, subject: str, data: bytes, *, timeout: float) -> bytes:
@@ -310,7 +311,7 @@ class Nats:
         """An answer of JetStream's own, its error included."""
         return decoded(await self._request(f"$JS.API.{verb}", json.dumps(body).encode(), timeout))
 
-    async def pulls(self, on_answer: Callable[[str, QueuedMessage | None], None]) -> Pulls:
+    async def pulls(self, on_answer: Callable[[str, QueuedMessage | None], None]) -> PullConsumer:
         """For whoever pulls from queues. One subscription for all, which stays: a pull that is not wanted any more may
         have been answered already, and a job that nobody hears of would lie there until its time is over."""
         inbox = self._client.new_inbox()
@@ -322,7 +323,7 @@ class Nats:
                 # It comes under its own subject, as it was stored.
                 on_answer(message.metadata.consumer, QueuedMessage(message))
 
-        return Pulls(self, inbox, await self._subscribe(f"{inbox}.*", heard))
+        return PullConsumer(self, inbox, await self._subscribe(f"{inbox}.*", heard))
 
     # -- what is too large for a message -----------------------------------------------------------------------------
     async def _bucket(self, name: str) -> ObjectStore:
@@ -462,12 +463,12 @@ def _is_refusal(exc: BaseException) -> bool:
     return isinstance(exc, nats.errors.AuthorizationError) or "Authorization" in words or "Authentication" in words
 
 
-def _unreachable(address: Address, exc: BaseException) -> Unreachable:
+def _unreachable(address: StoreAddress, exc: BaseException) -> Unreachable:
     hint = "is nats-server running there? `banksman doctor --store …` looks closer"
     return Unreachable(f"{address} cannot be reached: {exc!r:.200}", hint=hint)
 
 
-def _tls(address: Address) -> ssl.SSLContext:
+def _tls(address: StoreAddress) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=address.ca)
         if address.cert is not None:

@@ -26,7 +26,7 @@ LEASE_SECONDS_MIN = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class StoreAddress:
     servers: tuple[str, ...]
     prefix: str = "banksman"
     # For how long a host has its sessions without being heard of.
@@ -49,7 +49,7 @@ class Address:
         return f"{'tls' if self.tls else 'nats'}://{servers}/{self.prefix}"
 
     @property
-    def without_credentials(self) -> Address:
+    def without_credentials(self) -> StoreAddress:
         """The same servers, for a client that has nothing to show. `ca` stays: it says whom we trust."""
         servers = tuple(f"nats://{server.rpartition('@')[2].removeprefix('nats://')}" for server in self.servers)
         return replace(self, servers=servers, token=None, creds=None, nkey=None, cert=None, key=None)
@@ -59,7 +59,7 @@ def is_address(store: str) -> bool:
     return store.startswith(SCHEMES)
 
 
-def parse(store: str) -> Address:
+def parse(store: str) -> StoreAddress:
     """`UsageError` for what is none, without repeating a password."""
     scheme, _, rest = store.partition("://")
     where, _, query = rest.partition("?")
@@ -79,7 +79,7 @@ def parse(store: str) -> Address:
     if not PREFIX.fullmatch(prefix):
         told = "what follows the slash" if "@" in prefix else f"{prefix!r:.60}"
         raise UsageError(f"{told} is no prefix", hint="letters, digits, - and _; 32 at most")
-    return Address(tuple(servers), prefix=prefix, tls=scheme == "tls", **_settings(query))
+    return StoreAddress(tuple(servers), prefix=prefix, tls=scheme == "tls", **_settings(query))
 
 
 def _port(server: str) -> int | None:

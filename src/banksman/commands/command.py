@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from banksman.commands.options import check_seconds, check_size, endless_beyond
+from banksman.commands.options import check_seconds, check_size, clamp_timeout
 from banksman.commands.output import Piece
 from banksman.commands.output_streams import OutputReader
 from banksman.commands.output_watch import Match, check_pattern, watch
@@ -110,7 +110,7 @@ class Command(RunningCommand):
             raise UsageError(f"cannot watch after {after!r}", hint="after is a byte's number from 0 on")
         if timeout is not None:
             check_seconds("timeout", timeout)
-        seconds = endless_beyond(timeout)
+        seconds = clamp_timeout(timeout)
         return await watch(self, pattern, after=after, stream=which, timeout=seconds, matchers=self._matchers)
 
     async def write(self, data: bytes, *, timeout: float | None = None) -> None:
@@ -129,7 +129,7 @@ class Command(RunningCommand):
             check_seconds("timeout", timeout)
         writing = stdin.put(bytes(data))
         try:
-            async with asyncio.timeout(endless_beyond(timeout)):
+            async with asyncio.timeout(clamp_timeout(timeout)):
                 await asyncio.shield(writing.done)
         except TimeoutError:
             if writing.done.done():

@@ -18,6 +18,11 @@ from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
 from banksman.process.launch import PIPES, Target
 
+HINT = 'None, subprocess.DEVNULL, "inherit", a path, an open file or its fd; for stderr subprocess.STDOUT, too'
+SECONDS_MAX = 1e8
+# The kernel keeps each in 16 bits.
+SIZE_MAX = 65535
+
 
 class HasFileno(Protocol):
     def fileno(self) -> int: ...
@@ -25,7 +30,6 @@ class HasFileno(Protocol):
 
 # An int is an fd, or `subprocess.PIPE`, `DEVNULL` or `STDOUT`; a text other than "inherit" is the path of a file.
 Redirect = int | Literal["inherit"] | str | os.PathLike[str] | HasFileno | None
-HINT = 'None, subprocess.DEVNULL, "inherit", a path, an open file or its fd; for stderr subprocess.STDOUT, too'
 
 
 def parse(name: str, wanted: Any) -> Target:
@@ -76,13 +80,10 @@ def _open_fd(name: str, wanted: Any, fd: Any) -> int:
 # How a command is run: checked at birth, so that a bad number is the caller's error and never a strange end.
 
 OnOutput = Callable[[str, bytes], None]
-SECONDS_MAX = 1e8
 Stdin = bytes | Literal["pipe", "inherit"] | None
 # A terminal of the usual size, or of this many rows and columns.
 Pty = bool | tuple[int, int]
 ROWS, COLUMNS = 24, 80
-# The kernel keeps each in 16 bits.
-SIZE_MAX = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +119,7 @@ class Options:
             value = getattr(self, name)
             if value is not None:
                 check_seconds(name, value)
-                object.__setattr__(self, name, endless_beyond(value))
+                object.__setattr__(self, name, clamp_timeout(value))
         for name in ("grace", "linger", "drain", *(() if self.eof is None else ("eof",))):
             value = getattr(self, name)
             check_seconds(name, value)
@@ -171,7 +172,7 @@ class Options:
         return Timings(grace=self.grace, linger=self.linger, drain=self.drain, eof=self.eof)
 
 
-def endless_beyond(seconds: float | None) -> float | None:
+def clamp_timeout(seconds: float | None) -> float | None:
     """Years from now is never; timers of some loops do not count that far."""
     return None if seconds is None or seconds > SECONDS_MAX else seconds
 

@@ -32,7 +32,7 @@ from typing import Any, Protocol
 
 from banksman.commands.options import Options
 from banksman.commands.output import Capture
-from banksman.commands.result import Account
+from banksman.commands.result import ResultBuilder
 from banksman.core.process_facts import BytesRead, Stream
 from banksman.errors import UsageError
 from banksman.tasks import Waiters
@@ -45,8 +45,8 @@ OVERRUN_BYTES_MAX = 2 << 20
 LINE_BYTES_MAX = 32 << 20
 
 
-class Source(Protocol):
-    """The output of a command (`Flow`), as far as it is needed here."""
+class OutputSource(Protocol):
+    """The output of a command (`CommandOutput`), as far as it is needed here."""
 
     def has_ended(self, stream: Stream) -> bool: ...
     def update(self, stream: Stream) -> None: ...
@@ -63,7 +63,7 @@ class OutputReader:
     Cancelling a read loses nothing. Several tasks may read: each byte goes to one of them. For the loop of the command.
     """
 
-    def __init__(self, source: Source, stream: Stream, capture: Capture) -> None:
+    def __init__(self, source: OutputSource, stream: Stream, capture: Capture) -> None:
         self.missed = 0
         # A caller reads; or the output is held for one that may come, since nothing else keeps it.
         self.is_attached = False
@@ -212,19 +212,19 @@ def check_size(size: Any) -> None:
         raise UsageError(f"cannot read {size!r:.60} bytes", hint="at least 1; or -1, for all up to the end")
 
 
-class Pipes(Protocol):
+class ProcessPipes(Protocol):
     """The process, as far as it is needed here. None: both streams."""
 
     def pause_reading(self, stream: Stream | None = None) -> None: ...
     def resume_reading(self, stream: Stream | None = None) -> None: ...
 
 
-class Flow:
+class CommandOutput:
     """The output streams of one command, from its start to its end and beyond: what was kept can still be read."""
 
-    def __init__(self, options: Options, account: Account) -> None:
+    def __init__(self, options: Options, account: ResultBuilder) -> None:
         self._account = account
-        self._pipes: Pipes | None = None
+        self._pipes: ProcessPipes | None = None
         # A terminal has one stream for both. A stream that is not captured is empty here, and has ended.
         self.open = {stream for stream, to in zip(Stream, options.outputs, strict=True) if to == "pipe"}
         if options.terminal is not None:
@@ -255,7 +255,7 @@ class Flow:
         await self.changed.wait()
 
     # -- what happens ------------------------------------------------------------------------------------------------
-    def begin(self, pipes: Pipes) -> None:
+    def begin(self, pipes: ProcessPipes) -> None:
         self._pipes = pipes
 
     def add(self, fact: BytesRead) -> None:

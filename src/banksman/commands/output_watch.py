@@ -22,7 +22,7 @@ from banksman.commands import pattern_search
 from banksman.commands.options import Options
 from banksman.commands.output import Piece
 from banksman.commands.output_streams import OutputReader
-from banksman.commands.pattern_search import Found, Search, is_plain
+from banksman.commands.pattern_search import Found, PatternSearch, is_plain
 from banksman.commands.result import Ended, Finished
 from banksman.core.process_facts import Stream
 from banksman.errors import BanksmanError, Closed, MachineError, UsageError
@@ -96,7 +96,7 @@ def check_pattern(pattern: Any) -> None:
     if len(pattern) > PATTERN_CHARS_MAX:
         raise UsageError("the pattern is too long", hint=f"at most {PATTERN_CHARS_MAX} characters")
     try:
-        Search(pattern)
+        PatternSearch(pattern)
     except (re.error, ValueError, OverflowError, RecursionError, Warning) as exc:
         raise UsageError(f"cannot watch for {pattern!r:.60}: {exc}", hint=hint) from exc
 
@@ -108,15 +108,15 @@ async def watch(
     after: int,
     stream: Stream,
     timeout: float | None,
-    matchers: Matchers | None,
+    matchers: MatcherPool | None,
 ) -> Match | None:
     deadline = None if timeout is None else time.monotonic() + timeout
     if is_plain(pattern):
-        return await _watch(source, Here(pattern), after, stream, deadline)
+        return await _watch(source, InlineSearch(pattern), after, stream, deadline)
     assert matchers is not None
     matcher = matchers.take(source.id)
     try:
-        return await _watch(source, Aside(matcher, pattern, deadline), after, stream, deadline)
+        return await _watch(source, HelperSearch(matcher, pattern, deadline), after, stream, deadline)
     except _TooLate:
         return None
     finally:
@@ -164,20 +164,20 @@ class _TooLate(Exception):
     """The watch's own time was up, and then some."""
 
 
-class Here:
+class InlineSearch:
     """A search that never waits, nor keeps others waiting."""
 
     def __init__(self, pattern: str | bytes) -> None:
-        self._search = Search(pattern)
+        self._search = PatternSearch(pattern)
 
     async def feed(self, data: bytes, begin: int, is_end: bool) -> Found | None:
         return self._search.feed(data, begin, is_end)
 
 
-class Aside:
+class HelperSearch:
     """A search by a matcher."""
 
-    def __init__(self, matcher: Matcher, pattern: str | bytes, deadline: float | None) -> None:
+    def __init__(self, matcher: MatcherProcess, pattern: str | bytes, deadline: float | None) -> None:
         self._deadline = deadline
         self._matcher = matcher
         matcher.begin(pattern)
@@ -198,7 +198,7 @@ class Aside:
             ) from None
 
 
-class Matcher:
+class MatcherProcess:
     """Our end of a matcher process."""
 
     def __init__(self, start: StartAside) -> None:
@@ -245,21 +245,21 @@ class Matcher:
         self._command.stop_nowait(at_once=True)
 
 
-class Matchers:
+class MatcherPool:
     """The matchers of a host that wait for the next watch: at most one of each command, and ended with it."""
 
     def __init__(self, start: StartAside) -> None:
         self._start = start
-        self._idle: dict[str, Matcher] = {}
+        self._idle: dict[str, MatcherProcess] = {}
 
     def __len__(self) -> int:
         return len(self._idle)
 
-    def take(self, command: str) -> Matcher:
+    def take(self, command: str) -> MatcherProcess:
         idle = self._idle.pop(command, None)
-        return idle if idle is not None and idle.is_free else Matcher(self._start)
+        return idle if idle is not None and idle.is_free else MatcherProcess(self._start)
 
-    def put_back(self, command: str, matcher: Matcher, *, is_needed: bool) -> None:
+    def put_back(self, command: str, matcher: MatcherProcess, *, is_needed: bool) -> None:
         if not is_needed or not matcher.is_free or command in self._idle:
             matcher.stop()
             return

@@ -43,7 +43,7 @@ def is_plain(pattern: str | bytes) -> bool:
     return len(pattern) <= PLAIN_CHARS_MAX and not _BRANCHING & set(_as_text(pattern))
 
 
-class Search:
+class PatternSearch:
     def __init__(self, pattern: str | bytes) -> None:
         """Raises what `re.compile` does."""
         self._of_bytes = re.compile(pattern, re.MULTILINE) if isinstance(pattern, bytes) else None
@@ -137,14 +137,14 @@ def read_message(source: BinaryIO) -> Any:
 
 
 def main() -> None:
-    search: Search | None = None
+    search: PatternSearch | None = None
     while True:
         try:
             message = read_message(sys.stdin.buffer)
         except EOFError:
             return
         if isinstance(message, str | bytes):
-            search = Search(message)
+            search = PatternSearch(message)
             continue
         assert search is not None
         sys.stdout.buffer.write(pack(search.feed(*message)))

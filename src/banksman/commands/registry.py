@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from banksman.commands.command import Command
-from banksman.commands.options import OnOutput, Options, Pty, Redirect, Stdin, check_seconds, endless_beyond
+from banksman.commands.options import OnOutput, Options, Pty, Redirect, Stdin, check_seconds, clamp_timeout
 from banksman.commands.output import Output
-from banksman.commands.output_watch import Matchers
+from banksman.commands.output_watch import MatcherPool
 from banksman.commands.result import Ended, Finished
 from banksman.errors import Closed, NotFound, Refused
 from banksman.process.attributes import check_helper
@@ -33,7 +33,7 @@ UNREPORTED_MAX = 10_000
 ASIDES_MAX = 64
 
 
-class Shelf:
+class CommandRegistry:
     """Finished commands are kept by count and by age; the end of each that a report is owed of is reported once."""
 
     def __init__(self, *, finished_max: int, finished_seconds_max: float) -> None:
@@ -166,7 +166,7 @@ def _lost(output: Output) -> int:
 # Half of what a host is; the other half, its sessions and its own life, is in runtime/base_host.py.
 
 
-class How(TypedDict, total=False):
+class StartOptions(TypedDict, total=False):
     """The keywords of `start` and `execute`. `Options` and `prepare` have their defaults, and check them."""
 
     timeout: float | None
@@ -198,20 +198,22 @@ _OF_LAUNCH = {"limits": "limits_wanted"} | {
 }
 
 
-def options_of(how: How, *, ends_input: bool = False) -> Options:
-    if unknown := how.keys() - How.__annotations__.keys():
+def options_of(how: StartOptions, *, ends_input: bool = False) -> Options:
+    if unknown := how.keys() - StartOptions.__annotations__.keys():
         raise TypeError(f"got an unexpected keyword argument {min(unknown)!r}")
     wanted: dict[str, Any] = {name: value for name, value in how.items() if name not in _OF_LAUNCH}
     return Options(**wanted, ends_input=ends_input)
 
 
-def launch_of(argv: Argv, how: How, options: Options, *, helper: Sequence[str] = ()) -> Launch:
+def launch_of(argv: Argv, how: StartOptions, options: Options, *, helper: Sequence[str] = ()) -> Launch:
     wanted: dict[str, Any] = {_OF_LAUNCH[name]: value for name, value in how.items() if name in _OF_LAUNCH}
     return prepare(argv, **wanted, has_terminal=options.terminal is not None, helper=helper)
 
 
 def explicit(function: F) -> F:
-    """Show the keywords of `How` in place of `**how`, in `inspect.signature` and `help`. Editors do so themselves."""
+    """Show the keywords of `StartOptions` in place of `**how`, in `inspect.signature` and `help`. Editors do so
+    themselves.
+    """
     checks = [inspect.signature(Options).parameters, inspect.signature(prepare).parameters]
     defaults = {name: parameter.default for parameters in checks for name, parameter in parameters.items()}
     *first, _how = (shown := inspect.signature(function)).parameters.values()
@@ -219,7 +221,7 @@ def explicit(function: F) -> F:
         inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=defaults[_OF_LAUNCH.get(name, name)], annotation=kind
         )
-        for name, kind in _annotations(How).items()
+        for name, kind in _annotations(StartOptions).items()
     ]
     vars(function)["__signature__"] = shown.replace(parameters=[*first, *keywords])
     return function
@@ -230,14 +232,14 @@ def _annotations(typed_dict: type) -> dict[str, str]:
     return {name: kind.__forward_arg__ for name, kind in typed_dict.__annotations__.items()}
 
 
-class Starter(ABC):
+class CommandStarter(ABC):
     """Starts commands and owns them until they are over."""
 
     def __init__(
         self, *, finished_max: int, finished_seconds_max: float, user_helper: Sequence[str] | None = None
     ) -> None:
-        self._shelf = Shelf(finished_max=finished_max, finished_seconds_max=finished_seconds_max)
-        self._matchers = Matchers(self._launch_aside)
+        self._command_registry = CommandRegistry(finished_max=finished_max, finished_seconds_max=finished_seconds_max)
+        self._matchers = MatcherPool(self._launch_aside)
         self._user_helper = check_helper(user_helper)
         # False: no caller has this host, so that none could take a report.
         self.owes_reports = True
@@ -251,11 +253,13 @@ class Starter(ABC):
 
     # -- starting ----------------------------------------------------------------------------------------------------
     @overload
-    async def start(self, argv: Argv, *, yield_after: None = None, **how: Unpack[How]) -> Command: ...
+    async def start(self, argv: Argv, *, yield_after: None = None, **how: Unpack[StartOptions]) -> Command: ...
     @overload
-    async def start(self, argv: Argv, *, yield_after: float, **how: Unpack[How]) -> Command | Finished: ...
+    async def start(self, argv: Argv, *, yield_after: float, **how: Unpack[StartOptions]) -> Command | Finished: ...
     @explicit
-    async def start(self, argv: Argv, *, yield_after: float | None = None, **how: Unpack[How]) -> Command | Finished:
+    async def start(
+        self, argv: Argv, *, yield_after: float | None = None, **how: Unpack[StartOptions]
+    ) -> Command | Finished:
         """Start a command in the background and return it once it runs. It lives until it ends, is stopped, or the host
         closes.
 
@@ -284,7 +288,7 @@ class Starter(ABC):
             await command.wait_started()
             if yield_after is not None:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(endless_beyond(yield_after)):
+                    async with asyncio.timeout(clamp_timeout(yield_after)):
                         # The caller that would read its output does not have the command yet: hold the output for it.
                         await command.wait_settled()
                         return command.result()
@@ -297,7 +301,7 @@ class Starter(ABC):
 
     def _owe_report(self, command: Command) -> None:
         if self.owes_reports:
-            self._shelf.owe_report(command)
+            self._command_registry.owe_report(command)
 
     async def run(self, launch: Launch, options: Options) -> Finished:
         """Run to the end; what `execute` does. Cancelling goes through at once and the teardown goes on, owned here."""
@@ -319,9 +323,9 @@ class Starter(ABC):
             id=os.urandom(6).hex(),
             on_end=self._on_end,
             matchers=self._matchers,
-            reports=self._shelf,
+            reports=self._command_registry,
         )
-        self._shelf.add(command)
+        self._command_registry.add(command)
         return command
 
     def _launch_aside(self, launch: Launch, options: Options) -> Command:
@@ -330,24 +334,24 @@ class Starter(ABC):
         if self._is_closing:
             raise Closed("the host is closing; it watches nothing more", hint="open another Host")
         self._bind()
-        self._shelf.check_room_aside(idle=len(self._matchers))
+        self._command_registry.check_room_aside(idle=len(self._matchers))
         command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._on_end)
-        self._shelf.add_aside(command)
+        self._command_registry.add_aside(command)
         return command
 
     def _on_end(self, command: Command) -> None:
         self._matchers.end(command.id)
         # Ours, and not the shelf's: a host that was dropped lives as long as its commands, for it is the one that knows
         # of the end of its loop.
-        self._shelf.end(command)
+        self._command_registry.end(command)
 
     # -- listing and endings -----------------------------------------------------------------------------------------
     def commands(self) -> list[Command]:
         """Every command that runs, and those that have ended and are still kept, oldest first."""
-        return self._shelf.all()
+        return self._command_registry.all()
 
     def command(self, id: str) -> Command:
-        return self._shelf.find(id)
+        return self._command_registry.find(id)
 
     def take_ended(self) -> list[Command]:
         """Return the background commands that have ended and were not reported before.
@@ -355,9 +359,9 @@ class Starter(ABC):
         Each end is reported once: by this, by `wait_ended`, or by the `wait` or `stop` that returned it. Looking at
         `is_over` or `finished` reports nothing.
         """
-        return self._shelf.take_ended()
+        return self._command_registry.take_ended()
 
     async def wait_ended(self) -> list[Command]:
         """Like `take_ended`, but waits until there is one. Output of background commands that is neither kept
         (`keep_output=False`) nor read by a caller is dropped while this waits."""
-        return await self._shelf.wait_ended()
+        return await self._command_registry.wait_ended()

@@ -58,7 +58,7 @@ class Finished:
 # clock.
 
 
-class Account:
+class ResultBuilder:
     def __init__(self, began: float, options: Options) -> None:
         self.began = self.last_output = began
         self.exit: Exited | None = None

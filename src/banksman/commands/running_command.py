@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self, assert_never
 
 from banksman.commands.options import Options
-from banksman.commands.output_streams import Flow
-from banksman.commands.output_watch import Matchers
-from banksman.commands.result import Account, Ended, Finished
+from banksman.commands.output_streams import CommandOutput
+from banksman.commands.output_watch import MatcherPool
+from banksman.commands.result import Ended, Finished, ResultBuilder
 from banksman.core import stop_ladder as rungs
 from banksman.core.process_facts import (
     BytesRead,
@@ -108,7 +108,7 @@ class RunningCommand:
         id: str,
         on_end: Callable[[Self], None],
         on_fact: Callable[[ProcessFact], None] | None = None,
-        matchers: Matchers | None = None,
+        matchers: MatcherPool | None = None,
         reports: Reports | None = None,
         lease: LeasePage | None = None,
     ) -> None:
@@ -124,9 +124,9 @@ class RunningCommand:
         self._matchers = matchers
         self._reports = reports
         self._loop = asyncio.get_running_loop()
-        self._account = Account(time.monotonic(), options)
+        self._account = ResultBuilder(time.monotonic(), options)
         self._dispatcher = Dispatcher(self._handle)
-        self._flow = Flow(options, self._account)
+        self._flow = CommandOutput(options, self._account)
         self._ladder = rungs.Ladder(options.timings, is_output_closed=not self._flow.open)
         self._ladder_timer: asyncio.TimerHandle | None = None
         self._clocks: dict[Ended, asyncio.TimerHandle] = {}

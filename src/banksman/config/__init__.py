@@ -1,7 +1,7 @@
 """Settings, and the layer each value came from: a flag, a `BANKSMAN_*` variable, the user's TOML file, or the default.
 
-`keys.py` lists every key, `layers.py` has the precedence, `toml_file.py` reads and writes the file. An unknown key in
-the file is an error that names the nearest known key. Secrets are never shown.
+`keys.py` lists every key. `layers.py` reads and writes the file and has the precedence. An unknown key in the file is
+an error that names the nearest known key. Secrets are never shown.
 
     from banksman import config
 
@@ -15,15 +15,23 @@ Every command loads this, so what takes long to import (tomllib, msgspec) is imp
 from __future__ import annotations
 
 from banksman.config.keys import KEYS, ConfigKey, ValueKind
-from banksman.config.layers import LayeredConfig, Setting, Stray, known, load, strays
-from banksman.config.toml_file import chosen_path, default_path
+from banksman.config.layers import (
+    LayeredConfig,
+    Setting,
+    UnknownVariable,
+    chosen_path,
+    default_path,
+    known,
+    load,
+    strays,
+)
 
 __all__ = [
     "KEYS",
     "ConfigKey",
     "LayeredConfig",
     "Setting",
-    "Stray",
+    "UnknownVariable",
     "ValueKind",
     "chosen_path",
     "default_path",

@@ -1,27 +1,255 @@
-"""The layers of settings and their one precedence: flag, `BANKSMAN_*` variable, file, default.
-
-An unknown variable is not an error: programs that start Banksman have variables with this prefix, and a typo in a shell
-profile must not break every command. `config show` and `doctor` list it, with the nearest known name.
-"""
+"""The layers of settings (flag, `BANKSMAN_*` variable, TOML file, default) and their precedence."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import stat
+import textwrap
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
-from banksman.config import toml_file
-from banksman.config.keys import KEYS, ConfigKey, checked, nearest, of_text
-from banksman.config.toml_file import CONFIG_VARIABLE, ConfigFile, chosen_path
+from banksman.config.keys import KEYS, TABLES, ConfigKey, checked, nearest, of_text
 from banksman.errors import UsageError
+
+# The TOML file of settings: where it is, what it says, and a template to begin with.
+#
+# `read` checks every key and value. Its errors name the file, the line, the key, and the key or value that was probably
+# meant. `template` lists every key, commented out, with its default.
+
+CONFIG_VARIABLE = "BANKSMAN_CONFIG"
+# A file of settings is a page or two. A larger one is something else, and is not read into memory.
+FILE_BYTES_MAX = 1 << 20
+TEMPLATE_WIDTH = 100
+
+_TABLE_LINE = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]")
+_KEY_LINE = re.compile(r"""\s*["']?([^"'=\s]+)["']?\s*=""")
+_HEAD = """\
+# What Banksman is set to. Each key stands here commented out, with what holds without it, or with an example where
+# nothing does. Take the # away, and change it.
+# A flag is heard before a variable (BANKSMAN_STORE, BANKSMAN_SERVE_PORT …), a variable before this file.
+# `banksman config show` tells what holds, and where each value came from."""
 
 PREFIX = "BANKSMAN_"
 DEFAULT = "default"
 
 
-class Stray(NamedTuple):
+# -- where it is -------------------------------------------------------------------------------------------------------
+class ConfigFile(NamedTuple):
+    """`origin`: the flag or the variable that names it. `is_named`: there is one, so a missing file is an error."""
+
+    path: Path
+    origin: str
+    is_named: bool
+
+
+def default_path() -> Path:
+    # The XDG specification says to ignore a relative path.
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    folder = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".config"
+    return folder / "banksman" / "config.toml"
+
+
+def chosen_path(path: str | os.PathLike[str] | None = None) -> ConfigFile:
+    """`path`: the value of `--config`; None: the flag was not given."""
+    if path is not None:
+        return ConfigFile(Path(path), "--config", is_named=True)
+    named = os.environ.get(CONFIG_VARIABLE, "")
+    if named:
+        return ConfigFile(Path(named), CONFIG_VARIABLE, is_named=True)
+    return ConfigFile(default_path(), "default", is_named=False)
+
+
+# -- reading it --------------------------------------------------------------------------------------------------------
+def read(place: ConfigFile) -> dict[str, Any]:
+    """Values by the names of their keys. The default file may be missing. Raises `UsageError`."""
+    text = _text(place)
+    if text is None:
+        return {}
+    import tomllib  # noqa: PLC0415
+
+    try:
+        data = tomllib.loads(text)
+    except ValueError as exc:
+        # A TOMLDecodeError, or a number with more digits than Python reads.
+        raise UsageError(f"{place.path} is not TOML: {exc}", hint="see https://toml.io") from exc
+    except RecursionError as exc:
+        raise UsageError(f"{place.path} is not TOML: it is nested too deeply", hint="see https://toml.io") from exc
+    return dict(_checked(data, text, place.path))
+
+
+def _text(place: ConfigFile) -> str | None:
+    path = place.path
+    try:
+        # Without blocking: every command reads this file, and a pipe may never have a writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode) or str(path) == os.devnull
+            data = file.read(FILE_BYTES_MAX + 1) if is_file else None
+    except FileNotFoundError as exc:
+        if place.is_named:
+            hint = f"give the path of a TOML file ({place.origin}); banksman config init makes one"
+            raise UsageError(f"there is no file {path}", hint=hint) from exc
+        return None
+    except IsADirectoryError as exc:
+        raise _no_file(path) from exc
+    except OSError as exc:
+        raise UsageError(f"cannot read {path}: {exc.strerror}", hint="make it readable, or give another") from exc
+    if data is None:
+        raise _no_file(path)
+    if len(data) > FILE_BYTES_MAX:
+        raise UsageError(f"{path} is not a file of settings: it is larger than {FILE_BYTES_MAX >> 20} MiB")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise UsageError(f"{path} is not TOML: it is not UTF-8", hint="see https://toml.io") from exc
+
+
+def _no_file(path: Path) -> UsageError:
+    return UsageError(f"{path} is no file", hint="a file of settings is one that can be read again")
+
+
+def _checked(data: dict[str, Any], text: str, path: Path) -> Iterator[tuple[str, Any]]:
+    for name, value in data.items():
+        if name in TABLES:
+            if not isinstance(value, dict):
+                where = _where(path, text, "", name)
+                raise UsageError(f"{where}: {name} cannot be {value!r:.60}", hint=f"a table: [{name}]")
+            for short, one in cast("dict[str, Any]", value).items():
+                yield _one(name, short, one, text, path)
+        elif isinstance(value, dict):
+            where = _where(path, text, name, "")
+            raise UsageError(f"{where}: there is no table [{name:.60}]", hint=f"do you mean [{nearest(name, TABLES)}]?")
+        else:
+            yield _one("", name, value, text, path)
+
+
+def _one(table: str, short: str, value: Any, text: str, path: Path) -> tuple[str, Any]:
+    name = f"{table}.{short}" if table else short
+    where = _where(path, text, table, short)
+    key = KEYS.get(name)
+    if key is None:
+        raise UsageError(f"{where}: there is no key {name!r:.80}", hint=_meant(table, short))
+    if not key.is_in_file:
+        hint = f"put it into {key.variable}; the server of this machine needs none"
+        raise UsageError(f"{where}: {name} is not taken from a file", hint=hint)
+    return name, checked(key, value, where=where)
+
+
+def _meant(table: str, short: str) -> str:
+    """The key of this name in another table; without one, the nearest key of this table."""
+    elsewhere = [key for key in KEYS.values() if key.short == short and key.is_in_file]
+    if elsewhere:
+        other = elsewhere[0]
+        return f"do you mean {other.short!r} {f'in [{other.table}]' if other.table else 'before the first table'}?"
+    return f"do you mean {nearest(short, (key.short for key in KEYS.values() if key.table == table))!r}?"
+
+
+def _where(path: Path, text: str, table: str, short: str) -> str:
+    line = _line_of(text, table, short)
+    return str(path) if line is None else f"{path}, line {line}"
+
+
+def _line_of(text: str, table: str, short: str) -> int | None:
+    """The line of a key or a table, if it is written in the usual way. The error is right without it."""
+    current = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        begun = _TABLE_LINE.match(line)
+        if begun:
+            current = begun[1].strip("\"'")
+            if current == table and not short:
+                return number
+        elif current == table and (found := _KEY_LINE.match(line)) and found[1] == short:
+            return number
+    return None
+
+
+# -- writing it --------------------------------------------------------------------------------------------------------
+def as_toml(value: Any) -> str:
+    """A value of a key as TOML. Strings and numbers of JSON are valid TOML, except DEL, which TOML wants escaped."""
+    if isinstance(value, list):
+        return f"[{', '.join(as_toml(item) for item in value)}]"  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value)
+
+
+def template() -> str:
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield _HEAD
+    for key in KEYS.values():
+        if not key.table and key.is_in_file:
+            yield ""
+            yield from _entry(key)
+    for table, what in TABLES.items():
+        yield ""
+        yield f"# -- {what}"
+        yield f"[{table}]"
+        for key in KEYS.values():
+            if key.table == table:
+                yield ""
+                yield from _entry(key)
+
+
+def _entry(key: ConfigKey) -> Iterator[str]:
+    choices = f" One of: {', '.join(key.choices)}." if key.choices else ""
+    usual = f" Without it: {key.usual}." if key.usual else ""
+    yield from textwrap.wrap(
+        f"{key.what}{choices}{usual}",
+        TEMPLATE_WIDTH,
+        initial_indent="# ",
+        subsequent_indent="# ",
+        break_on_hyphens=False,
+    )
+    # An example is shown where the default does not show how a value is written.
+    shown = key.default if key.example is None else key.example
+    yield f"#{key.short} = {as_toml(shown)}"
+
+
+def put(path: Path, text: str, *, replaces: bool) -> None:
+    """Write a file with mode 0600, atomically. `UsageError` if the file exists and must not be replaced, or if writing
+    fails."""
+    # 4 ms, which the other commands do not pay.
+    import tempfile  # noqa: PLC0415
+
+    target = Path(os.path.abspath(path))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd, beside = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with open(fd, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(fd)
+            if replaces:
+                os.replace(beside, target)
+            else:
+                # link() fails if the name exists, so it cannot replace a file that was written meanwhile.
+                os.link(beside, target)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(beside)
+    except FileExistsError as exc:
+        hint = "edit it, or say --force to replace it" if target.is_file() else "a folder of its path is a file"
+        raise UsageError(f"{target} is there already", hint=hint) from exc
+    except OSError as exc:
+        hint = "make its folder yours to write, or take another path with --config"
+        raise UsageError(f"cannot write {target}: {exc.strerror}", hint=hint) from exc
+
+
+# The layers of settings and their one precedence: flag, `BANKSMAN_*` variable, file, default.
+#
+# An unknown variable is not an error: programs that start Banksman have variables with this prefix, and a typo in a
+# shell profile must not break every command. `config show` and `doctor` list it, with the nearest known name.
+
+
+class UnknownVariable(NamedTuple):
     """An unknown variable, and the known one that is nearest."""
 
     name: str
@@ -38,10 +266,10 @@ def _variables() -> dict[str, Any]:
     return found
 
 
-def strays() -> list[Stray]:
+def strays() -> list[UnknownVariable]:
     known = [CONFIG_VARIABLE, *(key.variable for key in KEYS.values())]
     return [
-        Stray(name, nearest(name, known))
+        UnknownVariable(name, nearest(name, known))
         for name in sorted(os.environ)
         if name.startswith(PREFIX) and name not in known
     ]
@@ -103,7 +331,7 @@ def load(*, flags: Mapping[str, Any] | None = None, path: str | os.PathLike[str]
     """`flags` by the names of keys; None: the flag was not given. `path`: the value of `--config`. Raises `UsageError`
     for a file that cannot be read, an unknown key, or a value that its key does not take."""
     place = chosen_path(path)
-    in_file = toml_file.read(place)
+    in_file = read(place)
     in_variables = _variables()
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     for name in given:

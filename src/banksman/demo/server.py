@@ -33,15 +33,23 @@ _NEW = (
 )
 _PLAN = ("Find the unused imports", "Remove them, file by file", "Run the tests")
 
+_FOUND = "src/app/load.py:1: import os, sys, json\nsrc/app/main.py:3: import re\ntests/test_load.py:2: import time"
+_EDIT = {"file_path": "src/app/load.py", "old_string": _OLD, "new_string": _NEW}
+TRANSLATE: Mapping[str, Sequence[str]] = {
+    "prompt": ["stream 2000 0.2 page "],
+}
+# Takes no notice of an interrupt, nor of TERM: what is left is the end of the ladder.
+STUBBORN: Mapping[str, Sequence[str]] = {
+    "process": ["ignore term"],
+    "prompt Count to a million.": ["on_interrupt ignored", "stream 2000 0.1"],
+}
+
 
 def _todo(done: int) -> str:
     states = ["completed"] * done + ["in_progress"] + ["pending"] * len(_PLAN)
     todos = [{"content": text, "status": state} for text, state in zip(_PLAN, states, strict=False)]
     return f"tool_use TodoWrite {json.dumps({'todos': todos})}"
 
-
-_FOUND = "src/app/load.py:1: import os, sys, json\nsrc/app/main.py:3: import re\ntests/test_load.py:2: import time"
-_EDIT = {"file_path": "src/app/load.py", "old_string": _OLD, "new_string": _NEW}
 
 FIX_CI: Mapping[str, Sequence[str]] = {
     "prompt Tidy up the imports.": [
@@ -70,16 +78,6 @@ FIX_CI: Mapping[str, Sequence[str]] = {
         'ask Bash {"command": "make test", "description": "Run every test"}',
         f"speak {PACE} All green: 214 passed in 9.8 s.",
     ],
-}
-
-TRANSLATE: Mapping[str, Sequence[str]] = {
-    "prompt": ["stream 2000 0.2 page "],
-}
-
-# Takes no notice of an interrupt, nor of TERM: what is left is the end of the ladder.
-STUBBORN: Mapping[str, Sequence[str]] = {
-    "process": ["ignore term"],
-    "prompt Count to a million.": ["on_interrupt ignored", "stream 2000 0.1"],
 }
 
 

@@ -171,19 +171,19 @@ def child_nofile() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Inherited:
+class InheritedAttributes:
     umask: int
     nofile: int
     fingerprint: object
 
 
-def take_inherited() -> Inherited:
+def take_inherited() -> InheritedAttributes:
     """As this thread is now."""
     if sys.platform != "linux":
         # There is no way to ask for the umask but to set it. And no zygote that could be outdated.
         umask = os.umask(0o077)
         os.umask(umask)
-        return Inherited(umask, child_nofile(), None)
+        return InheritedAttributes(umask, child_nofile(), None)
     try:
         # Of the thread, not the process: capabilities and seccomp are each thread's own.
         status = syscalls.read_proc("thread-self/status", 8192)
@@ -196,4 +196,4 @@ def take_inherited() -> Inherited:
     # The soft limit of open files travels with the order, so only the hard one counts here.
     rlimits = tuple(resource.getrlimit(which)[which == resource.RLIMIT_NOFILE :] for which in _RLIMIT_NUMBERS)
     priority = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), oom
-    return Inherited(umask, child_nofile(), (ours, rlimits, priority))
+    return InheritedAttributes(umask, child_nofile(), (ours, rlimits, priority))

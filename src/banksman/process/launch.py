@@ -1,4 +1,14 @@
-"""What is to be started, checked before anything is: a bad call is an error here, and spawns nothing."""
+"""What is to be started, checked before anything is: a bad call is an error here, and spawns nothing.
+
+The environment of a child: what it inherits, what is taken out, what is added.
+
+Three policies can be named in `scrub`. `"banksman"` removes our own variables (`BANKSMAN_…`): they may hold the token
+of a server, or the address of a store. Agents never inherit those.
+
+`"nesting"` removes the variables by which an agent notices that it runs inside another one and then behaves differently
+or refuses to start. `"secrets"` removes credentials, by the list and the endings below; it is a help against leaks by
+accident and no boundary. Any other word names one variable. What the caller puts into `env` is always kept.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +16,102 @@ import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from banksman.errors import ProgramNotExecutable, ProgramNotFound, UsageError
-from banksman.process import attributes, environment, syscalls
-from banksman.process.attributes import Become, Inherited
+from banksman.process import attributes, syscalls
+from banksman.process.attributes import Become, InheritedAttributes
+
+NESTING = frozenset(
+    (
+        *("CLAUDECODE", "CLAUDE_CODE_ENTRYPOINT", "CLAUDE_CODE_SSE_PORT", "CLAUDE_CODE_SESSION_ID"),
+        *("CLAUDE_CODE_CHILD_SESSION", "CLAUDE_AGENT_SDK_VERSION", "CODEX_SANDBOX", "CODEX_SANDBOX_NETWORK_DISABLED"),
+        *("CODEX_THREAD_ID", "GEMINI_CLI", "GEMINI_CLI_NO_RELAUNCH", "QWEN_CODE", "QWEN_CODE_NO_RELAUNCH"),
+        *("OPENCODE", "OPENCODE_PID", "COPILOT_CLI", "GOOSE_TERMINAL"),
+    )
+)
+SECRETS = frozenset(
+    (
+        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"),
+        *("DATABASE_URL", "PGPASSWORD", "MYSQL_PWD", "NPM_TOKEN", "SSH_AUTH_SOCK", "GPG_AGENT_INFO"),
+    )
+)
+SECRET_ENDINGS = ("_API_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_PASSWD", "_CREDENTIALS", "_PRIVATE_KEY")
+
+_NOTHING: Mapping[bytes, bytes | None] = {}
+
+# What a program is told of its terminal: one that all programs know, and nothing of the size of ours, which is another.
+TERMINAL: dict[bytes, bytes | None] = {b"TERM": b"xterm-256color", b"LINES": None, b"COLUMNS": None}
+
+
+def build(
+    env: Mapping[str, str] | None,
+    *,
+    inherit: bool,
+    scrub: Iterable[str] = (),
+    ours: Mapping[bytes, bytes | None] = _NOTHING,
+) -> dict[bytes, bytes]:
+    """The child's whole environment, as the kernel takes it. `ours` goes over what is inherited (None: it goes), and
+    what the caller says goes over ours."""
+    words = _scrub_words(scrub)
+    # os.environb is read at the call, and not through a copy made earlier: the program may have changed it since.
+    built = dict(os.environb) if inherit else {}
+    if words:
+        built = {name: value for name, value in built.items() if not _is_scrubbed(os.fsdecode(name), words)}
+    for name, value in ours.items():
+        built.pop(name, None)
+        if value is not None:
+            built[name] = value
+    for name, value in _checked(env).items():
+        try:
+            built[os.fsencode(name)] = os.fsencode(value)
+        except UnicodeEncodeError as exc:
+            hint = "text in an environment must be encodable; see sys.getfilesystemencoding()"
+            raise UsageError(f"env holds {name!r}: {value!r}, which cannot be encoded", hint=hint) from exc
+    return built
+
+
+def _scrub_words(scrub: Any) -> frozenset[str]:
+    hint = 'a list of "banksman", "nesting", "secrets" and names of variables'
+    if isinstance(scrub, str) or not isinstance(scrub, Iterable):
+        raise UsageError(f"scrub cannot be {scrub!r}", hint=hint)
+    words = frozenset(cast(Iterable[Any], scrub))
+    for word in words:
+        if not isinstance(word, str):
+            raise UsageError(f"scrub cannot hold {word!r}", hint=hint)
+    return words
+
+
+def _is_scrubbed(name: str, scrub: frozenset[str]) -> bool:
+    if "nesting" in scrub and name in NESTING:
+        return True
+    if "banksman" in scrub and name.startswith("BANKSMAN_"):
+        return True
+    if "secrets" in scrub and (name in SECRETS or name.upper().endswith(SECRET_ENDINGS)):
+        return True
+    return name in scrub
+
+
+def _checked(env: Any) -> Mapping[str, str]:
+    if env is None:
+        return {}
+    if not isinstance(env, Mapping):
+        raise UsageError(f"env cannot be {env!r:.60}", hint="a mapping of names to values, both text")
+    items = cast(Mapping[Any, Any], env)
+    for name, value in items.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UsageError(
+                f"env holds {name!r}: {value!r}, and both must be text", hint="write numbers and paths as str(…)"
+            )
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise UsageError(f"env holds the impossible entry {name!r}", hint="a name is not empty and has no = or NUL")
+    return items
+
 
 Argv = Sequence[str | bytes | os.PathLike[str]]
 # Where an output stream goes: to us, to nobody, where stdout goes; to a copy of this fd, or the file of this path.
 Target = Literal["pipe", "null", "stdout"] | int | bytes
 PIPES: tuple[Target, Target] = ("pipe", "pipe")
-# What a program is told of its terminal: one that all programs know, and nothing of the size of ours, which is another.
-TERMINAL: dict[bytes, bytes | None] = {b"TERM": b"xterm-256color", b"LINES": None, b"COLUMNS": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +122,7 @@ class Launch:
     argv: tuple[bytes, ...]
     env: dict[bytes, bytes]
     cwd: bytes
-    inherited: Inherited
+    inherited: InheritedAttributes
     limits: dict[str, Any] | None
     pass_fds: tuple[int, ...]
     # Who to become before the start; and the command that ends what is not ours to signal, up to its words.
@@ -53,7 +147,7 @@ def prepare(
     is_agents: bool = False,
 ) -> Launch:
     """`helper`: what runs a program with more rights than ours, such as `sudo -n`; see `attributes.py`."""
-    words = _words(argv)
+    words = _argv_words(argv)
     folder = _folder(cwd)
     ours: dict[bytes, bytes | None] = dict(TERMINAL) if has_terminal else {}
     become: Become | None = None
@@ -66,7 +160,7 @@ def prepare(
             become = attributes.become(other, folder)
         else:
             words = attributes.words_by_helper(other, words, helper)
-    built = environment.build(env, inherit=inherit_env, scrub=scrub, ours=ours)
+    built = build(env, inherit=inherit_env, scrub=scrub, ours=ours)
     return Launch(
         path=_resolve(words[0], folder, built),
         argv=words,
@@ -83,13 +177,13 @@ def prepare(
 
 def _ender(helper: Sequence[str]) -> tuple[bytes, ...]:
     """The helper, and what it is to run: found now and by our own PATH, since the keeper has none."""
-    words = _words(helper)
-    ours = environment.build(None, inherit=True)
+    words = _argv_words(helper)
+    ours = build(None, inherit=True)
     program, kill = (os.path.abspath(_resolve(word, b".", ours)) for word in (words[0], b"kill"))
     return program, *words[1:], kill
 
 
-def _words(argv: Any) -> tuple[bytes, ...]:
+def _argv_words(argv: Any) -> tuple[bytes, ...]:
     if isinstance(argv, str | bytes):
         raise UsageError(
             f"argv must be a list of words, not the text {argv!r}",

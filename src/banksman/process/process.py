@@ -38,7 +38,7 @@ from banksman.process.launch import PIPES, Launch, Target
 from banksman.process.lease_page import LeasePage
 from banksman.process.pipes import PipeWriter
 from banksman.process.stdio import TAKE_TERMINAL, ChildStreams, Size, Stdin
-from banksman.process.sweep_requests import Births, OpenSweeps
+from banksman.process.sweep_requests import OpenSweeps, StartedSince
 from banksman.process.zygote_client import ZygoteHandle, socketpair, spawner
 
 # A zygote that does not answer within this time is stopped or wedged. Five hundred starts at once take about one.
@@ -85,7 +85,7 @@ class Process:
         self._order: bytes | None = None
         self._busy_fd = -1
         self._start_timer: asyncio.TimerHandle | None = None
-        self._births = Births()
+        self._started_since = StartedSince()
         self._sweeps = OpenSweeps(self._loop, self.hear_now, on_fact)
         self._fingerprint = launch.inherited.fingerprint
         spawner.know(self)
@@ -306,7 +306,7 @@ class Process:
 
     def note_time(self) -> None:
         """Something begins now that `sweep` may be asked about later."""
-        self._births.note()
+        self._started_since.note()
 
     def sweep(self, since: float, *, ends: bool) -> None:
         """End what was born in its tree since then (`loop.time()`), or with `ends` False only look for it. The child
@@ -316,7 +316,7 @@ class Process:
         """
         assert self.pid is not None
         if self._control is not None:
-            mark = self._births.since(since)
+            mark = self._started_since.since(since)
             self._tell(messages.SWEEP, self._sweeps.begin(), mark.tick, mark.pid, ends)
 
     def _tell(self, *message: Any) -> None:

@@ -34,16 +34,16 @@ UNKNOWN = Survivor(0, "", "unknown: its keeper does not answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ProcessMark:
     """Born since: in a later tick, or in this one with a higher pid."""
 
     tick: int
     pid: int
 
 
-class Births:
+class StartedSince:
     def __init__(self) -> None:
-        self._notes: deque[tuple[float, Mark]] = deque(maxlen=NOTES_MAX)
+        self._notes: deque[tuple[float, ProcessMark]] = deque(maxlen=NOTES_MAX)
         self._has_forgotten = False
 
     def note(self) -> None:
@@ -51,9 +51,9 @@ class Births:
         self._has_forgotten = self._has_forgotten or len(self._notes) == NOTES_MAX
         # The clock first: who is born between the two looks was there before whatever is written now.
         tick = int(time.clock_gettime(time.CLOCK_BOOTTIME) * syscalls.TICKS_PER_SECOND)
-        self._notes.append((time.monotonic(), Mark(tick, _last_pid())))
+        self._notes.append((time.monotonic(), ProcessMark(tick, _last_pid())))
 
-    def since(self, moment: float) -> Mark:
+    def since(self, moment: float) -> ProcessMark:
         """What was noted first since this moment of our clock."""
         is_covered = not self._has_forgotten or self._notes[0][0] <= moment
         noted = next((mark for at, mark in self._notes if at >= moment), None) if is_covered else None
@@ -61,7 +61,7 @@ class Births:
             return noted
         # Of all that are born in its tick: better one too many than a tool that is left.
         apart = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
-        return Mark(max(0, int((moment + apart) * syscalls.TICKS_PER_SECOND)), 0)
+        return ProcessMark(max(0, int((moment + apart) * syscalls.TICKS_PER_SECOND)), 0)
 
 
 def _last_pid() -> int:

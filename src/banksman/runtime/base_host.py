@@ -20,8 +20,8 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from banksman.commands.options import check_seconds, endless_beyond
-from banksman.commands.registry import Starter
+from banksman.commands.options import check_seconds, clamp_timeout
+from banksman.commands.registry import CommandStarter
 from banksman.commands.result import Ended
 from banksman.errors import BanksmanError, Closed, NotFound, StoreError, UsageError
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from banksman.sessions.session import Session
     from banksman.sessions.session_spec import Permit
     from banksman.sessions.tools import Tool
-    from banksman.store.log import Known, Log, ManyPage
+    from banksman.store.log import KnownSession, Log, MultiSessionPage
 
 log = logging.getLogger("banksman")
 
 
-class Settles(enum.Enum):
+class SettleTime(enum.Enum):
     """When what dead hosts have left in the store is settled: as the host is entered, or with its first session."""
 
     AT_START = enum.auto()
@@ -56,7 +56,7 @@ def running_loop() -> asyncio.AbstractEventLoop:
         raise UsageError("there is no running asyncio event loop here", hint=hint) from None
 
 
-class Host(Starter):
+class Host(CommandStarter):
     """Owns sessions and commands. `async with Host() as host`, or call `close()`. It belongs to the loop it is first
     used in."""
 
@@ -64,7 +64,7 @@ class Host(Starter):
         self,
         store: Callable[[], Log] | None = None,
         *,
-        settles: Settles = Settles.WHEN_NEEDED,
+        settles: SettleTime = SettleTime.WHEN_NEEDED,
         secrets: Sequence[str] = (),
         processes_max: int | None = None,
         starts_max: int | None = None,
@@ -109,7 +109,7 @@ class Host(Starter):
             try:
                 await self._own_sessions().settle()
             except BaseException as exc:
-                if self._settles is Settles.AT_START_IF_IT_CAN and isinstance(exc, StoreError):
+                if self._settles is SettleTime.AT_START_IF_IT_CAN and isinstance(exc, StoreError):
                     log.warning("! the store cannot be used, and sessions need it: %s", exc)
                 else:
                     await self.close()  # Nobody else will: it was not entered.
@@ -119,7 +119,7 @@ class Host(Starter):
     @property
     def settles_at_start(self) -> bool:
         """There is something to be done on entering it."""
-        return self._settles is not Settles.WHEN_NEEDED
+        return self._settles is not SettleTime.WHEN_NEEDED
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -128,7 +128,7 @@ class Host(Starter):
 
     def __repr__(self) -> str:
         sessions = sum(not session.is_closed for session in self.our_sessions())
-        return f"<Host {sessions} sessions, {self._shelf}{', closing' * self._is_closing}>"
+        return f"<Host {sessions} sessions, {self._command_registry}{', closing' * self._is_closing}>"
 
     # -- sessions ----------------------------------------------------------------------------------------------------
     async def open(
@@ -249,7 +249,7 @@ class Host(Starter):
             raise
         await sessions.delete(found)
 
-    async def is_waited_in(self, known: Known) -> bool:
+    async def has_waiting_asks(self, known: KnownSession) -> bool:
         """Whether somebody still waits in a session that nobody has."""
         from banksman.sessions.recovery import has_waiting_asks  # noqa: PLC0415
 
@@ -270,7 +270,7 @@ class Host(Starter):
     # -- reading many ------------------------------------------------------------------------------------------------
     async def read_many(
         self, after: str | None = None, *, limit: int = 1000, sessions: Collection[str] | None = None
-    ) -> ManyPage:
+    ) -> MultiSessionPage:
         """Events of every session of the store, or of these, in the order in which they were committed, after a
         position; None: from the first. `position` of the page is where to go on."""
         self._bind()
@@ -295,7 +295,7 @@ class Host(Starter):
         """What takes secrets out of what is stored; None: there are none."""
         return self._own_sessions().redactor
 
-    def be_heralded(self, hooks: ClusterHooks | None) -> None:
+    def set_cluster_hooks(self, hooks: ClusterHooks | None) -> None:
         """Who tells other hosts which sessions are here; None: nobody any more."""
         self._own_sessions().cluster_hooks = hooks
 
@@ -348,7 +348,7 @@ class Host(Starter):
         loop = asyncio.get_running_loop()
         for session in self.our_sessions():
             session.drain_nowait()
-        seconds = endless_beyond(timeout)
+        seconds = clamp_timeout(timeout)
         if seconds is not None:
             # Neither it nor the draining is the caller's: of several deadlines the first one counts.
             self._deadlines.append(loop.call_later(seconds, self._stop_all))
@@ -360,9 +360,9 @@ class Host(Starter):
     async def _wait_finished(self) -> None:
         # All at once: a command whose output is held for a reader runs on only while its end is waited for.
         closed = (session.wait_closed() for session in self.our_sessions())
-        await asyncio.gather(self._shelf.wait_empty(), *closed)
+        await asyncio.gather(self._command_registry.wait_empty(), *closed)
         # While a session finished, a `watch` may have started a search: that is a process too.
-        await self._shelf.wait_empty()
+        await self._command_registry.wait_empty()
         for deadline in self._deadlines:
             deadline.cancel()
 
@@ -375,7 +375,7 @@ class Host(Starter):
         self._open_no_more()
         for session in self.our_sessions():
             session.end_nowait()
-        for command in self._shelf.running():
+        for command in self._command_registry.running():
             command.stop_nowait(Ended.HOST_CLOSED)
 
     # -- closing -----------------------------------------------------------------------------------------------------
@@ -394,7 +394,7 @@ class Host(Starter):
     async def _drain(self) -> None:
         self._stop_all()
         await asyncio.gather(*(session.wait_closed() for session in self.our_sessions()))
-        await self._shelf.wait_empty()
+        await self._command_registry.wait_empty()
         if self._sessions is not None:
             await self._sessions.close()
             # Cancelled here, it is closed by whoever closes next: a log may be closed again.
@@ -410,7 +410,7 @@ class Host(Starter):
                 session.abandon()
             if self._sessions is not None:
                 self._sessions.store.abandon()
-            self._shelf.abandon()
+            self._command_registry.abandon()
 
     def _bind(self) -> None:
         loop = running_loop()

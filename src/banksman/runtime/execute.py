@@ -7,7 +7,7 @@ import weakref
 from typing import Unpack, overload
 
 from banksman.commands.command import Command
-from banksman.commands.registry import How, explicit, launch_of, options_of
+from banksman.commands.registry import StartOptions, explicit, launch_of, options_of
 from banksman.commands.result import Finished
 from banksman.errors import UsageError
 from banksman.process.launch import Argv
@@ -31,7 +31,7 @@ def default_host() -> Host:
 
 
 @explicit
-async def execute(argv: Argv, **how: Unpack[How]) -> Finished:
+async def execute(argv: Argv, **how: Unpack[StartOptions]) -> Finished:
     """Run a command to its end and return how it ended. A timeout or a non-zero code is a result, not an error.
 
     When this returns, no process of the command's tree is left but those named in `survivors`. Cancelling goes through
@@ -57,11 +57,11 @@ async def execute(argv: Argv, **how: Unpack[How]) -> Finished:
 
 
 @overload
-async def start(argv: Argv, *, yield_after: None = None, **how: Unpack[How]) -> Command: ...
+async def start(argv: Argv, *, yield_after: None = None, **how: Unpack[StartOptions]) -> Command: ...
 @overload
-async def start(argv: Argv, *, yield_after: float, **how: Unpack[How]) -> Command | Finished: ...
+async def start(argv: Argv, *, yield_after: float, **how: Unpack[StartOptions]) -> Command | Finished: ...
 @explicit
-async def start(argv: Argv, *, yield_after: float | None = None, **how: Unpack[How]) -> Command | Finished:
+async def start(argv: Argv, *, yield_after: float | None = None, **how: Unpack[StartOptions]) -> Command | Finished:
     """Start a command in the background, without a `Host`: see `Host.start`, which takes the same.
 
     The running loop owns it. It lives until it ends or is stopped; leaving the loop (`asyncio.run`) stops it by the

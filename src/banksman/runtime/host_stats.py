@@ -34,11 +34,11 @@ OPEN_AGAIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class HostStats:
     """`phases`: sessions by phase; without those that are not open here if `is_listed` is False, for then the store
     could not be read. `clocks`: of the running clocks of each name, the fewest seconds that are left.
 
-    What follows only grows: `counters` and `turns`, of sessions (see `Totals`); `store`, of the log (see
+    What follows only grows: `counters` and `turns`, of sessions (see `CountTotals`); `store`, of the log (see
     `Log.counters`); `commands_ended`, by how; `swept`, `survivors` and `output_dropped`, of commands and agents.
     """
 
@@ -59,20 +59,20 @@ class Tally:
     output_dropped: int = 0
 
 
-def take(host: Host) -> Tally:
+def take(host: Host) -> HostStats:
     """Opens nothing: of a host whose store was not needed yet there are no sessions to count."""
-    shelf = host._shelf  # pyright: ignore[reportPrivateUsage]
+    command_registry = host._command_registry  # pyright: ignore[reportPrivateUsage]
     sessions = host._sessions  # pyright: ignore[reportPrivateUsage]
     commands = Counter({state.value: 0 for state in State})
-    commands.update(command.state.value for command in shelf.all())
-    tally = Tally(
+    commands.update(command.state.value for command in command_registry.all())
+    stats = HostStats(
         commands=commands,
-        commands_ended=dict(shelf.ended),
-        swept=shelf.swept,
-        survivors=shelf.survivors,
-        output_dropped=shelf.output_dropped,
+        commands_ended=dict(command_registry.ended),
+        swept=command_registry.swept,
+        survivors=command_registry.survivors,
+        output_dropped=command_registry.output_dropped,
     )
-    return tally if sessions is None else _with_sessions(tally, sessions)
+    return stats if sessions is None else _with_sessions(stats, sessions)
 
 
 def has_working_store(host: Host) -> bool:
@@ -97,7 +97,7 @@ def _may_try(host: Host) -> bool:
     return failed_at is None or time.monotonic() - failed_at >= OPEN_AGAIN_SECONDS
 
 
-def _with_sessions(tally: Tally, sessions: SessionRegistry) -> Tally:
+def _with_sessions(stats: HostStats, sessions: SessionRegistry) -> HostStats:
     here = {session.id: session.status() for session in sessions.ours() if not session.is_closed}
     phases = Counter(dict.fromkeys(PHASES, 0))
     phases.update(status.phase for status in here.values())
@@ -111,7 +111,7 @@ def _with_sessions(tally: Tally, sessions: SessionRegistry) -> Tally:
         clocks[clock.name] = min(clock.left, clocks.get(clock.name, clock.left))
     counters = sessions.totals.counters()
     return replace(
-        tally,
+        stats,
         phases=phases,
         is_listed=is_listed,
         asks=sum(len(status.queue) for status in here.values()),
@@ -122,8 +122,8 @@ def _with_sessions(tally: Tally, sessions: SessionRegistry) -> Tally:
         turns=sessions.totals.turns(),
         times=sessions.totals.times(),
         store=sessions.store.counters(),
-        swept=tally.swept + counters["swept"],
-        survivors=tally.survivors + counters["survivors"],
+        swept=stats.swept + counters["swept"],
+        survivors=stats.survivors + counters["survivors"],
     )
 
 

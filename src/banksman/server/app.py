@@ -18,7 +18,7 @@ from banksman.server import web
 from banksman.server.api import admin_routes, command_routes, event_routes, host_routes, session_routes, turn_routes
 from banksman.server.api.route import Endpoint, HttpAnswer, Route, RouteCall
 from banksman.server.context import Context
-from banksman.server.http.auth import Door, PageTokens, revoked_path
+from banksman.server.http.auth import AuthMiddleware, PageTokens, revoked_path
 from banksman.server.http.connection import HEADERS_FOR_BROWSERS
 from banksman.server.problems import Problem
 
@@ -60,9 +60,11 @@ def make(context: Context, *, token: str, port: int) -> ASGIApp:
     names = (*context.settings.hosts, context.settings.bind)
     pages = PageTokens(token, port, revoked_path())
     context.streams.is_revoked = pages.is_revoked
-    door = context.door = Door(router, token=token, pages=pages, names=names, is_open=is_open.__contains__)
-    context.application = Application(Logged(router))
-    return Logged(door)
+    authentication = context.authentication = AuthMiddleware(
+        router, token=token, pages=pages, names=names, is_open=is_open.__contains__
+    )
+    context.application = Application(RequestLogger(router))
+    return RequestLogger(authentication)
 
 
 async def _nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,7 +72,7 @@ async def _nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
     await problem.response()(scope, receive, send)
 
 
-class Logged:
+class RequestLogger:
     """Around everything: each request is one line when it is over, without its query, and a bug is told once."""
 
     def __init__(self, app: ASGIApp) -> None:

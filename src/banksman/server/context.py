@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from banksman import Host
 from banksman.cluster.http.forwarded_request import Application
-from banksman.cluster.http.owner_proxy import Front
-from banksman.cluster.http.unowned import Nobodys
+from banksman.cluster.http.host_view import UnownedSessions
+from banksman.cluster.http.owner_proxy import OwnerProxy
 from banksman.errors import NotFound
-from banksman.server.api.request_replay import Once
-from banksman.server.http.auth import Door
-from banksman.server.http.start_policy import Policy
+from banksman.server.api.request_replay import RequestReplay
+from banksman.server.http.auth import AuthMiddleware
+from banksman.server.http.start_policy import StartPolicy
 from banksman.server.problems import session_of
 from banksman.server.server_settings import ServerSettings
 from banksman.server.streams.follower import EventStreams
@@ -32,21 +32,21 @@ class Context:
 
     host: Host
     settings: ServerSettings
-    policy: Policy
+    policy: StartPolicy
     streams: EventStreams
     drain: Callable[[float | None], None]
     store: str
     url: str = ""
-    once: Once = field(default_factory=Once)
+    once: RequestReplay = field(default_factory=RequestReplay)
     started: float = field(default_factory=time.time)
-    door: Door | None = None
-    front: Front | None = None
+    authentication: AuthMiddleware | None = None
+    proxy: OwnerProxy | None = None
     application: Application | None = None
     member: Member | None = None
-    nobodys: Nobodys = field(init=False)
+    unowned_sessions: UnownedSessions = field(init=False)
 
     def __post_init__(self) -> None:
-        self.nobodys = Nobodys(self.host)
+        self.unowned_sessions = UnownedSessions(self.host)
 
     @property
     def is_closing(self) -> bool:

@@ -1,8 +1,8 @@
 """The application on a host of its own, behind whichever sockets: what `banksman serve` and a verb without one share.
 
-`serving` is all that there is to it: no signal is taken, nothing is printed or announced, no token is made. `Inside` is
-the same in a thread of another program, which asks it by a socket that is nobody else's; other verbs of the same user
-find it there, by the address that the store has of whoever owns a session.
+`serving` is all that there is to it: no signal is taken, nothing is printed or announced, no token is made.
+`EmbeddedServer` is the same in a thread of another program, which asks it by a socket that is nobody else's; other
+verbs of the same user find it there, by the address that the store has of whoever owns a session.
 """
 
 from __future__ import annotations
@@ -28,16 +28,22 @@ from banksman.folders import sockets_folder
 from banksman.server import app
 from banksman.server import listener as servers
 from banksman.server.context import Context
-from banksman.server.http.start_policy import Policy
+from banksman.server.http.start_policy import StartPolicy
 from banksman.server.server_settings import ServerSettings
-from banksman.server.streams.follower import Counts, EventStreams
+from banksman.server.streams.follower import EventStreams, StreamCounts
 from banksman.server.streams.sources import SharedPages
 
 if TYPE_CHECKING:
     from banksman.cluster.host import Member
 
+log = logging.getLogger("banksman.serve")
+# What begins the address of a host that has nothing but a socket.
+UNIX = "unix:"
+# Where the path of a store ends and its settings begin, as a host takes them.
+_SETTING = re.compile(r"\?(?=(?:level|keep_bytes|keep_seconds)=)")
 
-class GracefulEnd:
+
+class GracefulShutdown:
     """The first word counts; the second says: now. Belongs to the loop it is made in."""
 
     def __init__(self, drain_seconds: float) -> None:
@@ -91,14 +97,8 @@ class GracefulEnd:
                 await asyncio.wait((finishing,))
 
 
-log = logging.getLogger("banksman.serve")
-
 # Called by whoever asks for the end over HTTP, with how long what runs may take.
 Drain = Callable[[float | None], None]
-# What begins the address of a host that has nothing but a socket.
-UNIX = "unix:"
-# Where the path of a store ends and its settings begin, as a host takes them.
-_SETTING = re.compile(r"\?(?=(?:level|keep_bytes|keep_seconds)=)")
 
 
 @asynccontextmanager
@@ -112,7 +112,7 @@ async def serving(
     drain: Drain,
 ) -> AsyncGenerator[Context]:
     """Until it is left. `address`: where others find this host. `drain` is called by whoever asks for it over HTTP."""
-    policy = Policy(settings)
+    policy = StartPolicy(settings)
     # Who answers here comes from outside, and is shown what waits.
     logging.getLogger("banksman.questions").setLevel(logging.ERROR)
     async with Host(
@@ -137,15 +137,15 @@ async def serving(
                 await server.close()
 
 
-def context_of(host: Host, settings: ServerSettings, drain: Drain, policy: Policy | None = None) -> Context:
+def context_of(host: Host, settings: ServerSettings, drain: Drain, policy: StartPolicy | None = None) -> Context:
     streams = EventStreams(
         closing=asyncio.get_running_loop().create_future(),
-        counts=Counts(),
+        counts=StreamCounts(),
         pages=SharedPages(),
         heartbeat_seconds=settings.heartbeat_seconds,
         streams_max=settings.streams_max,
     )
-    return Context(host, settings, policy or Policy(settings), streams, drain=drain, store=settings.store_shown)
+    return Context(host, settings, policy or StartPolicy(settings), streams, drain=drain, store=settings.store_shown)
 
 
 def store_of(settings: ServerSettings) -> str | None:
@@ -166,7 +166,7 @@ def store_of(settings: ServerSettings) -> str | None:
     return f"{store}{'?' if found is None else '&'}{'&'.join(keeps)}"
 
 
-class Inside:
+class EmbeddedServer:
     """A host inside of a program that is something else: in a thread, on a socket. One thread starts and stops it."""
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -177,7 +177,7 @@ class Inside:
         self._over = threading.Event()
         # Both are there when it is ready.
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ending: GracefulEnd | None = None
+        self._ending: GracefulShutdown | None = None
 
     def start_nowait(self) -> Future[Path]:
         """The socket, when it can be asked; or the error that keeps it from that."""
@@ -217,7 +217,7 @@ class Inside:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        ending = self._ending = GracefulEnd(0.0)
+        ending = self._ending = GracefulShutdown(0.0)
         with _socket() as (listener, path):
             async with serving(
                 self._settings,

@@ -26,9 +26,9 @@ from banksman.folders import sockets_folder, state_folder
 from banksman.server import embedded
 from banksman.server import listener as servers
 from banksman.server.context import Context
-from banksman.server.embedded import GracefulEnd
+from banksman.server.embedded import GracefulShutdown
 from banksman.server.http import token_file as tokens
-from banksman.server.ops import child_reaper, discovery_file, logs, stack_dump, systemd_notify
+from banksman.server.ops import discovery_file, logs, service_manager, stack_dump
 from banksman.server.server_settings import ServerSettings
 
 log = logging.getLogger("banksman.serve")
@@ -56,13 +56,13 @@ def _ended(serving: Coroutine[Any, Any, int]) -> int:
 
 async def _run(settings: ServerSettings, then: Then | None) -> int:
     loop = asyncio.get_running_loop()
-    notifier = systemd_notify.take()
+    notifier = service_manager.take()
     with closing(servers.bind(settings)) as listener:
         token = settings.token or tokens.load_or_make(_token_path(settings))
         logs.configure(settings.log_format, settings.log_level, [token, *settings.secrets])
         raise_fd_limit()
         stack_dump.install(loop)
-        child_reaper.install(loop)
+        service_manager.install(loop)
         try:
             await _serve(settings, listener, token, notifier, then)
         finally:
@@ -77,14 +77,14 @@ def run_host(settings: ServerSettings) -> int:
 
 async def _run_host(settings: ServerSettings) -> int:
     loop = asyncio.get_running_loop()
-    notifier = systemd_notify.take()
+    notifier = service_manager.take()
     # Nobody comes in by it: there is no port.
     token = secrets.token_urlsafe(32)
     logs.configure(settings.log_format, settings.log_level, [token, *settings.secrets])
     raise_fd_limit()
     stack_dump.install(loop)
-    child_reaper.install(loop)
-    ending = GracefulEnd(settings.drain_seconds)
+    service_manager.install(loop)
+    ending = GracefulShutdown(settings.drain_seconds)
     try:
         with _hearing_signals(ending), _own_socket() as (own, path):
             listeners = [] if own is None else [own]
@@ -100,11 +100,11 @@ async def _run_host(settings: ServerSettings) -> int:
 
 
 async def _serve(
-    settings: ServerSettings, listener: socket.socket, token: str, notifier: systemd_notify.Notifier, then: Then | None
+    settings: ServerSettings, listener: socket.socket, token: str, notifier: service_manager.Notifier, then: Then | None
 ) -> None:
     url = servers.url_of(listener)
     port = servers.port_of(listener)
-    ending = GracefulEnd(settings.drain_seconds)
+    ending = GracefulShutdown(settings.drain_seconds)
     with _hearing_signals(ending), _own_socket() as (own, path):
         listeners = [listener] if own is None else [listener, own]
         async with embedded.serving(
@@ -120,8 +120,8 @@ async def _serve(
 
 async def _until_ended(
     context: Context,
-    ending: GracefulEnd,
-    notifier: systemd_notify.Notifier,
+    ending: GracefulShutdown,
+    notifier: service_manager.Notifier,
     status: str,
     *work: Coroutine[Any, Any, None],
 ) -> None:
@@ -160,8 +160,8 @@ def _token_path(settings: ServerSettings) -> Path:
 def _tell(context: Context) -> None:
     """Print the page's address, with a one-time code that logs a browser in. Browsers send nobody what follows the #,
     and a code that was used is worthless in their history. A journal is read by others and kept, so it gets no code."""
-    assert context.door is not None
-    link = context.url if _is_journal() else f"{context.url}/#code={context.door.pages.make_code()}"
+    assert context.authentication is not None
+    link = context.url if _is_journal() else f"{context.url}/#code={context.authentication.pages.make_code()}"
     _say(f"Banksman is at {link}")
 
 
@@ -219,7 +219,7 @@ def _note_failure(task: asyncio.Task[None]) -> None:
 
 
 @asynccontextmanager
-async def _beating(notifier: systemd_notify.Notifier) -> AsyncGenerator[None]:
+async def _beating(notifier: service_manager.Notifier) -> AsyncGenerator[None]:
     """The service manager hears of us for as long as the loop runs, if it wants to."""
     seconds = notifier.watchdog_seconds()
     if seconds is None:
@@ -240,7 +240,7 @@ async def _beating(notifier: systemd_notify.Notifier) -> AsyncGenerator[None]:
 
 
 @contextmanager
-def _hearing_signals(ending: GracefulEnd) -> Generator[None]:
+def _hearing_signals(ending: GracefulShutdown) -> Generator[None]:
     """The first one ends the server, the second one hurries. One that comes when all is over changes nothing."""
 
     def on_signal(number: int) -> None:

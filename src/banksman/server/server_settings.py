@@ -17,7 +17,7 @@ import msgspec
 from banksman import config
 from banksman.cluster.store_address import is_address, parse
 from banksman.errors import UsageError
-from banksman.sessions import host_requirements
+from banksman.sessions import session_spec
 
 PORT = 4380
 # Longer than any id or name of a session can be.
@@ -100,7 +100,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             )
 
     def _check_membership(self) -> None:
-        host_requirements.checked(self.labels)
+        session_spec.checked(self.labels)
         if self.name is not None and not _HOST_NAME.fullmatch(self.name):
             raise UsageError(f"{self.name!r:.60} cannot be the name of a host", hint="letters, digits, . _ -; 1 to 64")
         if self.room is not None and not 0 <= self.room <= ROOM_MAX:

@@ -40,7 +40,7 @@ from banksman.core.session.event import storable
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Session
 from banksman.core.session.turn import Ask, Turn, TurnPhase
-from banksman.core.session.watchdogs import Name
+from banksman.core.session.watchdogs import ClockName
 from banksman.core.stop_ladder import Timings
 from banksman.core.wire.framing import FRAME_BYTES_MAX
 from banksman.core.wire.redaction import Redactor
@@ -52,6 +52,32 @@ from banksman.sessions.status import find_turn
 NAME_CHARACTERS_MAX = 200
 # An id of ours is no name: whoever finds by either would find another one's session.
 ID = re.compile(r"s-[0-9a-f]{16}")
+
+# -- options ---------------------------------------------------------------------------------------------------------
+LADDER = {"eof_grace": "eof", "grace": "grace", "linger": "linger", "drain": "drain"}
+# Each ask is placed by a look at all that wait: a queue of more is a sign of something else.
+QUEUE_MAX_MAX = 4096
+COUNTS = ("queue_max", "attempts_max", "frame_bytes_max")
+WORDS = {
+    "when_full": ("refuse", "drop"),
+    "question_default": ("deny", "allow"),
+    "question_after_crash": ("withdraw", "keep"),
+    "after_interrupt": AFTER_INTERRUPT,
+}
+# Waits that there need not be.
+OPTIONAL = ("question_seconds", "idle_seconds", "recycle_seconds")
+SECONDS = tuple(name for name in Config.__struct_fields__ if name.endswith(("_seconds", "_seconds_max")))
+KNOWN = (*SECONDS, *COUNTS, *LADDER, *WORDS, "clocks", "save_prompt")
+# -- asks ------------------------------------------------------------------------------------------------------------
+ON_BUSY = ("enqueue", "reject", "interrupt", "steer", "collect")
+ON_PREEMPT = ("end", "requeue")
+# What an agent must be able to do, by the kind of content in a prompt. All take text, and links.
+_CAPABILITIES = {"image": "images", "audio": "audio"}
+# Far beyond any number of classes that a person would tell apart.
+PRIORITY_MAX = 1_000_000
+# -- how a session is opened -----------------------------------------------------------------------------------------
+# The MCP server of the caller's own tools; the agent calls them `mcp__banksman__NAME`.
+TOOLS_SERVER = "banksman"
 
 
 def checked_name(name: Any, redactor: Redactor | None = None) -> str | None:
@@ -81,23 +107,6 @@ def checked_id(session: Any) -> str:
     except UnicodeEncodeError as exc:
         raise NotFound(f"there is no session {session!r:.60}", hint="see sessions()") from exc
     return session
-
-
-# -- options ---------------------------------------------------------------------------------------------------------
-LADDER = {"eof_grace": "eof", "grace": "grace", "linger": "linger", "drain": "drain"}
-# Each ask is placed by a look at all that wait: a queue of more is a sign of something else.
-QUEUE_MAX_MAX = 4096
-COUNTS = ("queue_max", "attempts_max", "frame_bytes_max")
-WORDS = {
-    "when_full": ("refuse", "drop"),
-    "question_default": ("deny", "allow"),
-    "question_after_crash": ("withdraw", "keep"),
-    "after_interrupt": AFTER_INTERRUPT,
-}
-# Waits that there need not be.
-OPTIONAL = ("question_seconds", "idle_seconds", "recycle_seconds")
-SECONDS = tuple(name for name in Config.__struct_fields__ if name.endswith(("_seconds", "_seconds_max")))
-KNOWN = (*SECONDS, *COUNTS, *LADDER, *WORDS, "clocks", "save_prompt")
 
 
 class OptionValues(Struct, frozen=True, kw_only=True):
@@ -130,7 +139,7 @@ def read_options(profile: Profile, options: Mapping[str, Any]) -> OptionValues:
                 # What cannot be sent is refused now, and not when it is due.
                 profile.dialect.begin(PLAIN).prompt("", value)
             found[key] = value
-    start = clocks.pop(Name.START, None)
+    start = clocks.pop(ClockName.START, None)
     if start is not None:
         found.setdefault("start_seconds", start)
     return OptionValues(
@@ -168,7 +177,7 @@ def _check_count(key: str, value: Any) -> None:
 
 
 def _clocks(value: Any) -> dict[str, float | None]:
-    names = [str(name) for name in Name]
+    names = [str(name) for name in ClockName]
     if not isinstance(value, Mapping) or not all(key in names for key in value):  # pyright: ignore[reportUnknownVariableType]
         raise UsageError(
             f"clocks cannot be {value!r:.60}", hint=f"a mapping from {', '.join(names)} to seconds or None"
@@ -180,15 +189,6 @@ def _clocks(value: Any) -> dict[str, float | None]:
             if seconds == 0:
                 raise UsageError(f"the clock {key} cannot be 0", hint="None turns it off")
     return dict(wanted)
-
-
-# -- asks ------------------------------------------------------------------------------------------------------------
-ON_BUSY = ("enqueue", "reject", "interrupt", "steer", "collect")
-ON_PREEMPT = ("end", "requeue")
-# What an agent must be able to do, by the kind of content in a prompt. All take text, and links.
-_CAPABILITIES = {"image": "images", "audio": "audio"}
-# Far beyond any number of classes that a person would tell apart.
-PRIORITY_MAX = 1_000_000
 
 
 class AskChecks:
@@ -318,11 +318,6 @@ def find_move(state: Session, turn: str, before: str | None) -> tuple[str, str |
         hint = "a turn is moved within its class; ask with another priority"
         raise UsageError("the two turns are of different classes", hint=hint, turn=first.id, before=other.id)
     return first.id, None if before is None else other.id
-
-
-# -- how a session is opened -----------------------------------------------------------------------------------------
-# The MCP server of the caller's own tools; the agent calls them `mcp__banksman__NAME`.
-TOOLS_SERVER = "banksman"
 
 
 def checked_mcp_servers(servers: Any) -> tuple[Mapping[str, Any], ...]:

@@ -19,15 +19,14 @@ from typing import Any
 
 from banksman.core.session.effects import AskHuman, CallBack, EndTerminals, GiveReceipt, TellAnswer
 from banksman.core.session.facts import HoldAsked, HoldReleased
-from banksman.core.session.idempotency import KEYS_MAX, UNUSED, IdempotencyKey
-from banksman.core.session.outcome import By, Kind, Outcome, Receipt
+from banksman.core.session.outcome import KEYS_MAX, UNUSED, By, IdempotencyKey, Kind, Outcome, Receipt
 from banksman.core.session.turn import TurnPhase
 from banksman.errors import BanksmanError, Refused
-from banksman.sessions.callbacks import Callbacks
 from banksman.sessions.outcome_listener import OutcomeListener
 from banksman.sessions.questions import Questions
+from banksman.sessions.tools import Callbacks
 from banksman.sessions.turn import LoggedTurn, Turn
-from banksman.tasks import Owned
+from banksman.tasks import OwnedTasks
 
 # A turn with the future of its acceptance: an ask that is made again with its key waits on the same future.
 AcceptedTurn = tuple[Turn, asyncio.Future[None]]
@@ -57,7 +56,7 @@ class CallerFutures(OutcomeListener):
         self._granting: dict[str, asyncio.Future[None]] = {}
         self._changing: dict[str, asyncio.Future[None]] = {}
         # What is read for a caller: waited for at the end, because the host closes the log then.
-        self._reading = Owned()
+        self._reading = OwnedTasks()
 
     # -- made --------------------------------------------------------------------------------------------------------
     def expect_turn(self, turn: Turn) -> asyncio.Future[None]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from banksman.core.session.event import Entry
-from banksman.core.session.history import Past
+from banksman.core.session.history import SessionHistory
 
 if TYPE_CHECKING:
     from banksman.sessions.session import Session
@@ -28,7 +28,7 @@ class ClusterHooks(Protocol):
         """A turn that somebody asked for has its outcome, and the log has that."""
         ...
 
-    async def bring(self, session: str, spec: SessionSpec, past: Past) -> Sequence[Entry]:
+    async def bring(self, session: str, spec: SessionSpec, past: SessionHistory) -> Sequence[Entry]:
         """It is claimed, and no process of it is started yet: bring along what it needs here, and say so."""
         ...
 

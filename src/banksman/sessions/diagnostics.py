@@ -1,8 +1,9 @@
 """What a session records about itself: counters, how long its turns take, and its last facts.
 
-`Totals` adds the numbers of all sessions of a host. Each session counts for itself, and its numbers are forgotten with
-it. A sum that an operator follows for days must not fall because of that. So when a session ends here, its numbers are
-added to those of all that ended before. While it lives nothing is added up, and counting a frame costs one addition.
+`CountTotals` adds the numbers of all sessions of a host. Each session counts for itself, and its numbers are forgotten
+with it. A sum that an operator follows for days must not fall because of that. So when a session ends here, its numbers
+are added to those of all that ended before. While it lives nothing is added up, and counting a frame costs one
+addition.
 """
 
 from __future__ import annotations
@@ -20,6 +21,17 @@ from banksman.core.session.event import TURN_ENDED, TURN_QUEUED, TURN_STARTED, E
 from banksman.core.session.facts import Asked, Fact, FramesRead
 from banksman.core.session.outcome import Kind
 from banksman.core.session.state import Session
+
+# -- times -----------------------------------------------------------------------------------------------------------
+# Upper bounds in seconds: an agent answers in a second, or works for an hour.
+BOUNDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
+_MARKS = frozenset((TURN_QUEUED, TURN_STARTED, TURN_ENDED))
+# -- the flight recorder ---------------------------------------------------------------------------------------------
+# At least so many facts are kept, at most twice as many.
+FACTS_MIN = 64
+# What is kept of the frames of one fact: to follow a trace, a flood of text is not needed.
+LINES_MAX = 16
+LINE_BYTES_MAX = 256
 
 
 @dataclass(slots=True)
@@ -40,12 +52,6 @@ class Counters:
     processes: int = 0
     swept: int = 0
     survivors: int = 0
-
-
-# -- times -----------------------------------------------------------------------------------------------------------
-# Upper bounds in seconds: an agent answers in a second, or works for an hour.
-BOUNDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
-_MARKS = frozenset((TURN_QUEUED, TURN_STARTED, TURN_ENDED))
 
 
 class Histogram:
@@ -101,7 +107,7 @@ class TurnTimes:
 
 
 # -- all sessions of a host ------------------------------------------------------------------------------------------
-class Counted(NamedTuple):
+class SessionCounts(NamedTuple):
     """The numbers of one session. `outcomes`: how many asks ended, by the kind of their outcome."""
 
     counters: Counters
@@ -109,16 +115,16 @@ class Counted(NamedTuple):
     turn_times: TurnTimes
 
 
-class Totals:
+class CountTotals:
     """For one loop. None of the sums ever falls."""
 
     def __init__(self) -> None:
-        self._open: dict[asyncio.Future[None], Counted] = {}
+        self._open: dict[asyncio.Future[None], SessionCounts] = {}
         self._counters: Counter[str] = Counter(dict.fromkeys(Counters.__slots__, 0))
         self._turns: Counter[str] = Counter({kind.value: 0 for kind in Kind})
         self._times = TurnTimes()
 
-    def follow(self, finished: asyncio.Future[None], counted: Counted) -> None:
+    def follow(self, finished: asyncio.Future[None], counted: SessionCounts) -> None:
         """Until the session is `finished`, and what it had counted by then for ever."""
         self._open[finished] = counted
         finished.add_done_callback(self._end)
@@ -153,14 +159,6 @@ class Totals:
 
 def _by_name(counters: Counters) -> dict[str, int]:
     return {name: getattr(counters, name) for name in counters.__slots__}
-
-
-# -- the flight recorder ---------------------------------------------------------------------------------------------
-# At least so many facts are kept, at most twice as many.
-FACTS_MIN = 64
-# What is kept of the frames of one fact: to follow a trace, a flood of text is not needed.
-LINES_MAX = 16
-LINE_BYTES_MAX = 256
 
 
 class Recorder:

@@ -35,12 +35,12 @@ from banksman.core.session import ask_queue
 from banksman.core.session import step as core
 from banksman.core.session.effects import (
     Append,
-    BeIdle,
-    BeReady,
     CancelTimer,
     Effect,
     Finish,
     HoldConversation,
+    ReportIdle,
+    ReportReady,
     StartProcess,
     StartTimer,
     StopProcess,
@@ -58,7 +58,7 @@ from banksman.core.session.facts import (
     Subject,
     TimerFired,
 )
-from banksman.core.session.history import Past
+from banksman.core.session.history import SessionHistory
 from banksman.core.session.questions import kept
 from banksman.core.session.state import ProcessPhase, Session
 from banksman.core.session.turn import Turn
@@ -94,7 +94,7 @@ class Driver:
     def __init__(
         self,
         id: str,
-        past: Past,
+        past: SessionHistory,
         *,
         epoch: int,
         store: Log,
@@ -181,9 +181,9 @@ class Driver:
                 self._postponed = effect
                 self._place = PoolSlot.WANTED
                 self._pool.want(self)
-            case BeReady():
+            case ReportReady():
                 self._pool.has_started(self)
-            case BeIdle():
+            case ReportIdle():
                 self._pool.look()
             case HoldConversation(conversation=conversation):
                 self._hold_conversation(conversation)

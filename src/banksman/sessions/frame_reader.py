@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from banksman.commands.spill_file import Spill
+from banksman.commands.output import SpillFile
 from banksman.core.dialects.dialect import Dialect
 from banksman.core.dialects.meaning import Meaning, Noise
 from banksman.core.session.facts import FramesRead
 from banksman.core.session.state import ProcessState, Session, Stdin
-from banksman.core.wire.framing import Framing, Mixed, OversizeBegan, OversizeEnded, OversizePiece
+from banksman.core.wire.framing import Framing, MixedChunk, OversizeBegan, OversizeEnded, OversizePiece
 from banksman.sessions.diagnostics import Counters
 
 # Limits on what an agent writes: floods of lines, the last output of an agent that ends, and frames too large to keep.
@@ -46,6 +46,16 @@ log = logging.getLogger("banksman")
 # in reserve.
 LAST_BYTES_MAX = 2 << 20
 
+# How many lines are looked at before it is looked at the clock, and how long all of it may take.
+SLICE_LINES_MAX = 256
+PASS_SECONDS_MAX = 0.02
+# Who keeps us busy for so long has nothing to say. A pause within it is none.
+FLOOD_SECONDS = 1.0
+PAUSE_SECONDS = 0.1
+# Of all such frames of one session. Past it their bytes are dropped and counted; a file is always a frame's beginning.
+SPILLED_BYTES_MAX = 256 << 20
+HEAD_SHOWN = 1024
+
 
 class EndingOutput:
     """Decides for the output of one process what is logged. Make another one for the next process."""
@@ -69,14 +79,6 @@ class EndingOutput:
 def drops_floods(process: ProcessState) -> bool:
     """Whether the rest of a flood is dropped: only after the driver itself chose to stop the process."""
     return process.was_told_to_stop and not process.exited_by_itself and process.stdin is not Stdin.BROKEN
-
-
-# How many lines are looked at before it is looked at the clock, and how long all of it may take.
-SLICE_LINES_MAX = 256
-PASS_SECONDS_MAX = 0.02
-# Who keeps us busy for so long has nothing to say. A pause within it is none.
-FLOOD_SECONDS = 1.0
-PAUSE_SECONDS = 0.1
 
 
 class Backlog:
@@ -137,20 +139,17 @@ def slices(lines: Sequence[bytes]) -> list[Sequence[bytes]]:
     return [lines[begin : begin + SLICE_LINES_MAX] for begin in range(0, len(lines), SLICE_LINES_MAX)]
 
 
-# Of all such frames of one session. Past it their bytes are dropped and counted; a file is always a frame's beginning.
-SPILLED_BYTES_MAX = 256 << 20
-HEAD_SHOWN = 1024
-
-
 class OversizeFrames:
     """The spilled frames of one session. Their files go with it."""
 
     def __init__(self) -> None:
-        self._files: list[Spill] = []
-        self._open: Spill | None = None
+        self._files: list[SpillFile] = []
+        self._open: SpillFile | None = None
         self._left = SPILLED_BYTES_MAX
 
-    def take(self, lines: Mixed, dialect: Dialect, counters: Counters) -> tuple[list[bytes], list[tuple[int, Meaning]]]:
+    def take(
+        self, lines: MixedChunk, dialect: Dialect, counters: Counters
+    ) -> tuple[list[bytes], list[tuple[int, Meaning]]]:
         """The lines for the log, and what they mean. What a spilled one means is told by its two ends."""
         plain: list[bytes] = []
         meanings: list[tuple[int, Meaning]] = []
@@ -183,7 +182,7 @@ class OversizeFrames:
         if not self._left:
             return
         try:
-            self._open = Spill()
+            self._open = SpillFile()
         except OSError as exc:
             log.warning("! a frame too large to keep cannot be spilled either: %s", exc)
 
@@ -265,12 +264,12 @@ class FrameReader:
 
     def feed(self, process: int, data: bytes) -> None:
         lines = self._framing.feed(data)
-        if not self._ending.admits(len(data), self._listener.state.process) and not isinstance(lines, Mixed):
+        if not self._ending.admits(len(data), self._listener.state.process) and not isinstance(lines, MixedChunk):
             self._drop(lines)
-        elif not self._backlog and (isinstance(lines, Mixed) or len(lines) <= SLICE_LINES_MAX):
+        elif not self._backlog and (isinstance(lines, MixedChunk) or len(lines) <= SLICE_LINES_MAX):
             self._read(process, lines)
         else:
-            parts = [lines] if isinstance(lines, Mixed) else slices(lines)
+            parts = [lines] if isinstance(lines, MixedChunk) else slices(lines)
             self._backlog.take(*(partial(self._read, process, part) for part in parts))
             if self._backlog:
                 self._listener.on_backlog()
@@ -283,7 +282,7 @@ class FrameReader:
         """Its stdout has ended. In its place, whatever waits behind it: it is a line at most, and the exit must not
         come before it."""
         last = self._framing.end()
-        if self._ending.admits(0, self._listener.state.process) or isinstance(last, Mixed):
+        if self._ending.admits(0, self._listener.state.process) or isinstance(last, MixedChunk):
             self._read(process, last)
         else:
             self._drop(last)
@@ -303,17 +302,17 @@ class FrameReader:
     def _drop(self, lines: Sequence[bytes]) -> None:
         self._listener.counters.dropped += sum(map(len, lines))
 
-    def _read(self, process: int, lines: Sequence[bytes] | Mixed) -> None:
+    def _read(self, process: int, lines: Sequence[bytes] | MixedChunk) -> None:
         """The path of every token. What is not plain is rare, and goes the long way."""
         listener = self._listener
         state = listener.state
-        if self._backlog.was_flood and drops_floods(state.process) and not isinstance(lines, Mixed):
+        if self._backlog.was_flood and drops_floods(state.process) and not isinstance(lines, MixedChunk):
             self._drop(lines)
             return
         dialect, counters = state.config.dialect, listener.counters
         read = dialect.read
         try:
-            if isinstance(lines, Mixed):
+            if isinstance(lines, MixedChunk):
                 plain, meanings = self._oversize.take(lines, dialect, counters)
             else:
                 plain = lines

@@ -4,9 +4,9 @@
 and answered for. Where the agent asks before it acts, the answer is no, with the reason: an action that the hook could
 not look at must not run. Elsewhere the answer is empty, and the agent goes on.
 
-**Ownership.** Each call runs in a task that `UserCalls` keeps until it is over, because a callable may take its time
-after it was cancelled, or not obey at all. The agent is not made to wait for that. The session's end is: see
-`wait_ended`. `UserCalls` serves the tools too (tools.py): all callables of the user are called in one way.
+**Ownership.** Each call runs in a task that `CallbackRunner` keeps until it is over, because a callable may take its
+time after it was cancelled, or not obey at all. The agent is not made to wait for that. The session's end is: see
+`wait_ended`. `CallbackRunner` serves the tools too (tools.py): all callables of the user are called in one way.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Hooks:
     """The hooks of one session: what to register, and what to call. Made of what a user passes as `hooks=`."""
 
     def __init__(self, hooks: Mapping[str, HookCall | Hook | Sequence[HookCall | Hook]]) -> None:
-        self._calls = UserCalls()
+        self._calls = CallbackRunner()
         self._hooks: dict[str, tuple[str, Hook]] = {}
         if not isinstance(cast(object, hooks), Mapping):
             raise UsageError(f"hooks cannot be {hooks!r:.60}", hint="a mapping from the name of an event to callbacks")
@@ -108,7 +108,7 @@ class Hooks:
             if not isinstance(output, Mapping):
                 raise UsageError(f"a hook cannot answer {output!r:.60}", hint="a mapping, or None")
             return json_copy(cast(object, output))
-        except NoAnswer as exc:
+        except CallUnfinished as exc:
             log.error("! %s of %s %s", id, event, exc)
             return _failed(event, f"the hook {exc}")
         except Exception as exc:
@@ -175,11 +175,11 @@ class RequestTasks:
             self.cancel(request)
 
 
-class NoAnswer(Exception):
+class CallUnfinished(Exception):
     """The callable neither returned nor raised: its time was over, or it was cancelled by somebody else."""
 
 
-class UserCalls:
+class CallbackRunner:
     """Calls of what a user handed in: in the loop, each in a task of its own that is kept until it is over."""
 
     def __init__(self) -> None:
@@ -197,9 +197,9 @@ class UserCalls:
                 task.add_done_callback(_over_late)
                 task.cancel()
         if not task.done():
-            raise NoAnswer(f"did not answer within {seconds:g} seconds")
+            raise CallUnfinished(f"did not answer within {seconds:g} seconds")
         if task.cancelled():
-            raise NoAnswer("was cancelled")
+            raise CallUnfinished("was cancelled")
         return task.result()
 
     @property

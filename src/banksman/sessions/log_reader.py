@@ -14,7 +14,7 @@ from banksman.core.dialects.dialect import Dialect
 from banksman.core.session import event as kinds
 from banksman.core.session.event import SENT, Event, Project
 from banksman.errors import HistoryLost, UsageError
-from banksman.store.log import READ_EVENTS_MAX, Known, Log, Page, TurnPlace
+from banksman.store.log import READ_EVENTS_MAX, KnownSession, Log, Page, TurnPlace
 from banksman.tasks import Waiters
 
 R = TypeVar("R")
@@ -243,7 +243,7 @@ class ReadableSession:
         self.dialect = dialect
         self._project = Project(dialect.project, dialect.partial)
         # What the store said of it, the last time that it was listed or looked for.
-        self.seen: Known | None = None
+        self.seen: KnownSession | None = None
         self._store = store
         self._all_readers: MutableSet[LogReaders] = set() if readers is None else readers
         self._readers = self._reading(ends)
@@ -315,7 +315,7 @@ class ReadableSession:
         return 0.0 if known is None else known.created
 
     @property
-    def known(self) -> Known | None:
+    def known(self) -> KnownSession | None:
         """What a listing says of it; None: it is not there any more."""
         return self.seen or self._store.find(self.id)
 

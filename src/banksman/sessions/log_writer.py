@@ -17,7 +17,7 @@ from typing import Protocol
 
 from banksman.core.session import history as pasts
 from banksman.core.session.event import Entry
-from banksman.core.session.history import Past
+from banksman.core.session.history import SessionHistory
 from banksman.core.wire.redaction import Redactor
 from banksman.core.wire.stream_redaction import StreamedRedactor
 from banksman.errors import NotOwner, StoreError
@@ -45,7 +45,14 @@ class LogWriter:
     """Of a session that was claimed, under this epoch, with this past; its conversation, if it has one, is leased."""
 
     def __init__(
-        self, store: Log, session: str, past: Past, *, epoch: int, hears: LogListener, redactor: Redactor | None = None
+        self,
+        store: Log,
+        session: str,
+        past: SessionHistory,
+        *,
+        epoch: int,
+        hears: LogListener,
+        redactor: Redactor | None = None,
     ) -> None:
         self._store = store
         self._session = session
@@ -107,14 +114,16 @@ class LogWriter:
             done = partial(self._on_advanced, self._run, self._past, self.epoch)
             self._store.advance(self._session, before, done)
 
-    def _on_advanced(self, run: int, past: Past, epoch: int, error: StoreError | NotOwner | None) -> None:
+    def _on_advanced(self, run: int, past: SessionHistory, epoch: int, error: StoreError | NotOwner | None) -> None:
         then, self._then = self._then, None
         is_meant = run == self._run
         self._on_answer(run, past, epoch, 0, error)
         if is_meant and error is None and then is not None:
             then()
 
-    def _on_answer(self, run: int, past: Past, epoch: int, size: int, error: StoreError | NotOwner | None) -> None:
+    def _on_answer(
+        self, run: int, past: SessionHistory, epoch: int, size: int, error: StoreError | NotOwner | None
+    ) -> None:
         self._uncommitted_bytes -= size
         if run == self._run:
             if error is None:

@@ -15,7 +15,7 @@ from banksman.core.session.effects import (
     EndTerminals,
     GiveReceipt,
     GrantHold,
-    PassOn,
+    LeaveInLog,
     Reject,
     Resolve,
     SettingTaken,
@@ -29,7 +29,7 @@ CallerEffect = (
     Accept
     | Reject
     | Resolve
-    | PassOn
+    | LeaveInLog
     | GiveReceipt
     | GrantHold
     | EndHold
@@ -74,7 +74,7 @@ def tell(listener: OutcomeListener, effect: CallerEffect) -> None:
             listener.reject(turn, error)
         case Resolve(turn=turn, outcome=outcome):
             listener.resolve(turn, outcome)
-        case PassOn(turn=turn):
+        case LeaveInLog(turn=turn):
             listener.pass_on(turn)
         case GiveReceipt():
             listener.give_receipt(effect)

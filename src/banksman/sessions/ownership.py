@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from banksman.core.session.facts import Begun
-from banksman.core.session.history import Past
+from banksman.core.session.history import SessionHistory
 from banksman.core.session.turn import Turn as QueuedTurn
 from banksman.core.wire.framing import FRAME_BYTES_MAX
 from banksman.core.wire.redaction import Redactor
@@ -28,14 +28,13 @@ from banksman.errors import BanksmanError, Closed, NotOwner
 from banksman.process import lease_page as leases
 from banksman.process.lease_page import LeasePage
 from banksman.sessions.agent_process import Spawn
-from banksman.sessions.callbacks import Callbacks
 from banksman.sessions.caller_futures import CallerFutures, KeyedTurns
-from banksman.sessions.diagnostics import Counted
+from banksman.sessions.diagnostics import SessionCounts
 from banksman.sessions.driver import Driver
 from banksman.sessions.hooks import Hooks
 from banksman.sessions.pool import Pool
 from banksman.sessions.questions import OnQuestion, Questions
-from banksman.sessions.tools import ToolServer
+from banksman.sessions.tools import Callbacks, ToolServer
 from banksman.sessions.turn import Turn, TurnSession
 from banksman.store.log import Log
 from banksman.tasks import Waiters
@@ -97,7 +96,7 @@ class OwnedSession:
     def __init__(
         self,
         id: str,
-        past: Past,
+        past: SessionHistory,
         *,
         epoch: int,
         store: Log,
@@ -146,8 +145,8 @@ class OwnedSession:
         self.callbacks.lose(kill_by)
 
     @property
-    def counted(self) -> Counted:
-        return Counted(self.driver.counters, self.futures.outcomes, self.driver.turn_times)
+    def counted(self) -> SessionCounts:
+        return SessionCounts(self.driver.counters, self.futures.outcomes, self.driver.turn_times)
 
     @property
     def is_over(self) -> bool:
@@ -155,7 +154,7 @@ class OwnedSession:
 
 
 class OwnershipGuard:
-    """For one loop. It is the `Guard` of one log."""
+    """For one loop. It is the `OwnershipListener` of one log."""
 
     def __init__(self) -> None:
         # What processes are started under; None: they may live for as long as we do.

@@ -22,10 +22,48 @@ from banksman.core.dialects.acp import acp
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.dialects.codex import CODEX
 from banksman.core.dialects.dialect import SERVICES, Dialect, Quirks, fault
-from banksman.core.session.watchdogs import Name
+from banksman.core.session.watchdogs import ClockName
 from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
-from banksman.process import environment
+from banksman.process import launch
+
+# A profile: what is known about one program that is an agent, as a value, and how it is read from its file.
+#
+# What a session with an agent may be asked for, as far as agents differ in it.
+CAPABILITIES = frozenset(
+    (
+        *("audio", "fork", "hooks", "images", "interrupt", "mcp_servers", "model", "permission_mode", "questions"),
+        *("resume", "schema", "steer", "system_prompt", "tools"),
+    )
+)
+# What no agent can that is spoken with in these words: there are none for it.
+_WORDLESS = {"acp": ("hooks", "schema", "steer", "tools"), "codex": ("audio", "hooks", "tools"), "claude": ("audio",)}
+AFTER_INTERRUPT = ("sweep", "keep")
+# A window after each turn in which no prompt is sent: one that is longer is a mistake, and would be felt as slowness.
+QUIET_SECONDS_MAX = 5.0
+_TOP = frozenset(
+    (
+        *("title", "command", "dialect", "install", "website", "capabilities", "drain_seconds", "quiet_seconds"),
+        *("after_interrupt", "transcripts", "extends", "ladder", "clocks", "env", "quirks"),
+    )
+)
+_NONE = Quirks()
+_LADDER = frozenset(("eof_grace", "grace", "linger", "drain"))
+_CLOCKS = frozenset(str(name) for name in ClockName)
+_ENV = frozenset(("scrub", "set"))
+_QUIRKS = frozenset(
+    ("leaves_tools", "cancel_may_say", "error_texts", "silence_is_error", "recites_late", "serves", "note")
+)
+# -- transcripts -----------------------------------------------------------------------------------------------------
+# A pattern such as `~/.house/{cwd_slug}/{conversation}.jsonl` begins with the agent's home, or with a folder that a
+# variable of its environment names: the path is always below one of these. The name of the conversation comes from the
+# agent or from a log. It must be one word; else there is no path.
+TRANSCRIPT_HINT = "~/… or $VARIABLE/…, with {conversation} and, if need be, {cwd_slug} in it, and without .."
+# A folder's name of more characters is cut by Claude, with a hash of its own behind it, which nobody else can make.
+SLUG_CHARACTERS_MAX = 200
+_PATTERN = re.compile(r"(?:~|\$(?P<variable>[A-Z][A-Z0-9_]*))/(?P<rest>[^{}]*(?:\{(?:cwd_slug|conversation)\}[^{}]*)+)")
+_CONVERSATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+_NO_WORD = re.compile(r"[^A-Za-z0-9]")
 
 
 class ProfileTable:
@@ -108,36 +146,6 @@ class ProfileTable:
         return cast(dict[str, Any], value)
 
 
-# A profile: what is known about one program that is an agent, as a value, and how it is read from its file.
-#
-# What a session with an agent may be asked for, as far as agents differ in it.
-CAPABILITIES = frozenset(
-    (
-        *("audio", "fork", "hooks", "images", "interrupt", "mcp_servers", "model", "permission_mode", "questions"),
-        *("resume", "schema", "steer", "system_prompt", "tools"),
-    )
-)
-# What no agent can that is spoken with in these words: there are none for it.
-_WORDLESS = {"acp": ("hooks", "schema", "steer", "tools"), "codex": ("audio", "hooks", "tools"), "claude": ("audio",)}
-AFTER_INTERRUPT = ("sweep", "keep")
-# A window after each turn in which no prompt is sent: one that is longer is a mistake, and would be felt as slowness.
-QUIET_SECONDS_MAX = 5.0
-
-_TOP = frozenset(
-    (
-        *("title", "command", "dialect", "install", "website", "capabilities", "drain_seconds", "quiet_seconds"),
-        *("after_interrupt", "transcripts", "extends", "ladder", "clocks", "env", "quirks"),
-    )
-)
-_NONE = Quirks()
-_LADDER = frozenset(("eof_grace", "grace", "linger", "drain"))
-_CLOCKS = frozenset(str(name) for name in Name)
-_ENV = frozenset(("scrub", "set"))
-_QUIRKS = frozenset(
-    ("leaves_tools", "cancel_may_say", "error_texts", "silence_is_error", "recites_late", "serves", "note")
-)
-
-
 class AgentDialect(Dialect, Protocol):
     """A dialect that also knows its program's flags."""
 
@@ -177,7 +185,7 @@ DIALECTS: Mapping[str, Callable[[Quirks], AgentDialect]] = MappingProxyType(
 class Profile:
     """What is known about an agent. `source`: the file it was read from; None: it comes with the package. `clocks`:
     seconds by the watchdog's name. `scrub`, `variables`: what is taken out of its environment, and put into it: see
-    process/environment.py. `quiet_seconds`: how long it must be quiet after a boundary. `leaves_tools`: what it has
+    process/launch.py. `quiet_seconds`: how long it must be quiet after a boundary. `leaves_tools`: what it has
     started lives on after an interrupt. `transcripts`: patterns of the file that it needs to go on with a conversation,
     see `transcript_path`; empty: they are not known. `note`: what else is known, for people."""
 
@@ -289,7 +297,7 @@ def _transcripts(top: ProfileTable) -> tuple[str, ...]:
 def _variables(env: ProfileTable) -> dict[str, str]:
     found = env.texts("set")
     try:
-        environment.build(found, inherit=False)
+        launch.build(found, inherit=False)
     except UsageError as exc:
         raise env.wrong(f"env.set: {exc.args[0]}", exc.hint) from exc
     return found
@@ -308,19 +316,6 @@ def _quirks(table: ProfileTable) -> Quirks:
         serves=table.words("serves", SERVICES, among=SERVICES),
         recites_late=table.flag("recites_late"),
     )
-
-
-# -- transcripts -----------------------------------------------------------------------------------------------------
-# A pattern such as `~/.house/{cwd_slug}/{conversation}.jsonl` begins with the agent's home, or with a folder that a
-# variable of its environment names: the path is always below one of these. The name of the conversation comes from the
-# agent or from a log. It must be one word; else there is no path.
-TRANSCRIPT_HINT = "~/… or $VARIABLE/…, with {conversation} and, if need be, {cwd_slug} in it, and without .."
-# A folder's name of more characters is cut by Claude, with a hash of its own behind it, which nobody else can make.
-SLUG_CHARACTERS_MAX = 200
-
-_PATTERN = re.compile(r"(?:~|\$(?P<variable>[A-Z][A-Z0-9_]*))/(?P<rest>[^{}]*(?:\{(?:cwd_slug|conversation)\}[^{}]*)+)")
-_CONVERSATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-_NO_WORD = re.compile(r"[^A-Za-z0-9]")
 
 
 def is_transcript_pattern(text: str) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from banksman.core.dialects.dialect import PLAIN
-from banksman.core.dialects.meaning import Requested, Wants
+from banksman.core.dialects.meaning import Requested, RequestPurpose
 from banksman.core.session import event as kinds
 from banksman.core.session import questions
 from banksman.core.session.effects import AskHuman, TellAnswer
@@ -41,6 +41,16 @@ waiting = logging.getLogger("banksman.questions")
 
 # Where an agent can be told to remember an answer; True is the first.
 PLACES = ("session", "local", "project", "user")
+
+# How many answers are remembered for whoever answers again; all others are looked for in the log.
+ANSWERS_MAX = 256
+# The name of a question says where it was asked.
+_NAME = re.compile(r"q-[0-9]{1,18}\.([1-9][0-9]{0,17})")
+# How far back a question is looked for whose name does not say where it was asked. Such names are older than the rule
+# above, and anybody can make one up: the search must not read a whole history for it.
+UNNAMED_EVENTS_MAX = 10_000
+# How long the end of a session waits for a callback that was cancelled and does not end.
+CALLBACK_SECONDS_MAX = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +92,6 @@ class Answered:
     message: str | None
     is_first: bool
 
-
-# How many answers are remembered for whoever answers again; all others are looked for in the log.
-ANSWERS_MAX = 256
-# The name of a question says where it was asked.
-_NAME = re.compile(r"q-[0-9]{1,18}\.([1-9][0-9]{0,17})")
-# How far back a question is looked for whose name does not say where it was asked. Such names are older than the rule
-# above, and anybody can make one up: the search must not read a whole history for it.
-UNNAMED_EVENTS_MAX = 10_000
-
-# How long the end of a session waits for a callback that was cancelled and does not end.
-CALLBACK_SECONDS_MAX = 5.0
 
 OnQuestion = Callable[[Question], "str | Answer | Awaitable[str | Answer]"]
 
@@ -160,8 +159,8 @@ class Questions:
         # Said once to be refused here if it cannot be, and not in the door, where it would be a bug of ours: in the
         # conversation in which it was asked, where there is one. That is a value, and what comes of it is let go.
         # What we serve ourselves is answered by what comes of it.
-        if question.asked.wants is not Wants.WORKSPACE:
-            (state.process.speech or dialect.begin(PLAIN)).answer(question.asked, decision)
+        if question.asked.wants is not RequestPurpose.WORKSPACE:
+            (state.process.protocol or dialect.begin(PLAIN)).answer(question.asked, decision)
         return QuestionAnswered(self._driver.now(), question.id, decision)
 
     # -- what its answer is ------------------------------------------------------------------------------------------
@@ -288,7 +287,7 @@ def _place(answer: Answer) -> str | None:
 def _decision(asked: Requested, answer: Answer, *, takes_input: bool) -> Decision:
     checked(answer)
     wants = asked.wants
-    if answer.updated_input is not None and not takes_input and wants is not Wants.ELICITATION:
+    if answer.updated_input is not None and not takes_input and wants is not RequestPurpose.ELICITATION:
         # It would run with the input that it was asked about.
         hint = "allow it as it is, or deny with a message that says what to do instead"
         raise UsageError("this agent cannot be told to use a tool with another input", hint=hint)
@@ -296,9 +295,9 @@ def _decision(asked: Requested, answer: Answer, *, takes_input: bool) -> Decisio
     allows = answer.decision == "allow" if option is None else option["kind"].startswith("allow")
     if option is not None and (answer.remember or (allows and answer.interrupt)):
         raise UsageError("an option says by itself what is remembered", hint="leave the rest out, or choose another")
-    if answer.content is not None and wants is not Wants.ELICITATION:
+    if answer.content is not None and wants is not RequestPurpose.ELICITATION:
         raise UsageError("content answers an elicitation, and this is none", hint="updated_input, perhaps")
-    if wants is Wants.ELICITATION and (answer.remember or answer.updated_input is not None):
+    if wants is RequestPurpose.ELICITATION and (answer.remember or answer.updated_input is not None):
         raise UsageError("an elicitation has no tool to remember or to give an input to", hint="content")
     return Decision(
         allows=allows,

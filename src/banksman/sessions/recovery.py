@@ -21,13 +21,13 @@ from contextlib import AbstractAsyncContextManager, suppress
 from banksman.core.session import history as pasts
 from banksman.core.session.crash_recovery import settle
 from banksman.core.session.event import SESSION_CLOSED, Entry
-from banksman.core.session.history import Past
+from banksman.core.session.history import SessionHistory
 from banksman.core.session.session_config import Config
 from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError, StoreTooNew, UsageError
 from banksman.process import orphans
 from banksman.sessions import known_agents
 from banksman.sessions.log_writer import lease_name
-from banksman.store.log import Done, Known, Log
+from banksman.store.log import Done, KnownSession, Log
 
 log = logging.getLogger("banksman")
 
@@ -38,7 +38,7 @@ CLAIM_SECONDS_BETWEEN = 0.05
 SETTLING_MAX = 16
 
 
-async def load(store: Log, session: str, config: Config) -> Past:
+async def load(store: Log, session: str, config: Config) -> SessionHistory:
     """What its log says, from the last snapshot on. Changes nothing, and needs no claim."""
     snapshot = await store.snapshot(session)
     past = pasts.beginning(config)
@@ -66,7 +66,7 @@ async def load(store: Log, session: str, config: Config) -> Past:
     return past
 
 
-async def load_known(store: Log, known: Known) -> Past:
+async def load_known(store: Log, known: KnownSession) -> SessionHistory:
     """The same, of a session as a listing has it: its agent may be gone, or have no profile any more."""
     return await load(store, known.id, Config(dialect=known_agents.load_or_plain(known.agent).dialect))
 
@@ -76,11 +76,11 @@ async def take_over(
     session: str,
     epoch: int,
     config: Config,
-    then: Callable[[Past], Sequence[Entry]],
+    then: Callable[[SessionHistory], Sequence[Entry]],
     *,
     resumes: str | None = None,
-    brings: Callable[[Past], Awaitable[Sequence[Entry]]] | None = None,
-) -> Past:
+    brings: Callable[[SessionHistory], Awaitable[Sequence[Entry]]] | None = None,
+) -> SessionHistory:
     """Of a session that was claimed under this epoch: its conversation, or the one that it `resumes`, is leased; what
     is left of its last host is ended; what was open is settled, once, and what is to be said `then` is written behind
     it, in one, with what was to be said of what it `brings` along. `NotOwner`: another session drives the
@@ -130,7 +130,7 @@ async def _claim(store: Log, session: str, name: str | None, agent: str | None) 
         raise
 
 
-async def clean_up(store: Log, known: Known) -> None:
+async def clean_up(store: Log, known: KnownSession) -> None:
     """Of a session whose host was dead when it was last seen: settle it, and let it be. Nobody is kept from its
     conversation. Whoever was faster has done it, or goes on with it."""
     # What is left of its processes may take seconds to end, in which whoever wants to go on with it should not be told
@@ -150,13 +150,13 @@ async def clean_up(store: Log, known: Known) -> None:
         store.release(known.id, epoch)
 
 
-def is_left_alone(store: Log, known: Known) -> bool:
+def is_left_alone(store: Log, known: KnownSession) -> bool:
     """Whether nobody has had it since it was seen, and its host is still dead."""
     now = store.find(known.id)
     return now is not None and now.epoch == known.epoch and now.owner is not None and not now.owner.is_alive
 
 
-async def _settle(store: Log, session: str, epoch: int, past: Past, then: Sequence[Entry]) -> Past:
+async def _settle(store: Log, session: str, epoch: int, past: SessionHistory, then: Sequence[Entry]) -> SessionHistory:
     swept = [] if past.process is None else await orphans.end(past.process.parts)
     entries = [*settle(past, swept=swept), *then]
     if entries:
@@ -194,20 +194,20 @@ def _answer() -> tuple[Done, asyncio.Future[None]]:
 
 
 # -- what dead hosts have left ---------------------------------------------------------------------------------------
-async def has_waiting_asks(store: Log, known: Known) -> bool:
+async def has_waiting_asks(store: Log, known: KnownSession) -> bool:
     """Whether an accepted ask waits in a session that no live host has. Its caller may not ask again, so a host that
     serves its store to others goes on with the session by itself."""
     past = await _found(store, known)
     return past is not None and bool(past.session.queue)
 
 
-async def is_unsettled(store: Log, known: Known) -> bool:
+async def is_unsettled(store: Log, known: KnownSession) -> bool:
     """The same; or a turn is open in it whose end is not in the log: the host that claimed it could not settle it."""
     past = await _found(store, known)
     return past is not None and (bool(past.session.queue) or bool(settle(past)))
 
 
-async def _found(store: Log, known: Known) -> Past | None:
+async def _found(store: Log, known: KnownSession) -> SessionHistory | None:
     """What the log says of it; None: a live host has it, or it was closed in good order and has refused who waited."""
     if known.owner is not None and known.owner.is_alive:
         return None
@@ -249,7 +249,7 @@ class DeadHostCleanup:
         dead = [known for known in self._store.sessions() if known.owner is not None and not known.owner.is_alive]
         places = asyncio.Semaphore(SETTLING_MAX)
 
-        async def settle(known: Known) -> None:
+        async def settle(known: KnownSession) -> None:
             async with places, self._alone(known.id):
                 await self._settle(known)
 
@@ -257,7 +257,7 @@ class DeadHostCleanup:
             for known in dead:
                 tasks.create_task(settle(known))
 
-    async def _settle(self, known: Known) -> None:
+    async def _settle(self, known: KnownSession) -> None:
         if not is_left_alone(self._store, known):
             return  # It was opened meanwhile, here or elsewhere.
         try:

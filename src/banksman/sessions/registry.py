@@ -13,14 +13,14 @@ from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from banksman.core.session.event import SESSION_OPENED, SESSION_SETTING, Entry, entry
-from banksman.core.session.history import Past
+from banksman.core.session.history import SessionHistory
 from banksman.core.session.session_config import Config
 from banksman.core.wire.redaction import Redactor
 from banksman.errors import BanksmanError, Moving, NameTaken, NotOwner, UsageError
 from banksman.sessions import known_agents, recovery
 from banksman.sessions.arguments import checked_id, checked_name
 from banksman.sessions.cluster_hooks import ClusterHooks
-from banksman.sessions.diagnostics import Totals
+from banksman.sessions.diagnostics import CountTotals
 from banksman.sessions.ownership import ClaimGate, OwnedSession, OwnershipGuard
 from banksman.sessions.pool import Pool
 from banksman.sessions.questions import OnQuestion
@@ -28,7 +28,7 @@ from banksman.sessions.recovery import DeadHostCleanup, has_waiting_asks
 from banksman.sessions.session import Session
 from banksman.sessions.session_spec import Permit, SessionSpec, Startup
 from banksman.sessions.session_table import SessionTable
-from banksman.store.log import Known, Log, ManyPage
+from banksman.store.log import KnownSession, Log, MultiSessionPage
 
 log = logging.getLogger("banksman")
 
@@ -42,7 +42,7 @@ class SessionRegistry:
         self.store = store
         self.permit = permit
         self.redactor = redactor
-        self.totals = Totals()
+        self.totals = CountTotals()
         # Where a host is one of many: who tells the others what it has.
         self.cluster_hooks: ClusterHooks | None = None
         self._guard = OwnershipGuard()
@@ -101,7 +101,7 @@ class SessionRegistry:
         return session
 
     async def _open_known(
-        self, known: Known, name: str, spec: SessionSpec, on_question: OnQuestion | None
+        self, known: KnownSession, name: str, spec: SessionSpec, on_question: OnQuestion | None
     ) -> Session | None:
         """None: it is not there any more, or no longer by this name."""
         # Whoever asks in it at this moment opens it as well, by its id.
@@ -150,7 +150,7 @@ class SessionRegistry:
             raise
         return session
 
-    async def _reopen(self, known: Known, spec: SessionSpec, on_question: OnQuestion | None) -> Session:
+    async def _reopen(self, known: KnownSession, spec: SessionSpec, on_question: OnQuestion | None) -> Session:
         if spec.profile.name != known.agent:
             hint = "another name, or delete that one first"
             raise UsageError(f"the session {known.name!r} is one with {known.agent}", hint=hint, session=known.id)
@@ -184,7 +184,7 @@ class SessionRegistry:
         settings: tuple[tuple[str, str], ...] = (),
     ) -> None:
 
-        def then(past: Past) -> Sequence[Entry]:
+        def then(past: SessionHistory) -> Sequence[Entry]:
             opened = entry(None, SESSION_OPENED, **spec.record(), resume=resume, fork=spec.forks)
             # What is asked for now, and was not the last time, is meant: also where it was set to something since.
             dropped = [(name, None) for name in spec.settings_asked_anew(past.opened)]
@@ -299,7 +299,7 @@ class SessionRegistry:
         """Those that are open here, and those that were closed and are still kept, oldest first."""
         return self._table.ours()
 
-    async def read_many(self, after: str | None, limit: int, sessions: Collection[str] | None) -> ManyPage:
+    async def read_many(self, after: str | None, limit: int, sessions: Collection[str] | None) -> MultiSessionPage:
         """Events of many sessions, in the order in which they were committed."""
         return await self._table.read_many(after, limit, sessions)
 

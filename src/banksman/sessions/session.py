@@ -29,7 +29,7 @@ from banksman.core.session.facts import (
     InterruptAsked,
     SettingAsked,
 )
-from banksman.core.session.history import Past
+from banksman.core.session.history import SessionHistory
 from banksman.core.session.outcome import By, Receipt
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Store
@@ -94,7 +94,7 @@ class Session(SessionLifecycle):
             await self._claim(self)
         return self._here
 
-    async def _past(self) -> Past:
+    async def _past(self) -> SessionHistory:
         """What its log says. Changes nothing, and needs no claim."""
         return await load(self._store, self.id, Config(dialect=self.dialect))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, MutableSet, Sequence
 from pathlib import Path
 from typing import Any
 
-from banksman.commands.options import check_seconds, endless_beyond
+from banksman.commands.options import check_seconds, clamp_timeout
 from banksman.core.dialects.dialect import Dialect
 from banksman.core.session.facts import CallerFact, CloseAsked, DrainAsked, LeaveAsked, Reconfigured
 from banksman.core.session.state import KEEPING, Mode, Store
@@ -199,7 +199,7 @@ class SessionLifecycle(ReadableSession):
     def leave_nowait(self, timeout: float | None = None) -> None:
         """Begin to leave; `wait_closed` tells when it has left."""
         if self._owned is not None:
-            now, seconds = self._now(), endless_beyond(timeout)
+            now, seconds = self._now(), clamp_timeout(timeout)
             self._tell(LeaveAsked(now, None if seconds is None else now + seconds))
 
     def end_nowait(self) -> None:

@@ -2,6 +2,12 @@
 
 `SessionSpec` starts the agent's process again and again, always as the caller asked for it. The log keeps its `record`,
 from which `SessionSpec.from_record` makes it again. `Startup` has the specs of the process that runs and of the next.
+
+What a session needs of the host that has it: its labels, and its agent. The same words on both sides, so that to
+satisfy a need is to have every word of it.
+
+A session with a command of its own needs no agent: the command is all that is started. A label `workspace=…` is about
+the session and not about hosts: it says how its folder is to be looked for on another one.
 """
 
 from __future__ import annotations
@@ -9,9 +15,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+import re
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +29,10 @@ from banksman.core.session.effects import StartProcess
 from banksman.core.session.event import storable
 from banksman.core.wire.redaction import REDACTED
 from banksman.errors import BanksmanError, ProgramNotFound, Refused, UsageError
-from banksman.process import environment
+from banksman.process import launch
 from banksman.process.launch import Launch, prepare
 from banksman.process.lease_page import LeasePage
-from banksman.sessions import host_requirements, known_agents
+from banksman.sessions import known_agents, recovery
 from banksman.sessions.agent_process import AgentProcess, OnReport, RealAgent
 from banksman.sessions.arguments import (
     TOOLS_SERVER,
@@ -36,14 +43,66 @@ from banksman.sessions.arguments import (
     checked_words,
     read_options,
 )
-from banksman.sessions.callbacks import Callbacks
 from banksman.sessions.hooks import Hooks
 from banksman.sessions.profile import transcript_path
-from banksman.sessions.tools import Tool, ToolServer
+from banksman.sessions.tools import Callbacks, Tool, ToolServer
 from banksman.sessions.workspace import Workspace, start_command
+from banksman.store.log import KnownSession, Log
+
+LABELS_MAX = 32
+_LABEL = re.compile(r"[\w.+@:/=-]{1,100}")
+_POLICY = "workspace="
 
 # What a log may not keep of a session: values that may be secret, and what lives in one process only.
 UNKEPT = {"env": "variables", "mcp_servers": "MCP servers", "hooks": "hooks", "tools": "tools"}
+
+
+def checked(labels: Sequence[Any]) -> list[str]:
+    """Sorted, each once: the same need is the same list."""
+    hint = "such as gpu or repo=x: letters, digits, and . _ + @ : / = -; 100 characters at most"
+    if isinstance(labels, str | bytes):
+        raise UsageError(f"labels cannot be {labels!r:.60}", hint="a list of words")
+    for label in labels:
+        if not isinstance(label, str) or _LABEL.fullmatch(label) is None or label.startswith("agent="):
+            raise UsageError(f"{label!r:.60} is no label", hint=hint)
+    found = sorted(set(labels))
+    if len(found) > LABELS_MAX:
+        raise UsageError(f"so many labels: {len(found)}", hint=f"{LABELS_MAX} at most")
+    return found
+
+
+def need(labels: Iterable[str], agent: str | None) -> list[str]:
+    """`agent` None: it has a command of its own."""
+    words = {label for label in labels if not label.startswith(_POLICY)}
+    return sorted(words if agent is None else {*words, agent_word(agent)})
+
+
+def need_of(agent: str, record: Mapping[str, Any] | None) -> list[str]:
+    """Of a session, by what its log says of how it was opened the last time."""
+    if record is None:
+        return need((), agent)
+    is_own = list(record["command"]) != list(known_agents.load_or_plain(agent).command)
+    return need(record.get("labels") or (), None if is_own else agent)
+
+
+def offered(labels: Iterable[str], agents: Iterable[str]) -> list[str]:
+    """The words that a host has for needs."""
+    return sorted({*labels, *map(agent_word, agents)})
+
+
+def lacking(wanted: Iterable[str], labels: Iterable[str], agents: Iterable[str]) -> list[str]:
+    """What of a need a host does not have; none: it satisfies it."""
+    return sorted(set(wanted) - set(offered(labels, agents)))
+
+
+def agent_word(agent: str) -> str:
+    return f"agent={agent}"
+
+
+async def read(store: Log, known: KnownSession) -> list[str]:
+    """What one that is in the store needs."""
+    return need_of(known.agent, (await recovery.load_known(store, known)).opened)
+
 
 # Raises if a session may not be opened as a `session.opened` of its log says.
 Permit = Callable[[Mapping[str, Any]], None]
@@ -124,7 +183,7 @@ class SessionSpec:
             ),
         )
         self._rules = dict(rules_wanted or {})
-        self._labels = host_requirements.checked(labels)
+        self._labels = checked(labels)
         self._prepare(StartProcess(0, self._resume, forks))
         self.fingerprint = self._fingerprint()
 
@@ -283,7 +342,7 @@ class SessionSpec:
         return self.profile.dialect.argv(self._command, args=self._args, **wishes)
 
     def _environment(self) -> dict[bytes, bytes]:
-        return environment.build(self._all_env, inherit=self._inherit_env, scrub=self._scrub)
+        return launch.build(self._all_env, inherit=self._inherit_env, scrub=self._scrub)
 
     def _fingerprint(self) -> str:
         """What every process is started with, and told at its start, in one word: another word is another process. Not

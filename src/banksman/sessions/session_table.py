@@ -20,7 +20,7 @@ from banksman.sessions.log_reader import REST_BYTES_MAX, LogReaders
 from banksman.sessions.ownership import OwnershipGuard
 from banksman.sessions.profile import Profile
 from banksman.sessions.session import Claim, Session
-from banksman.store.log import Known, Log, ManyPage
+from banksman.store.log import KnownSession, Log, MultiSessionPage
 
 # Closed sessions that can still be asked for. Each may hold its whole history in memory.
 SESSIONS_KEPT_MAX = 32
@@ -67,7 +67,7 @@ class SessionTable:
         """The session of this id that we have, or had until it was closed."""
         return self._ours.get(id)
 
-    def handle(self, known: Known) -> Session:
+    def handle(self, known: KnownSession) -> Session:
         """One that was closed here is asked anew by another handle: any host may claim it again."""
         here = self._ours.get(known.id)
         if here is not None and not here.is_closed and not self._guard.is_ending(known.id):
@@ -80,7 +80,7 @@ class SessionTable:
         return other
 
     # -- reading many ------------------------------------------------------------------------------------------------
-    async def read_many(self, after: str | None, limit: int, sessions: Collection[str] | None) -> ManyPage:
+    async def read_many(self, after: str | None, limit: int, sessions: Collection[str] | None) -> MultiSessionPage:
         await self._store.ready()
         return await self._store.read_many(after, limit, sessions=sessions, project_of=self._project_of)
 
@@ -106,7 +106,7 @@ class SessionTable:
             redactor=self._redactor,
         )
 
-    def to_open(self, known: Known, profile: Profile) -> Session:
+    def to_open(self, known: KnownSession, profile: Profile) -> Session:
         """The one to be opened: a caller that has a handle on it has the one that is opened."""
         return self._others.get(known.id) or self.new(known.id, known.name, profile)
 

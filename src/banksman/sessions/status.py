@@ -12,11 +12,11 @@ from banksman.core.dialects.dialect import Prompt
 from banksman.core.session.agent_output import HANDSHAKE
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.facts import Timer
-from banksman.core.session.history import Past
+from banksman.core.session.history import SessionHistory
 from banksman.core.session.state import Mode, ProcessPhase, Session, Store
 from banksman.core.session.turn import Turn, TurnPhase
 from banksman.sessions.driver import Driver
-from banksman.store.log import Known, Owner
+from banksman.store.log import KnownSession, Owner
 
 # Of a prompt, for a person to know it by.
 PREVIEW_CHARACTERS_MAX = 200
@@ -253,7 +253,7 @@ def from_driver(
     )
 
 
-def from_listing(known: Known | None, id: str, *, name: str | None, agent: str) -> Status:
+def from_listing(known: KnownSession | None, id: str, *, name: str | None, agent: str) -> Status:
     """Of a session that is not ours: what a listing says. None: it is not there any more."""
     owner = None if known is None else known.owner
     if owner is not None and owner.is_here:
@@ -289,7 +289,7 @@ def from_listing(known: Known | None, id: str, *, name: str | None, agent: str) 
     )
 
 
-def from_log(past: Past, seen: Status) -> Status:
+def from_log(past: SessionHistory, seen: Status) -> Status:
     """What a log says of a session, with what was seen of it at a glance."""
     state = past.session
     waiting = [turn for turn in state.queue if isinstance(turn, Turn)]

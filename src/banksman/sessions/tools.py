@@ -1,15 +1,9 @@
-"""Tools of this program that an agent can call: an MCP server made of functions, with no process and no socket.
-
-The agent's messages come in one by one, wrapped in its own protocol, and `ToolServer.serve` answers each. It speaks the
-part of MCP that a server of tools must: initialize, ping, tools/list, tools/call, and a call's cancellation.
-
-**Two kinds of failure**, as MCP has it. What is wrong with the message is an error of JSON-RPC, and the model may never
-see it. What went wrong with a call (its input does not fit, the function raised, took too long, returned too much or
-what cannot be sent) is a result that says so: the model reads it, and can do better. Neither is raised here.
-"""
+"""Tools and hooks in the caller's process: their schemas, and the tasks that run an agent's calls."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 import logging
 import re
@@ -18,9 +12,32 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
 from banksman.core import json_schema as schemas
+from banksman.core.dialects.meaning import Requested, RequestPurpose
+from banksman.core.session.effects import CallBack, EndTerminals
+from banksman.core.session.facts import CallbackAnswered, TerminalsEnded
 from banksman.core.wire.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND
-from banksman.errors import UsageError
-from banksman.sessions.hooks import NoAnswer, UserCalls, check_wait, error_text, json_copy
+from banksman.errors import BanksmanError, UsageError
+from banksman.sessions.driver import Driver
+from banksman.sessions.hooks import (
+    CallbackRunner,
+    CallUnfinished,
+    Hooks,
+    RequestTasks,
+    check_wait,
+    error_text,
+    json_copy,
+)
+from banksman.sessions.workspace import Workspace
+
+# Tools of this program that an agent can call: an MCP server made of functions, with no process and no socket.
+#
+# The agent's messages come in one by one, wrapped in its own protocol, and `ToolServer.serve` answers each. It speaks
+# the part of MCP that a server of tools must: initialize, ping, tools/list, tools/call, and a call's cancellation.
+#
+# **Two kinds of failure**, as MCP has it. What is wrong with the message is an error of JSON-RPC, and the model may
+#   never
+# see it. What went wrong with a call (its input does not fit, the function raised, took too long, returned too much or
+# what cannot be sent) is a result that says so: the model reads it, and can do better. Neither is raised here.
 
 log = logging.getLogger("banksman")
 
@@ -86,7 +103,7 @@ class ToolServer:
         check_wait(seconds)
         self.name = name
         self._seconds = seconds
-        self._calls = UserCalls()
+        self._calls = CallbackRunner()
         self._tools: dict[str, Tool] = {}
         for each in tools:
             if not isinstance(cast(object, each), Tool):
@@ -162,7 +179,7 @@ class ToolServer:
         try:
             answer = await self._calls.result(called.call, given, seconds=self._seconds, key=id)
             result = _result(answer)
-        except NoAnswer as exc:
+        except CallUnfinished as exc:
             log.error("! the tool %s %s", name, exc)
             result = _failed(f"the tool {exc}")
         except Exception as exc:
@@ -239,3 +256,108 @@ def _response(id: str | int, result: dict[str, Any]) -> dict[str, Any]:
 
 def _error(id: str | int | None, code: int, message: str) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}}
+
+
+# What the agent calls in the caller's process: hooks and tools, and what it has its client do for it: files and
+# terminals. Each call is a task that ends with its request.
+
+
+class Callbacks:
+    """Those of one session. It owns the calls; what is called is `hooks`, `server` and `workspace`."""
+
+    def __init__(self, driver: Driver, hooks: Hooks, server: ToolServer) -> None:
+        self._driver = driver
+        self.hooks = hooks
+        self.server = server
+        # That of the process that runs, if it is served any.
+        self.workspace: Workspace | None = None
+        # Those that were replaced, and may have something running that was cancelled and has not ended.
+        self._former: list[Hooks | ToolServer | Workspace] = []
+        self._tasks = RequestTasks("a callback")
+
+    def replace(self, hooks: Hooks, server: ToolServer) -> None:
+        if hooks is not self.hooks:
+            # Only those: a session may be opened again and again.
+            self._former = [each for each in (*self._former, self.hooks, self.server) if each.is_running]
+        self.hooks, self.server = hooks, server
+
+    def work_in(self, workspace: Workspace | None) -> None:
+        """Another process is started, and this is what it works in. What the one before had running is ended."""
+        former, self.workspace = self.workspace, workspace
+        if former is not None:
+            former.end()
+            self._former = [each for each in (*self._former, former) if each.is_running]
+
+    def end_terminals(self, effect: EndTerminals) -> None:
+        """A turn is interrupted: the commands that its agent has had us run in it end with it, or are told of."""
+        if self.workspace is None:
+            return
+        commands = self.workspace.stop_terminals(effect.since, ends=effect.ends)
+        if commands:
+            now = self._driver.now()
+            self._driver.dispatch(TerminalsEnded(now, effect.process, effect.turn, commands))
+
+    def call(self, effect: CallBack) -> None:
+        # A task, so that nothing of the caller's ever runs inside the door.
+        answer = self._answering(effect.asked)
+        request = effect.asked.request
+        self._tasks.start(request, self._call(effect.process, request, answer))
+
+    async def _call(self, process: int, request: str, answer: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
+        response: Mapping[str, Any] | None = None
+        error = ""
+        try:
+            response = await answer()
+        except BanksmanError as exc:
+            error = str(exc)
+        except BaseException as exc:
+            error = f"the callback ended by {type(exc).__name__}"
+            raise
+        finally:
+            # Whatever became of it: an agent that is not answered waits for ever.
+            self._driver.dispatch(CallbackAnswered(self._driver.now(), process, request, response, error))
+
+    def _answering(self, asked: Requested) -> Callable[[], Awaitable[Mapping[str, Any]]]:
+        """Who answers it: of a workspace the one that there is now, and before its turn is interrupted. The task begins
+        a moment later."""
+        if asked.wants is RequestPurpose.WORKSPACE and self.workspace is not None:
+            return self.workspace.serving(asked.subtype, asked.input)
+        return functools.partial(self._answer, asked)
+
+    async def _answer(self, asked: Requested) -> Mapping[str, Any]:
+        if asked.wants is RequestPurpose.HOOK:
+            return await self.hooks.call(asked.tool, asked.input)
+        if asked.wants is RequestPurpose.WORKSPACE:
+            raise UsageError(f"{asked.subtype!r:.60} is not served here", hint="no files, and no terminals")
+        if asked.tool != self.server.name:
+            raise UsageError(f"there is no server {asked.tool!r:.60}", hint=f"only {self.server.name}")
+        response = await self.server.serve(asked.input)
+        # The agent waits for an answer also to what MCP has none for.
+        return {"jsonrpc": "2.0", "id": 0, "result": {}} if response is None else response
+
+    def close(self, request: str) -> None:
+        self._tasks.cancel(request)
+
+    def end(self) -> None:
+        self._tasks.cancel_all()
+        if self.workspace is not None:
+            self.workspace.end()
+
+    def lose(self, kill_by: float) -> None:
+        """The session is not ours any more: its terminals end with its process, and not after it."""
+        for each in (self.workspace, *self._former):
+            if isinstance(each, Workspace):
+                each.end(kill_by)
+
+    def abandon(self) -> None:
+        """The loop is closed under it: nothing can be waited for any more."""
+        for each in (self.workspace, *self._former):
+            if isinstance(each, Workspace):
+                each.abandon()
+
+    async def wait_ended(self) -> None:
+        """Until none runs any more, and not for ever: see `CallbackRunner`. Of a command that was run, nothing is
+        left.
+        """
+        workspaces = () if self.workspace is None else (self.workspace,)
+        await asyncio.gather(*(each.wait_ended() for each in (self.hooks, self.server, *workspaces, *self._former)))

@@ -35,7 +35,7 @@ from typing import Any, cast
 
 from banksman.core.session.event import UPDATE, Event
 from banksman.core.wire.redaction import REDACTED, Redactor, in_strings
-from banksman.store.log import Known, Log
+from banksman.store.log import KnownSession, Log
 from banksman.store.private_file import write_new
 from banksman.store.transfer import events_of, found, frame_of, line_of
 
@@ -147,7 +147,7 @@ def _personal() -> list[tuple[re.Pattern[str], str]]:
 
 
 # -- the lines -------------------------------------------------------------------------------------------------------
-async def _lines(log: Log, known: Known, scrub: Scrub, *, is_text_kept: bool) -> AsyncGenerator[bytes]:
+async def _lines(log: Log, known: KnownSession, scrub: Scrub, *, is_text_kept: bool) -> AsyncGenerator[bytes]:
     yield line_of(
         {
             **{"banksman": "bundle", "version": VERSION, "agent": known.agent, "banksman_version": _own_version()},

@@ -31,18 +31,86 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from banksman.core.session.event import Entry, Event, Project
 from banksman.errors import HistoryLost, NotOwner, StoreError, UsageError
 
+_TEXT = re.compile(r"(0|[1-9a-f][0-9a-f]{0,14})(?:\.([1-9][0-9]{0,9}))?")
+# A page of events, at most, whatever the caller asks for: a reader must not hold a whole history in memory.
+READ_EVENTS_MAX = 1000
+# The highest seq and the highest epoch of what is restored. All that reads JSON can hold it, and it leaves room in the
+# 64 bits that an engine has: the session counts on from there, and what begins after it was deleted begins past its
+# epoch.
+NUMBER_MAX = 1 << 53
+
+
+def checked_limit(limit: int) -> int:
+    if limit < 1:
+        raise UsageError("a page holds an event or more", hint="limit is 1 or more", limit=limit)
+    return min(limit, READ_EVENTS_MAX)
+
+
+def check_after(session: str, after: int) -> None:
+    if after < 0:
+        raise UsageError("no event is before the first", hint="after is 0 or more", session=session, after=after)
+
+
+def check_seq(session: str, seq: int) -> None:
+    if seq < 0:
+        raise UsageError("no event is before the first", hint="seq is 0 or more", session=session, seq=seq)
+
+
+def check_text(*texts: str | None) -> None:
+    """What is no Unicode cannot be stored."""
+    for text in texts:
+        try:
+            (text or "").encode()
+        except UnicodeEncodeError as exc:
+            raise UsageError("an id or a name must be text", hint="it has half of a character", text=text) from exc
+
+
+def check_no_host(session: str) -> None:
+    """On the bus a host is asked as a session is, under its own id behind this word. Whoever had a session of that id
+    would hear what is meant for the host."""
+    if session.startswith("host:"):
+        raise UsageError("a session cannot have the id of a host", hint="one that does not begin so", session=session)
+
+
+# What makes chunks a history, whichever engine restores it, and wherever they come from.
+
+
+def checked(session: str, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """The chunks, as they come. `UsageError` as soon as they are no history: it has an event or more and is dense, its
+    epochs do not fall, and its numbers leave room to count on."""
+    seq, epoch = None, 1
+    for chunk in chunks:
+        first = chunk.first if seq is None else seq + 1
+        if chunk.first != first or chunk.first < 1 or not chunk.entries:
+            raise UsageError(
+                "the history is not dense", hint="each chunk begins where the last one ended", session=session, seq=seq
+            )
+        if chunk.epoch < epoch:
+            raise UsageError("the history's epochs fall", session=session, first=chunk.first, epoch=chunk.epoch)
+        seq, epoch = chunk.last, chunk.epoch
+        if seq > NUMBER_MAX or epoch > NUMBER_MAX:
+            raise UsageError(
+                "the history's numbers are too high",
+                hint=f"no seq and no epoch is more than {NUMBER_MAX}",
+                session=session,
+                seq=seq,
+                epoch=epoch,
+            )
+        yield chunk
+    if seq is None:
+        raise UsageError("there is no history", hint="a session that is restored has an event or more", session=session)
+
+
 # A place in the order of the store's commits, and its text: short, and opaque to who holds it.
 #
 # All up to the chunk `chunk` is behind it: the whole of that chunk if `taken` is 0, else its first `taken` events.
 # There is one way to write each, so that a chunk that was read to its end and then taken by retention is no gap.
-
-_TEXT = re.compile(r"(0|[1-9a-f][0-9a-f]{0,14})(?:\.([1-9][0-9]{0,9}))?")
 
 
 class Position(NamedTuple):
@@ -77,13 +145,6 @@ Done = Callable[[StoreError | NotOwner | None], None]
 # How the frames of a session are shown: one dialect for each.
 ProjectOf = Callable[[str], Project | None]
 
-# A page of events, at most, whatever the caller asks for: a reader must not hold a whole history in memory.
-READ_EVENTS_MAX = 1000
-# The highest seq and the highest epoch of what is restored. All that reads JSON can hold it, and it leaves room in the
-# 64 bits that an engine has: the session counts on from there, and what begins after it was deleted begins past its
-# epoch.
-NUMBER_MAX = 1 << 53
-
 
 class Head(NamedTuple):
     """A session's place: its writer's generation, its last committed seq, and the first one that is still kept."""
@@ -102,7 +163,7 @@ class Owner(NamedTuple):
     is_alive: bool
 
 
-class Known(NamedTuple):
+class KnownSession(NamedTuple):
     """A session, as a listing shows it. `changed`: the time of its last event, or of its creation."""
 
     id: str
@@ -156,18 +217,18 @@ class TurnPlace(NamedTuple):
     seen: int
 
 
-class Placed(NamedTuple):
+class PositionedEvent(NamedTuple):
     """An event, and the position in the store's order that is right after it."""
 
     position: str
     event: Event
 
 
-class ManyPage(NamedTuple):
+class MultiSessionPage(NamedTuple):
     """Events of many sessions in the order of their commits. `position` is where to go on. `gaps`: the sessions
     that lost events after the position asked for, to retention or to damage; all up to the one named are gone."""
 
-    events: Sequence[Placed]
+    events: Sequence[PositionedEvent]
     position: str
     gaps: Mapping[str, int]
 
@@ -178,7 +239,7 @@ def history_lost(position: str) -> HistoryLost:
     return HistoryLost(f"the store does not go as far as {position}", hint=hint, position=position)
 
 
-class Guard(Protocol):
+class OwnershipListener(Protocol):
     """Whoever has processes that must not outlive the ownership of what they work for: a host. Times are
     `time.monotonic()`, which is one clock for all processes of a machine. Both are called in the loop of the log."""
 
@@ -215,7 +276,7 @@ class Log(Protocol):
         returns at once."""
         ...
 
-    def guard(self, guard: Guard) -> None:
+    def guard(self, guard: OwnershipListener) -> None:
         """Who is told how long what is claimed here stays ours. Once, before anything is claimed. Where ownership ends
         by a release or a death only (memory, a file), nobody is ever told anything."""
         ...
@@ -314,7 +375,7 @@ class Log(Protocol):
         *,
         sessions: Collection[str] | None = None,
         project_of: ProjectOf | None = None,
-    ) -> ManyPage:
+    ) -> MultiSessionPage:
         """The committed events after a position, in the order of the commits, at most `limit`; after None: from the
         beginning. `sessions`: of these only. `UsageError` for what can be no position of this store, `HistoryLost` for
         one of a history that it does not have any more."""
@@ -325,7 +386,7 @@ class Log(Protocol):
         ...
 
     # -- the sessions of the store -----------------------------------------------------------------------------------
-    def sessions(self, after: str | None = None, limit: int | None = None) -> list[Known]:
+    def sessions(self, after: str | None = None, limit: int | None = None) -> list[KnownSession]:
         """Every session of the store, oldest first; or those after the one of this id, so many at most. After one that
         is not there: none."""
         ...
@@ -334,7 +395,7 @@ class Log(Protocol):
         """How many sessions of the store each owner has, and how many nobody: in one look, however many there are."""
         ...
 
-    def find(self, id_or_name: str) -> Known | None:
+    def find(self, id_or_name: str) -> KnownSession | None:
         """By its id, else by its name."""
         ...
 

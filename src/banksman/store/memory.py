@@ -42,21 +42,24 @@ from typing import NamedTuple
 
 from banksman.core.session.event import Entry, Project
 from banksman.errors import NameTaken, NotOwner, StoreError, UsageError
-from banksman.store.checks import check_after, check_seq, checked, checked_limit
 from banksman.store.log import (
     READ_EVENTS_MAX,
     Chunk,
     Done,
-    Guard,
     Head,
-    Known,
+    KnownSession,
     LogPhase,
-    ManyPage,
+    MultiSessionPage,
     Owner,
+    OwnershipListener,
     Page,
     ProjectOf,
     Snapshot,
     TurnPlace,
+    check_after,
+    check_seq,
+    checked,
+    checked_limit,
 )
 from banksman.store.memory_session import (
     BEGINNING,
@@ -282,7 +285,7 @@ class MemoryLog:
         *,
         sessions: Collection[str] | None = None,
         project_of: ProjectOf | None = None,
-    ) -> ManyPage:
+    ) -> MultiSessionPage:
         limit = checked_limit(limit)
         await asyncio.sleep(0)
         self._check_open()
@@ -292,10 +295,10 @@ class MemoryLog:
         gaps = {state.id: state.first - 1 for state in states if state.last_dropped > place}
         events = placed_after(states, place, limit, project_of)
         if len(events) == limit:
-            return ManyPage(events, events[-1].position, gaps)
+            return MultiSessionPage(events, events[-1].position, gaps)
         # All was looked through, and what is not wanted need not be again: a reader that waits past its position must
         # not be let through by it.
-        return ManyPage(events, position_of(self._end), gaps)
+        return MultiSessionPage(events, position_of(self._end), gaps)
 
     async def wait_past_position(self, position: str) -> None:
         self._check_open()
@@ -304,7 +307,7 @@ class MemoryLog:
             await self._order_waiters.past(place)
 
     # -- the sessions of the store -----------------------------------------------------------------------------------
-    def sessions(self, after: str | None = None, limit: int | None = None) -> list[Known]:
+    def sessions(self, after: str | None = None, limit: int | None = None) -> list[KnownSession]:
         self._check_open()
         states = iter(self._sessions.values())
         if after is not None:
@@ -318,7 +321,7 @@ class MemoryLog:
         count = sum(state.is_owned for state in self._sessions.values())
         return [(self._owner, count), (None, len(self._sessions) - count)]
 
-    def find(self, id_or_name: str) -> Known | None:
+    def find(self, id_or_name: str) -> KnownSession | None:
         self._check_open()
         state = self._sessions.get(id_or_name) or self._named(id_or_name)
         return None if state is None else state.known(self._owner)
@@ -359,7 +362,7 @@ class MemoryLog:
     async def ready(self) -> None:
         """At once."""
 
-    def guard(self, guard: Guard) -> None:
+    def guard(self, guard: OwnershipListener) -> None:
         """What is claimed here stays ours for as long as we live."""
 
     def check(self) -> None:

@@ -6,6 +6,13 @@ become events only when somebody reads them.
 
 Chunks are numbered through the whole log, in the order in which they were accepted, which is that of their commits. A
 place in that order is a chunk's number and how many of its events are behind one.
+
+In-memory index of a session's turns: the seq of each turn's first event, and of the event that ended it.
+
+Without an index, finding a turn means reading the log from its first event. An index follows one log in order: `seen`
+is the seq of the last event that it has taken in. An engine that sees every commit feeds it directly (`memory.py`). An
+engine that does not keeps `TurnIndexes`, which read the events behind `seen` before each lookup: every event is read
+for this purpose once per process, however many lookups there are.
 """
 
 from __future__ import annotations
@@ -13,14 +20,34 @@ from __future__ import annotations
 import asyncio
 import heapq
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from operator import attrgetter, itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
-from banksman.core.session.event import Entry, Event, Project
+from banksman.core.session.event import TURN_ENDED, TURN_QUEUED, TURN_STARTED, Entry, Event, Project
 from banksman.errors import StoreError, UsageError
-from banksman.store.log import Head, Known, Owner, Placed, ProjectOf, Snapshot, history_lost
-from banksman.store.turn_index import TurnIndex
+from banksman.store.log import (
+    Head,
+    KnownSession,
+    Owner,
+    Page,
+    PositionedEvent,
+    ProjectOf,
+    Snapshot,
+    TurnPlace,
+    history_lost,
+)
+
+# The kinds by which a turn begins and ends. A turn that the agent opens by itself is never queued.
+_MARKS = frozenset((TURN_QUEUED, TURN_STARTED, TURN_ENDED))
+# How much a process remembers of logs that it does not feed: so many turns, about 200 bytes each, of so many sessions.
+# Beyond that the index of the session that was asked for least recently is dropped and read again when it is needed.
+TURNS_MAX = 100_000
+SESSIONS_MAX = 1_000
+
+# A turn's id, the seq of the event, and whether the event ended it.
+Mark = tuple[str, int, bool]
 
 # What an entry and a chunk weigh besides their data: the tuple (64) and the head of the bytes (33), rounded up as the
 # allocator does, and a place in the chunk; the chunk with its numbers, and two places in the list, since what is
@@ -28,6 +55,84 @@ from banksman.store.turn_index import TurnIndex
 # and the kind weigh nothing: one string serves all entries of a turn.
 ENTRY_BYTES = 128
 CHUNK_BYTES = 352
+
+
+def marks_of(first: int, entries: Iterable[Entry]) -> list[Mark]:
+    """The entries that begin or end a turn; `first` is the seq of the first entry."""
+    return [
+        (turn, seq, kind == TURN_ENDED)
+        for seq, (turn, kind, _) in enumerate(entries, first)
+        if kind in _MARKS and turn is not None
+    ]
+
+
+class TurnIndex:
+    """The turns of one session, as far as its log was read."""
+
+    __slots__ = ("_ended", "_open", "seen")
+
+    def __init__(self, seen: int = 0) -> None:
+        self.seen = seen
+        self._open: dict[str, int] = {}
+        # In the order of their ends, so that retention removes them from the front.
+        self._ended: dict[str, tuple[int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._open) + len(self._ended)
+
+    def add(self, first: int, entries: Sequence[Entry]) -> None:
+        """The next events of the log. A gap before them is what retention took."""
+        assert first > self.seen, "events were added twice"
+        for turn, seq, is_end in marks_of(first, entries):
+            if is_end:
+                self._ended[turn] = self._open.pop(turn, seq), seq
+            elif turn not in self._ended:
+                self._open.setdefault(turn, seq)
+        self.seen = first + len(entries) - 1
+
+    def drop_before(self, first: int) -> None:
+        """Forget the turns that ended before the first event that is kept."""
+        while self._ended:
+            turn = next(iter(self._ended))
+            if self._ended[turn][1] >= first:
+                return
+            del self._ended[turn]
+
+    def find(self, turn: str) -> TurnPlace | None:
+        if (found := self._ended.get(turn)) is not None:
+            return TurnPlace(found[0], found[1], self.seen)
+        if (first := self._open.get(turn)) is not None:
+            return TurnPlace(first, None, self.seen)
+        return None
+
+
+class TurnIndexes:
+    """Indexes of several logs, each brought up to date by reading before a lookup."""
+
+    def __init__(self, read: Callable[[str, int], Awaitable[Page]]) -> None:
+        """`read`: the page of a session's events after a seq."""
+        self._read = read
+        # With the identity of the session: an id may be deleted and made again.
+        self._indexes: OrderedDict[tuple[str, int], tuple[TurnIndex, asyncio.Lock]] = OrderedDict()
+
+    async def find(self, session: str, turn: str, *, identity: int, first: int) -> TurnPlace | None:
+        """`first`: the first event that is kept."""
+        index, lock = self._indexes.setdefault((session, identity), (TurnIndex(), asyncio.Lock()))
+        self._indexes.move_to_end((session, identity))
+        # Callers that come together read the log once: those who wait find it read.
+        async with lock:
+            while (page := await self._read(session, index.seen)).events:
+                index.add(page.events[0].seq, [(event.turn, event.kind, b"") for event in page.events])
+            index.drop_before(first)
+        self._drop_oldest()
+        return index.find(turn)
+
+    def _drop_oldest(self) -> None:
+        # Counted anew each time: an index may be dropped while somebody still fills it.
+        turns = sum(len(index) for index, _ in self._indexes.values())
+        while len(self._indexes) > 1 and (turns > TURNS_MAX or len(self._indexes) > SESSIONS_MAX):
+            turns -= len(self._indexes.popitem(last=False)[1][0])
+
 
 # A chunk's number, and how many of its events are behind it. Before the first chunk: 0 and 0.
 Place = tuple[int, int]
@@ -154,9 +259,9 @@ class MemorySession:
     def head(self) -> Head:
         return Head(self.epoch, self.seq, self.first)
 
-    def known(self, owner: Owner) -> Known:
+    def known(self, owner: Owner) -> KnownSession:
         """As a listing shows it; `owner` is whoever has what is owned here."""
-        return Known(
+        return KnownSession(
             id=self.id,
             name=self.name,
             agent=self.agent,
@@ -269,16 +374,18 @@ def _events_of(session: str, chunk: StoredChunk, skipped: int, limit: int, proje
 
 def placed_after(
     states: Iterable[MemorySession], place: Place, limit: int, project_of: ProjectOf | None
-) -> list[Placed]:
+) -> list[PositionedEvent]:
     """The committed events of these sessions after a place in the log's order, at most `limit`."""
-    events: list[Placed] = []
+    events: list[PositionedEvent] = []
     # Of many sessions few have news for who follows them: the others cost one look each.
     chunks = [state.chunks_from(place[0]) for state in states if state.end > place]
     for number, state, chunk in heapq.merge(*chunks):
         skipped = place[1] if number == place[0] else 0
         project = None if project_of is None else project_of(state.id)
         page = _events_of(state.id, chunk, skipped, limit - len(events), project)
-        events += [Placed(position_of((number, count)), event) for count, event in enumerate(page, skipped + 1)]
+        events += [
+            PositionedEvent(position_of((number, count)), event) for count, event in enumerate(page, skipped + 1)
+        ]
         if len(events) == limit:
             break
     return events

@@ -49,7 +49,7 @@ from banksman.core.session.session_config import Config
 from banksman.core.wire.redaction import Redactor
 from banksman.core.wire.stream_redaction import StreamedRedactor
 from banksman.errors import StoreError, StoreTooNew, UsageError
-from banksman.store.log import NUMBER_MAX, Chunk, Known, Log, Snapshot
+from banksman.store.log import NUMBER_MAX, Chunk, KnownSession, Log, Snapshot
 from banksman.store.private_file import absolute, write_new
 
 VERSION = 1
@@ -109,7 +109,7 @@ async def export_to(log: Log, session: str, path: str | os.PathLike[str]) -> Non
     await write_new(path, export(log, session))
 
 
-def found(log: Log, session: str) -> Known:
+def found(log: Log, session: str) -> KnownSession:
     """A session that has something to be read."""
     known = log.find(session)
     if known is None:
@@ -119,7 +119,7 @@ def found(log: Log, session: str) -> Known:
     return known
 
 
-async def events_of(log: Log, known: Known) -> AsyncIterator[Event]:
+async def events_of(log: Log, known: KnownSession) -> AsyncIterator[Event]:
     """What a session had when it was found, every event of it, or `StoreError`."""
     after = known.first - 1
     while after < known.seq:

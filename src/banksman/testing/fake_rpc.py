@@ -14,8 +14,7 @@ import signal
 import sys
 import time
 
-from banksman.testing.fake_loop import CutShort, Wait
-from banksman.testing.fake_process import FakeRecord
+from banksman.testing.fake_process import CutShort, FakeRecord, Wait
 from banksman.testing.fake_script import ScriptAgent
 
 TYPE_CHECKING = False
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from typing import Any, NoReturn, TypeAlias
 
-    from banksman.testing.fake_loop import Act, AgentTask
+    from banksman.testing.fake_process import Act, AgentTask
 
     Answering: TypeAlias = Generator[Wait, None, dict[str, Any]]
 

@@ -22,15 +22,14 @@ from __future__ import annotations
 import os
 import stat
 
-from banksman.testing.fake_loop import NEVER, AgentLoop, Wait, pause
+from banksman.testing.fake_process import NEVER, AgentLoop, Wait, pause
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, Protocol, TypeAlias, TypeVar
 
-    from banksman.testing.fake_loop import Act
-    from banksman.testing.fake_process import FakeRecord
+    from banksman.testing.fake_process import Act, FakeRecord
 
     class ScriptTurn(Protocol):
         """What the shared verbs need of a turn."""

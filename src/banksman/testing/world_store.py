@@ -12,7 +12,7 @@ from typing import Any
 
 from banksman.core.session.event import Entry, Project
 from banksman.errors import NotOwner, StoreError
-from banksman.store.log import READ_EVENTS_MAX, Done, ManyPage, Page, ProjectOf, Snapshot
+from banksman.store.log import READ_EVENTS_MAX, Done, MultiSessionPage, Page, ProjectOf, Snapshot
 from banksman.store.memory import SESSION_BYTES_MAX, MemoryLog
 from banksman.testing.sim_loop import SimLoop
 
@@ -124,7 +124,7 @@ class WorldLog(MemoryLog):
         *,
         sessions: Collection[str] | None = None,
         project_of: ProjectOf | None = None,
-    ) -> ManyPage:
+    ) -> MultiSessionPage:
         self._check_readable(None)
         page = await super().read_many(after, limit, sessions=sessions, project_of=project_of)
         if self.reads_late:

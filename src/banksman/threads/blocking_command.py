@@ -6,8 +6,7 @@ from banksman.commands.output import Piece
 from banksman.commands.output_watch import Match
 from banksman.commands.result import Ended, Finished
 from banksman.commands.running_command import State
-from banksman.threads.blocking import OutputReader
-from banksman.threads.blocking_base import BlockingCommand
+from banksman.threads.blocking import BlockingCommand, OutputReader
 from banksman.threads.loop_thread import CallPolicy
 
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
-from banksman.commands.registry import How, explicit
+from banksman.commands.registry import StartOptions, explicit
 from banksman.commands.result import Finished
 from banksman.errors import UsageError
 from banksman.process.launch import Argv
@@ -69,11 +69,11 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 @overload
-def start(argv: Argv, *, yield_after: None = None, **how: Unpack[How]) -> Command: ...
+def start(argv: Argv, *, yield_after: None = None, **how: Unpack[StartOptions]) -> Command: ...
 @overload
-def start(argv: Argv, *, yield_after: float, **how: Unpack[How]) -> Command | Finished: ...
+def start(argv: Argv, *, yield_after: float, **how: Unpack[StartOptions]) -> Command | Finished: ...
 @explicit
-def start(argv: Argv, *, yield_after: float | None = None, **how: Unpack[How]) -> Command | Finished:
+def start(argv: Argv, *, yield_after: float | None = None, **how: Unpack[StartOptions]) -> Command | Finished:
     """Start a command in the background, without a `Host`: see `Host.start`, which takes the same.
 
     It lives until it ends or is stopped, or the interpreter exits. `Host.take_ended` knows nothing of it: wait for it.

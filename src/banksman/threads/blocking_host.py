@@ -6,15 +6,15 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Unpack, overload
 
-from banksman.commands.registry import How, explicit
+from banksman.commands.registry import StartOptions, explicit
 from banksman.commands.result import Finished
 from banksman.host import Host as AsyncHost
 from banksman.process.launch import Argv
 from banksman.sessions.questions import OnQuestion
 from banksman.sessions.session_spec import Permit
 from banksman.sessions.tools import Tool
-from banksman.store.log import ManyPage
-from banksman.threads.blocking_base import BlockingHost, close_unused, stop_untaken
+from banksman.store.log import MultiSessionPage
+from banksman.threads.blocking import BlockingHost, close_unused, stop_untaken
 from banksman.threads.blocking_command import Command
 from banksman.threads.blocking_session import Session
 from banksman.threads.loop_thread import CallPolicy
@@ -193,7 +193,7 @@ class Host(BlockingHost):
 
     def read_many(
         self, after: str | None = None, *, limit: int = 1000, sessions: Collection[str] | None = None
-    ) -> ManyPage:
+    ) -> MultiSessionPage:
         """Events of every session of the store, or of these, in the order in which they were committed, after a
         position; None: from the first. `position` of the page is where to go on.
         """
@@ -206,11 +206,11 @@ class Host(BlockingHost):
         self._bridge.call(self._inner.take_up)
 
     @overload
-    def start(self, argv: Argv, *, yield_after: None = None, **how: Unpack[How]) -> Command: ...
+    def start(self, argv: Argv, *, yield_after: None = None, **how: Unpack[StartOptions]) -> Command: ...
     @overload
-    def start(self, argv: Argv, *, yield_after: float, **how: Unpack[How]) -> Command | Finished: ...
+    def start(self, argv: Argv, *, yield_after: float, **how: Unpack[StartOptions]) -> Command | Finished: ...
     @explicit
-    def start(self, argv: Argv, *, yield_after: float | None = None, **how: Unpack[How]) -> Command | Finished:
+    def start(self, argv: Argv, *, yield_after: float | None = None, **how: Unpack[StartOptions]) -> Command | Finished:
         """Start a command in the background and return it once it runs. It lives until it ends, is stopped, or the host
         closes.
 

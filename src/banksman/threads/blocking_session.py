@@ -15,12 +15,11 @@ from banksman.sessions.session import Session as AsyncSession
 from banksman.sessions.status import Status
 from banksman.sessions.turn import Turn as AsyncTurn
 from banksman.store.log import READ_EVENTS_MAX, Page
-from banksman.threads.blocking import Face, Holding, Reader, behind
-from banksman.threads.blocking_base import BlockingSession
+from banksman.threads.blocking import BlockingHold, BlockingSession, BlockingWrapper, Reader, behind
 from banksman.threads.loop_thread import CallPolicy
 
 
-class Turn(Face[AsyncTurn]):
+class Turn(BlockingWrapper[AsyncTurn]):
     """An ask that was accepted: `for update in turn` gives its updates, `turn.outcome()` its outcome."""
 
     @property
@@ -183,7 +182,7 @@ class Session(BlockingSession):
         Entering waits for the grant; cancelled, it is given up; `Refused` is raised if the session closes first. A hold
         ends by itself after `hold_idle_seconds` without an ask, and with the session: asks made after that are plain.
         """
-        return Holding(self._bridge, self._inner.hold(priority))
+        return BlockingHold(self._bridge, self._inner.hold(priority))
 
     def follow(self, after: str | int | None = None) -> Reader[Event]:
         """Every event of the log after a cursor, then each as it is committed, until the session is closed.

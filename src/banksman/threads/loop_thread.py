@@ -32,7 +32,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from banksman.commands.options import check_seconds, endless_beyond
+from banksman.commands.options import check_seconds, clamp_timeout
 from banksman.errors import BanksmanError, Closed, MachineError, UsageError
 
 log = logging.getLogger("banksman")
@@ -255,7 +255,7 @@ class LoopThread:
             check_seconds("timeout", timeout)
         if self.phase is not ThreadPhase.ENDED:
             call = ThreadCall(self, work, manner, context=context or self.context(), undo=undo)
-            call.post(endless_beyond(timeout))
+            call.post(clamp_timeout(timeout))
             if not call.was_left:
                 return call.result()
         if manner is not CallPolicy.READS:

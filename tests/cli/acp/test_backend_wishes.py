@@ -11,15 +11,15 @@ from types import FrameType
 
 import pytest
 
-from banksman.cli.acp.backend import ServerWishes, Wish
+from banksman.cli.acp.backend import MainThreadRequest, MainThreadRequests
 
 
 @pytest.fixture
-def wishes() -> Iterator[ServerWishes]:
-    wishes = ServerWishes()
+def wishes() -> Iterator[MainThreadRequests]:
+    wishes = MainThreadRequests()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        wishes.put(Wish.LEAVE)
+        wishes.put(MainThreadRequest.LEAVE)
 
     before = signal.signal(signal.SIGUSR1, on_signal)
     wishes.wake_on_signals()
@@ -36,7 +36,7 @@ def is_asleep(thread: int) -> bool:
     return stat.rpartition(") ")[2].startswith("S")
 
 
-def test_signal_that_interrupts_no_wait_is_handled(wishes: ServerWishes) -> None:
+def test_signal_that_interrupts_no_wait_is_handled(wishes: MainThreadRequests) -> None:
     """Sent to another thread, it interrupts the main one as little as a signal that comes just before it waits."""
     is_over = threading.Event()
     main = threading.get_native_id()
@@ -48,19 +48,23 @@ def test_signal_that_interrupts_no_wait_is_handled(wishes: ServerWishes) -> None
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
         # Where the signal wakes nobody, this does, and the test fails instead of hanging.
         if not is_over.wait(20):
-            wishes.put(Wish.SERVE)
+            wishes.put(MainThreadRequest.SERVE)
 
     thread = threading.Thread(target=send)
     thread.start()
     try:
-        assert wishes.get() is Wish.LEAVE
+        assert wishes.get() is MainThreadRequest.LEAVE
     finally:
         is_over.set()
         thread.join()
 
 
-def test_wishes_come_in_order_whatever_signal_is_between_them(wishes: ServerWishes) -> None:
-    wishes.put(Wish.SERVE)
+def test_wishes_come_in_order_whatever_signal_is_between_them(wishes: MainThreadRequests) -> None:
+    wishes.put(MainThreadRequest.SERVE)
     signal.raise_signal(signal.SIGUSR1)
-    wishes.put(Wish.SERVE)
-    assert [wishes.get() for _ in range(3)] == [Wish.SERVE, Wish.LEAVE, Wish.SERVE]
+    wishes.put(MainThreadRequest.SERVE)
+    assert [wishes.get() for _ in range(3)] == [
+        MainThreadRequest.SERVE,
+        MainThreadRequest.LEAVE,
+        MainThreadRequest.SERVE,
+    ]

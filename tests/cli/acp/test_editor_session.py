@@ -17,10 +17,10 @@ from tests.thorough import thorough
 
 from banksman.cli.acp import editor_session as talk_module
 from banksman.cli.acp import methods as talks_module
-from banksman.cli.acp.backend import Backend, OwnServer, ServerWishes
+from banksman.cli.acp.backend import Backend, BundledServer, MainThreadRequests
 from banksman.cli.acp.editor import EditorConnection, Outbox
-from banksman.cli.acp.editor_session import Talk
-from banksman.cli.acp.methods import Talks, Usual
+from banksman.cli.acp.editor_session import EditorSession
+from banksman.cli.acp.methods import EditorSessions, SessionDefaults
 from banksman.cli.acp.session_updates import EditorRefusal
 from banksman.core.wire.jsonrpc import JSONRPC, Id
 
@@ -68,17 +68,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture
 def backend(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     monkeypatch.setenv("BANKSMAN_TOKEN", TOKEN)
-    wishes = ServerWishes()
-    yield Backend(served.url, OwnServer(wishes, install=lambda _: None))
+    wishes = MainThreadRequests()
+    yield Backend(served.url, BundledServer(wishes, install=lambda _: None))
     wishes.close()
 
 
-def opened(served: Served, backend: Backend, ear: Ear) -> Talk:
+def opened(served: Served, backend: Backend, ear: Ear) -> EditorSession:
     session = served.get(f"/v1/sessions/{served.open()}")
-    return Talk(ear, backend, session, backend.head(session["id"]))
+    return EditorSession(ear, backend, session, backend.head(session["id"]))
 
 
-def wait_left(talk: Talk) -> None:
+def wait_left(talk: EditorSession) -> None:
     """Until nobody follows it: its thread ends."""
     for thread in threading.enumerate():
         if thread.name == f"banksman-acp {talk.id}":
@@ -86,7 +86,7 @@ def wait_left(talk: Talk) -> None:
     assert not talk.is_following
 
 
-def prompt(talks: Talks, talk: Talk, text: str) -> threading.Thread:
+def prompt(talks: EditorSessions, talk: EditorSession, text: str) -> threading.Thread:
     asked = talk.begin(text)
     talks.follow(talk)
     thread = threading.Thread(target=talk.ask, args=(asked, [{"type": "text", "text": text}]))
@@ -99,7 +99,7 @@ def test_the_one_that_was_not_used_for_longest_rests_and_misses_nothing(
     served: Served, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(talks_module, "FOLLOWED_MAX", 2)
-    talks, ear = Talks(), Ear()
+    talks, ear = EditorSessions(), Ear()
     first, second, third = (opened(served, backend, ear) for _ in range(3))
     for talk in (first, second, third):
         talks.add(talk)
@@ -124,7 +124,7 @@ def test_one_that_is_awaited_does_not_rest(
     served: Served, backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(talks_module, "FOLLOWED_MAX", 1)
-    talks, ear = Talks(), Ear()
+    talks, ear = EditorSessions(), Ear()
     first, second = (opened(served, backend, ear) for _ in range(2))
     talks.add(first)
     talks.add(second)
@@ -142,7 +142,7 @@ def test_one_that_is_awaited_does_not_rest(
     wait_left(second)
 
 
-def asked_and_stopped(served: Served, talk: Talk) -> None:
+def asked_and_stopped(served: Served, talk: EditorSession) -> None:
     with served.stream(f"/v1/sessions/{talk.id}/events") as stream:
         for message in stream.messages():
             if message.data["kind"] == "turn.started":
@@ -166,7 +166,7 @@ def test_a_turn_that_the_log_says_nothing_of_is_answered_all_the_same(
 
 @pytest.mark.thorough
 def test_a_session_that_is_deleted_fails_what_waits_in_it(served: Served, backend: Backend) -> None:
-    talks, ear = Talks(), Ear()
+    talks, ear = EditorSessions(), Ear()
     talk = opened(served, backend, ear)
     talks.add(talk)
     asking = prompt(talks, talk, "@@hang")
@@ -188,9 +188,9 @@ def test_what_is_cancelled_is_decided_in_the_order_of_the_lines(
     begun: list[tuple[Any, ...]] = []
     monkeypatch.setattr(EditorConnection, "_spawn", lambda _, *work: begun.append(work))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     talk = opened(served, backend, Ear())
-    monkeypatch.setattr(Talk, "follow", lambda _: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(EditorSession, "follow", lambda _: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     with nowhere() as outbox:
-        editor = EditorConnection(backend, outbox, Usual("claude"))
+        editor = EditorConnection(backend, outbox, SessionDefaults("claude"))
         editor._methods.talks.add(talk)  # pyright: ignore[reportPrivateUsage]
         asks = {"sessionId": talk.id, "prompt": [{"type": "text", "text": "x"}]}
         editor.hear(JSONRPC.call(1, "session/prompt", asks))

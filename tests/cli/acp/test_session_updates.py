@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from banksman.cli.acp import open_questions, session_settings
+from banksman.cli.acp import open_questions, session_updates
 from banksman.cli.acp.session_updates import (
     JOINED_CHARACTERS_MAX,
     EditorRefusal,
-    Joined,
+    JoinedUpdates,
     Update,
     UpdateProjection,
     ending,
@@ -122,7 +122,7 @@ def test_a_tool_of_a_turn_that_was_stopped_is_told_to_have_failed() -> None:
 
 
 def test_texts_that_follow_each_other_are_joined_and_messages_are_not() -> None:
-    joined = Joined()
+    joined = JoinedUpdates()
     assert joined.add([said("a"), said("b")]) == []
     assert joined.add([said("c", "n"), tool("1")]) == [said("ab"), said("c", "n"), tool("1")]
     assert joined.add([spoken("x"), spoken("y")]) == [spoken("x")]
@@ -132,7 +132,7 @@ def test_texts_that_follow_each_other_are_joined_and_messages_are_not() -> None:
 
 def test_what_is_joined_is_bounded() -> None:
     text = "x" * JOINED_CHARACTERS_MAX
-    joined = Joined()
+    joined = JoinedUpdates()
     assert joined.add([said(text)]) == []
     assert joined.add([said("y")]) == [said(f"{text}y")]
 
@@ -189,22 +189,22 @@ def test_offers_of_an_acp_agent_are_told_under_our_ids() -> None:
     options = [{**option, "options": [{"value": "a", "name": "A"}, {"value": "b", "name": "B"}]}]
     modes = {"currentModeId": "ask", "availableModes": [{"id": "ask", "name": "Ask"}, {"id": "do", "name": "Do"}]}
     frame = json.dumps({"jsonrpc": "2.0", "id": 1, "result": {"modes": modes, "configOptions": options}})
-    found = session_settings.after(session_settings.known("acp"), {"kind": "update", "body": {}, "frame": frame})
-    assert [(each["id"], each["currentValue"]) for each in session_settings.config_options(found)] == [
+    found = session_updates.after(session_updates.known("acp"), {"kind": "update", "body": {}, "frame": frame})
+    assert [(each["id"], each["currentValue"]) for each in session_updates.config_options(found)] == [
         ("model", "a"),
         ("mode", "ask"),
     ]
-    assert session_settings.told(found)["modes"] == modes
+    assert session_updates.told(found)["modes"] == modes
     setting = {"kind": "session.setting", "body": {"name": "model", "value": "c"}}
-    model, _ = session_settings.config_options(session_settings.after(found, setting))
+    model, _ = session_updates.config_options(session_updates.after(found, setting))
     assert (model["currentValue"], [each["value"] for each in model["options"]]) == ("c", ["c", "a", "b"])
 
 
 def test_agent_without_known_settings_offers_none() -> None:
-    assert session_settings.told(session_settings.known("acp")) == {}
+    assert session_updates.told(session_updates.known("acp")) == {}
     assert (
-        session_settings.told(
-            session_settings.after(session_settings.known(None), {"kind": "update", "frame": '"modes" {'})
+        session_updates.told(
+            session_updates.after(session_updates.known(None), {"kind": "update", "frame": '"modes" {'})
         )
         == {}
     )
@@ -213,8 +213,8 @@ def test_agent_without_known_settings_offers_none() -> None:
 def test_models_of_claudes_greeting_are_offered() -> None:
     models = [{"value": "default", "displayName": "Default"}, {"value": "opus[1m]", "displayName": "Opus 1M"}]
     frame = json.dumps({"type": "control_response", "response": {"response": {"models": models}}})
-    found = session_settings.after(session_settings.known("claude"), {"kind": "update", "body": {}, "frame": frame})
-    model, mode = session_settings.config_options(found)
+    found = session_updates.after(session_updates.known("claude"), {"kind": "update", "body": {}, "frame": frame})
+    model, mode = session_updates.config_options(found)
     assert [each["name"] for each in model["options"]] == ["Default", "Opus 1M"]
     assert mode["currentValue"] == "default"
 

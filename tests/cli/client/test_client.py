@@ -14,8 +14,7 @@ from tests.cli.client.player import Player, answer
 
 from banksman.cli.client import client as clients
 from banksman.cli.client.client import Client, Lost, NoServer, NotLetIn, Problem, segment
-from banksman.cli.client.discovery import ServerPlace, find, named
-from banksman.cli.client.session_owners import owner_of
+from banksman.cli.client.discovery import ServerAddress, find, named, owner_of
 from banksman.errors import UsageError
 from banksman.folders import state_folder
 
@@ -37,7 +36,7 @@ def leave(**files: str) -> None:
         (folder / name.replace("_", ".")).write_text(text)
 
 
-def found(url: str | None = None) -> ServerPlace:
+def found(url: str | None = None) -> ServerAddress:
     place = find(url)
     assert place is not None
     return place
@@ -351,8 +350,8 @@ def test_an_owner_that_is_not_of_this_machine_is_not_gone_to(address: str) -> No
 
 def test_a_server_elsewhere_sends_us_nowhere() -> None:
     """What it names may be anything of ours, with our token."""
-    elsewhere = ServerPlace("http://example.org", is_secure=False, host="example.org", port=80, prefix="", token=None)
-    here = ServerPlace("http://localhost:1", is_secure=False, host="localhost", port=1, prefix="", token=None)
+    elsewhere = ServerAddress("http://example.org", is_secure=False, host="example.org", port=80, prefix="", token=None)
+    here = ServerAddress("http://localhost:1", is_secure=False, host="localhost", port=1, prefix="", token=None)
     ids = {"address": "unix:/run/something.sock"}
     assert owner_of("NotOwner", ids, elsewhere) is None
     assert owner_of("Busy", ids, here) is None

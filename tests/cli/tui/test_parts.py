@@ -16,17 +16,15 @@ from hypothesis import strategies as st
 
 from banksman.cli.client.client import Client
 from banksman.cli.client.discovery import named
-from banksman.cli.output.terminal import PLAIN, as_line, cut, padded, rows, width, wrapped
-from banksman.cli.output.wording import prompt_of, tokens_of
+from banksman.cli.output import PLAIN, as_line, cut, padded, prompt_of, rows, tokens_of, width, wrapped
 from banksman.cli.tui import keyboard, session_table
 from banksman.cli.tui.event_loop import ScreenLoop, Typed
-from banksman.cli.tui.event_view import Teller
-from banksman.cli.tui.keyboard import Decoder, KeyPress, Pasted
-from banksman.cli.tui.line_editor import HISTORY_MAX, LINE_CHARACTERS_MAX, LineEditor
+from banksman.cli.tui.event_view import EventPrinter
+from banksman.cli.tui.keyboard import HISTORY_MAX, LINE_CHARACTERS_MAX, Decoder, KeyPress, LineEditor, Pasted
 from banksman.cli.tui.question_view import question_of
 from banksman.cli.tui.screen import ScreenStatus, TextStyle, duration_in_words, seconds_in_words
 from banksman.cli.tui.session_table import ORDER, SessionRow
-from banksman.cli.tui.turn_view import Stops, TurnWatch, TurnWishes
+from banksman.cli.tui.turn_view import Stops, TurnOptions, TurnWatch
 
 LETTERS = st.text(st.sampled_from("ab é日本🙂e\u0301한 "), max_size=60)
 COLUMNS = st.integers(1, 40)
@@ -279,7 +277,7 @@ def update(*, at: float = 0.0, partial: Any = (), updates: Any = ()) -> dict[str
 
 def told(agent: str, *events: dict[str, Any]) -> Noted:
     screen = Noted()
-    teller = Teller(screen, agent)
+    teller = EventPrinter(screen, agent)
     for event in events:
         teller.tell(event)
     teller.end(9.0)
@@ -363,7 +361,7 @@ def test_a_question_whose_answer_was_not_sent_is_asked_again(capsys: pytest.Capt
     pipe = Pipe()
     with ScreenLoop() as loop:
         session = {"id": "s", "name": None, "agent": "claude"}
-        watch = TurnWatch(loop, Stops(loop, client), client, session, TurnWishes(form="text"))
+        watch = TurnWatch(loop, Stops(loop, client), client, session, TurnOptions(form="text"))
         watch._keyboard = pipe  # pyright: ignore[reportPrivateUsage]
         watch._questions = [question_of({"id": "q", "tool": "Bash"}, "t")]  # pyright: ignore[reportPrivateUsage]
         watch._put()  # pyright: ignore[reportPrivateUsage]

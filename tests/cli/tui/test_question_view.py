@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from banksman.cli.output.terminal import as_line, width
+from banksman.cli.output import as_line, width
 from banksman.cli.tui.question_view import block_rows, subject_of, title_of
 
 WORDS = st.text(st.sampled_from("ab\n\t ;\u200b\x1b日'"), max_size=40)

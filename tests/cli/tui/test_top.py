@@ -16,7 +16,7 @@ from tests.cli.tui.kit import BANKSMAN, CTRL_C, CTRL_D, CTRL_Z, ENTER, SECONDS_M
 from tests.server.kit import Served
 from tests.thorough import thorough
 
-from banksman.cli.output.terminal import width
+from banksman.cli.output import width
 
 pytestmark = thorough
 

@@ -14,7 +14,7 @@ from tests.cluster.lines import SECONDS_MAX, until
 from tests.cluster.members import Here, here, store, there
 
 from banksman import Host
-from banksman.cluster.host import unowned_sessions
+from banksman.cluster.host import takeover
 from banksman.core.session import event as kinds
 from banksman.errors import NoOwner
 from banksman.testing import checks
@@ -85,7 +85,7 @@ async def test_what_a_killed_host_had_goes_on_elsewhere(
     nats_one: Servers, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # By the news of its death, and not by a look now and then.
-    monkeypatch.setattr(unowned_sessions, "LOOK_LEASES", 1000.0)
+    monkeypatch.setattr(takeover, "LOOK_LEASES", 1000.0)
     url = store(nats_one, prefix)
     async with AsyncExitStack() as stack:
         front = await stack.enter_async_context(here(url, "front"))

@@ -16,7 +16,7 @@ from tests.cluster.lines import SECONDS_MAX, until
 from tests.cluster.members import QUICK, Here, here, store, there
 
 from banksman.cluster.host import transcript_copies
-from banksman.cluster.host.transcript_copies import Put, TranscriptHead, read, unpack, write
+from banksman.cluster.host.transcript_copies import CopyResult, TranscriptHead, read, unpack, write
 from banksman.core.session import event as kinds
 from banksman.core.session.event import Event
 from banksman.sessions import known_agents, profile
@@ -316,22 +316,22 @@ def head_of(text: bytes, mtime_ns: int = 5) -> TranscriptHead:
 
 def test_what_is_there_is_replaced_only_by_what_goes_on_from_it(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "c.jsonl"
-    assert write(path, head_of(b"1\n"), b"1\n") is Put.WRITTEN
+    assert write(path, head_of(b"1\n"), b"1\n") is CopyResult.WRITTEN
     assert [stat.S_IMODE(each.stat().st_mode) for each in (path, path.parent, path.parent.parent)] == [
         0o600,
         0o700,
         0o700,
     ]
     assert path.stat().st_mtime_ns == 5
-    assert write(path, head_of(b"1\n", 9), b"1\n") is Put.SAME
+    assert write(path, head_of(b"1\n", 9), b"1\n") is CopyResult.SAME
     # It goes on from what is there, whatever the two clocks say.
-    assert write(path, head_of(b"1\n2\n", 1), b"1\n2\n") is Put.WRITTEN
+    assert write(path, head_of(b"1\n2\n", 1), b"1\n2\n") is CopyResult.WRITTEN
     # What is there goes on from it.
-    assert write(path, head_of(b"1\n", 9), b"1\n") is Put.KEPT
+    assert write(path, head_of(b"1\n", 9), b"1\n") is CopyResult.KEPT
     # They differ: the newer one is kept.
     os.utime(path, ns=(5, 5))
-    assert write(path, head_of(b"3\n", 4), b"3\n") is Put.KEPT
-    assert write(path, head_of(b"3\n", 6), b"3\n") is Put.WRITTEN
+    assert write(path, head_of(b"3\n", 4), b"3\n") is CopyResult.KEPT
+    assert write(path, head_of(b"3\n", 6), b"3\n") is CopyResult.WRITTEN
     assert path.read_bytes() == b"3\n"
     assert os.listdir(path.parent) == ["c.jsonl"]
 

@@ -17,7 +17,7 @@ from tests.thorough import thorough
 from banksman import Host
 from banksman.cluster.http import forwarded_request
 from banksman.cluster.http.forwarded_request import ForwardedRequest, ForwardedResponse, response_of
-from banksman.cluster.log.stream_mirror import Mirror
+from banksman.cluster.log.stream_mirror import StreamMirror
 from banksman.errors import NotFound
 from banksman.server import app, embedded
 from banksman.server.server_settings import ServerSettings
@@ -286,7 +286,7 @@ def test_what_one_front_end_has_told_the_other_knows(fronts: tuple[Served, Serve
         assert second.request("GET", f"/v1/sessions/by%20name%20{number}").status == 200
 
 
-def _deaf(_: Mirror, message: object) -> None:
+def _deaf(_: StreamMirror, message: object) -> None:
     pass
 
 
@@ -297,7 +297,7 @@ async def test_who_has_not_heard_of_a_session_yet_finds_it_by_asking_the_leader(
     async with Host(store) as one, Host(store) as other:
         await one.ready()
         # Deaf to what rings from here on, as one is for a moment that is far from the rest.
-        monkeypatch.setattr(Mirror, "_on_bell", _deaf)
+        monkeypatch.setattr(StreamMirror, "_on_bell", _deaf)
         await other.ready()
         session = await one.open(command=fake_agent.command({}), name="new")
         assert other.cluster is not None

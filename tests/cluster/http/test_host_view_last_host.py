@@ -13,7 +13,7 @@ from tests.cluster.shared import shared, some_prefix
 
 from banksman import Host
 from banksman.cluster.http import host_view as fleets
-from banksman.cluster.interfaces import Card, HostSeen
+from banksman.cluster.interfaces import HostReport, HostSeen
 from banksman.testing.nats_servers import Servers
 
 
@@ -35,7 +35,7 @@ class Seen:
     lease_seconds = 2.0
     is_held = True
 
-    def __init__(self, *cards: Card) -> None:
+    def __init__(self, *cards: HostReport) -> None:
         self._hosts = [
             HostSeen(f"h-{number}", pid=1, version="", since=0.0, seen=time.monotonic(), **card._asdict())
             for number, card in enumerate(cards)
@@ -48,7 +48,7 @@ class Seen:
     def all(self) -> list[HostSeen]:
         return self._hosts
 
-    def announce(self, card: Card) -> None:
+    def announce(self, card: HostReport) -> None:
         raise NotImplementedError
 
     def on_gone(self, callback: Callable[[str], None]) -> None:
@@ -58,18 +58,18 @@ class Seen:
         raise NotImplementedError
 
 
-def seen(*cards: Card, now: Card | None = None) -> fleets.Fleet:
-    return fleets.Fleet(Seen(*cards), lambda: now or cards[0])
+def seen(*cards: HostReport, now: HostReport | None = None) -> fleets.HostView:
+    return fleets.HostView(Seen(*cards), lambda: now or cards[0])
 
 
 def test_each_session_finds_the_host_that_has_what_it_needs() -> None:
     found = seen(
-        Card("leaves", room=8, used=4),
-        Card("plain", room=2, used=0),
-        Card("strong", ("gpu",), room=1, used=0),
-        Card("full", ("gpu", "tpu"), room=1, used=1),
-        Card("goes", ("gpu", "tpu"), room=9, is_draining=True),
-        Card("front", (fleets.FRONT,)),
+        HostReport("leaves", room=8, used=4),
+        HostReport("plain", room=2, used=0),
+        HostReport("strong", ("gpu",), room=1, used=0),
+        HostReport("full", ("gpu", "tpu"), room=1, used=1),
+        HostReport("goes", ("gpu", "tpu"), room=9, is_draining=True),
+        HostReport("front", (fleets.FRONT,)),
     )
     assert found.takers([(), ("gpu",), ()], but="h-0") == ["plain", "strong", "plain"]
     assert found.takers([("tpu",), ("gpu",), ("gpu",)], but="h-0").count(None) == 2
@@ -79,8 +79,10 @@ def test_each_session_finds_the_host_that_has_what_it_needs() -> None:
 
 def test_of_ourselves_it_is_what_is_so_and_not_what_was_heard() -> None:
     """What we say is heard by us, too, and a moment later."""
-    heard = Card("a-machine")
-    found = seen(heard, Card("other", room=1, used=1), now=Card("both", ("gpu",), ("claude",), room=4, used=1))
+    heard = HostReport("a-machine")
+    found = seen(
+        heard, HostReport("other", room=1, used=1), now=HostReport("both", ("gpu",), ("claude",), room=4, used=1)
+    )
     assert found.has_room()
     assert found.can_take(["gpu", "agent=claude"])
     assert [(host.name, host.room, host.used) for host in found.all()] == [("both", 4, 1), ("other", 1, 1)]

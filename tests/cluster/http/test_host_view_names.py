@@ -14,13 +14,13 @@ from tests.cluster.lines import until
 from tests.cluster.shared import shared, some_prefix
 
 from banksman.cluster.http import host_view as fleets
-from banksman.cluster.interfaces import Card
+from banksman.cluster.interfaces import HostReport
 from banksman.cluster.jetstream import StreamMessage
 from banksman.cluster.log.host_leases import Heartbeat
 from banksman.cluster.nats import Nats
 from banksman.cluster.store_address import parse
 from banksman.server.problems import Problem
-from banksman.store.log import Known, Owner
+from banksman.store.log import KnownSession, Owner
 from banksman.testing.nats_servers import Servers
 
 
@@ -29,9 +29,9 @@ def nats_one() -> Iterator[Servers]:
     yield from shared(1)
 
 
-def known_at(id: str) -> Known:
+def known_at(id: str) -> KnownSession:
     owner = Owner(1, f"{id}@machine", is_here=False, is_alive=True)
-    return Known("s", None, "claude", 1, 1, 1, owner, 0.0, 0.0)
+    return KnownSession("s", None, "claude", 1, 1, 1, owner, 0.0, 0.0)
 
 
 class Renamed(Seen):
@@ -46,8 +46,8 @@ class Renamed(Seen):
 
 def test_a_host_is_called_as_it_calls_itself_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleets, "NAMES_SECONDS", 0.0)
-    hosts = Renamed(Card("ours"), Card("machine"))
-    found = fleets.Fleet(hosts, lambda: Card("ours"))
+    hosts = Renamed(HostReport("ours"), HostReport("machine"))
+    found = fleets.HostView(hosts, lambda: HostReport("ours"))
     assert found.name_of(known_at("h-1")) == "machine"
     hosts.rename("blue")
     assert found.name_of(known_at("h-1")) == "blue"
@@ -58,10 +58,10 @@ def test_a_host_is_called_as_it_calls_itself_now(monkeypatch: pytest.MonkeyPatch
 
 
 def test_by_a_name_those_are_meant_that_take_sessions() -> None:
-    verb, front = Card("machine"), Card("machine", (fleets.FRONT,))
-    host, other = Card("machine", room=8), Card("machine", room=2)
+    verb, front = HostReport("machine"), HostReport("machine", (fleets.FRONT,))
+    host, other = HostReport("machine", room=8), HostReport("machine", room=2)
 
-    def ids(*cards: Card, name: str = "machine") -> list[str]:
+    def ids(*cards: HostReport, name: str = "machine") -> list[str]:
         return [one.id for one in seen(*cards).find(name)]
 
     assert ids(verb, host) == ["h-1"]
@@ -85,7 +85,7 @@ def test_by_a_name_those_are_meant_that_take_sessions() -> None:
 )
 def test_who_lacks_an_agent_is_not_told_of_labels(need: list[str], hint: str) -> None:
     with pytest.raises(Problem) as caught:
-        seen(Card("front"), Card("host", room=1)).check_satisfiable(need)
+        seen(HostReport("front"), HostReport("host", room=1)).check_satisfiable(need)
     assert caught.value.hint == hint
 
 

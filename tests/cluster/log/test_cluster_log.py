@@ -19,9 +19,9 @@ from tests.store.kit import Writer, chunk, data, everything, known, outcomes, un
 from tests.thorough import one_in
 
 from banksman import Host
-from banksman.cluster.http.host_view import Fleet
-from banksman.cluster.interfaces import Card
-from banksman.cluster.jetstream import StreamMessage, Write
+from banksman.cluster.http.host_view import HostView
+from banksman.cluster.interfaces import HostReport
+from banksman.cluster.jetstream import BatchMessage, StreamMessage
 from banksman.cluster.log import ClusterLog, publisher
 from banksman.cluster.log.message_codec import MESSAGE_BYTES_MAX
 from banksman.cluster.store_address import parse
@@ -230,7 +230,7 @@ async def test_servers_that_are_full_are_named_and_not_the_network(tmp_path: Pat
 async def test_who_is_cut_off_does_not_say_that_the_others_are_up(tmp_path: Path, prefix: str) -> None:
     with Servers(1) as servers:
         async with opened(servers, tmp_path, prefix, lease=1) as log:
-            fleet = Fleet(log.hosts, lambda: Card("one"))
+            fleet = HostView(log.hosts, lambda: HostReport("one"))
             (host,) = fleet.all()
             assert not fleet.is_silent(host)
             servers.stop(0)
@@ -341,7 +341,7 @@ async def test_delete_finishes_what_an_earlier_try_began(
         publish_all, api = nats.publish_all, nats.api
         faults = [fault]
 
-        async def late(writes: Sequence[Write], **how: Any) -> int:
+        async def late(writes: Sequence[BatchMessage], **how: Any) -> int:
             answer = await publish_all(writes, **how)
             if faults == ["answer to the erasure is late"] and not writes[0].data:
                 faults.clear()
@@ -399,7 +399,7 @@ async def test_rename_whose_answer_is_late_is_done_and_not_refused(
         nats = log._nats  # pyright: ignore[reportPrivateUsage]
         publish_all = nats.publish_all
 
-        async def late(writes: Sequence[Write], **how: Any) -> int:
+        async def late(writes: Sequence[BatchMessage], **how: Any) -> int:
             await publish_all(writes, **how)
             monkeypatch.undo()
             raise Unanswered("the answer is late")
@@ -419,9 +419,9 @@ async def test_claim_is_done_when_its_write_arrives_after_it_was_given_up(
     async with opened(nats_one, tmp_path, prefix) as log:
         nats = log._nats  # pyright: ignore[reportPrivateUsage]
         publish_all, last = nats.publish_all, nats.last
-        given_up: list[Sequence[Write]] = []
+        given_up: list[Sequence[BatchMessage]] = []
 
-        async def unanswered(writes: Sequence[Write], **how: Any) -> int:
+        async def unanswered(writes: Sequence[BatchMessage], **how: Any) -> int:
             given_up.append(writes)
             monkeypatch.setattr(nats, "publish_all", publish_all)
             raise Unanswered("the answer is late")
@@ -447,7 +447,7 @@ async def test_restore_is_done_when_the_answer_to_a_write_is_late(
         publish_all = nats.publish_all
         written = 0
 
-        async def late(writes: Sequence[Write], **how: Any) -> int:
+        async def late(writes: Sequence[BatchMessage], **how: Any) -> int:
             nonlocal written
             seq = await publish_all(writes, **how)
             written += 1

@@ -13,7 +13,7 @@ import pytest
 from tests.thorough import IS_THOROUGH, thorough
 
 from banksman.cluster import nats
-from banksman.cluster.log import ClusterLog, multi_reader, session_ownership
+from banksman.cluster.log import ClusterLog, session_directory, session_ownership
 from banksman.cluster.nats import Nats
 from banksman.cluster.store_address import parse
 from banksman.errors import Unanswered
@@ -59,7 +59,7 @@ class _OnServers:
     def _believes_a_leader(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """No server is killed here. So none is behind, and each answers, however busy the machine is. Of three, one
         that stands still for a moment may lose its lead, and what it was asked; so they are asked again."""
-        monkeypatch.setattr(multi_reader, "BEHIND_SECONDS_MAX", 0.2)
+        monkeypatch.setattr(session_directory, "BEHIND_SECONDS_MAX", 0.2)
         monkeypatch.setattr(nats, "ANSWER_SECONDS_MAX", 5.0)
         monkeypatch.setattr(session_ownership, "PATIENCE_SECONDS", 120.0)
 

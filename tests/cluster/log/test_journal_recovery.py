@@ -11,7 +11,7 @@ import pytest
 
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.journal import Journal
-from banksman.cluster.log.journal_recovery import Behind
+from banksman.cluster.log.journal_recovery import BlockedAppends
 from banksman.cluster.log.message_codec import MessagePart
 from banksman.cluster.log.publisher import Advance, Call, QueuedAppend
 from banksman.core.session.event import TURN_ENDED, TURN_QUEUED, TURN_STARTED, UPDATE
@@ -27,10 +27,10 @@ def said(seq: int, *kinds: str, epoch: int = EPOCH) -> QueuedAppend:
 
 
 @asynccontextmanager
-async def behind(folder: Path) -> AsyncGenerator[tuple[Behind, Journal]]:
+async def behind(folder: Path) -> AsyncGenerator[tuple[BlockedAppends, Journal]]:
     journal = Journal(folder, "h-1")
     try:
-        yield Behind(journal, SUBJECT), journal
+        yield BlockedAppends(journal, SUBJECT), journal
     finally:
         await journal.close()
 

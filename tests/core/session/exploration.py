@@ -45,8 +45,6 @@ from banksman.core.session.effects import (
     Append,
     AskHuman,
     AskToSave,
-    BeIdle,
-    BeReady,
     CancelTimer,
     CloseQuestion,
     Effect,
@@ -55,8 +53,10 @@ from banksman.core.session.effects import (
     GiveReceipt,
     GrantHold,
     HoldConversation,
-    PassOn,
+    LeaveInLog,
     Reject,
+    ReportIdle,
+    ReportReady,
     Resolve,
     SettingTaken,
     StartProcess,
@@ -91,7 +91,7 @@ from banksman.core.session.facts import (
     Timer,
     TimerFired,
 )
-from banksman.core.session.history import Past
+from banksman.core.session.history import SessionHistory
 from banksman.core.session.outcome import Kind, Outcome
 from banksman.core.session.permissions import DENIED
 from banksman.core.session.session_config import Config
@@ -147,8 +147,8 @@ class Scenario:
             budget=tuple(self.budget.get(name, 0) for name in BUDGETS),
             asks=(Life.UNASKED,) * len(self.asks),
             holds=(Life.UNASKED,) * len(self.holds),
-            mirror=Past(session=session),
-            durable_mirror=Past(session=session),
+            mirror=SessionHistory(session=session),
+            durable_mirror=SessionHistory(session=session),
         )
 
 
@@ -163,7 +163,7 @@ class Unlogged(NamedTuple):
 
     seq: int
     ledger: Ledger
-    mirror: Past
+    mirror: SessionHistory
 
 
 class World(NamedTuple):
@@ -173,8 +173,8 @@ class World(NamedTuple):
     asks: tuple[int, ...]
     holds: tuple[int, ...]
     # The log as it is durable, and after each append that is under way, as the ledger and as the fold read it.
-    mirror: Past
-    durable_mirror: Past
+    mirror: SessionHistory
+    durable_mirror: SessionHistory
     ledger: Ledger = Ledger()
     durable: Ledger = Ledger()
     unlogged: tuple[Unlogged, ...] = ()
@@ -383,7 +383,7 @@ def _life_after(ledger: Ledger, id: str, life: int) -> int:
     return Life.OVER if id in ledger.ended else Life.ACCEPTED if id in ledger.queued else Life.REJECTED
 
 
-def _folded(past: Past, entries: Iterable[Entry]) -> Past:
+def _folded(past: SessionHistory, entries: Iterable[Entry]) -> SessionHistory:
     try:
         return pasts.fold(past, entries)
     except AssertionError as exc:
@@ -557,11 +557,11 @@ def _perform(scenario: Scenario, world: World, fact: Fact, effect: Effect) -> Wo
             check(not world.question, "G2", "the question is asked twice")
             check(question not in world.seen, "G4", f"{question} was the name of another question")
             return world._replace(question=question, seen=world.seen | {question})
-        case BeIdle():
+        case ReportIdle():
             check(not world.ledger.open, "G6", f"nobody needs the process, and {world.ledger.open} are open")
             check(not world.agent.has_task or world.agent.owed, "G6", "nobody needs the process, and a task runs in it")
             return world
-        case BeReady() | AskToSave() | HoldConversation():
+        case ReportReady() | AskToSave() | HoldConversation():
             return world
         case CloseQuestion(question=question):
             check(world.question == question, "G2", f"{question} ends, and nobody asked it")
@@ -586,7 +586,7 @@ def _answer(scenario: Scenario, world: World, effect: Effect) -> World:
         case Resolve(turn=id, outcome=outcome):
             _check_outcome(scenario, world, id, outcome)
             return _settle_ask(scenario, world, id, Life.ACCEPTED, Life.OVER)
-        case PassOn(turn=id):
+        case LeaveInLog(turn=id):
             waiting = [other.id for other in world.durable.waiting]
             check(world.session.mode is Mode.LEFT, "G2", f"{id} is passed on by who has not left")
             check(id in waiting, "G2", f"{id} is passed on, and in the log only {waiting} wait")
@@ -866,11 +866,11 @@ def key(world: World) -> tuple[object, ...]:
     )
 
 
-def _mirrors(world: World) -> tuple[Past, ...]:
+def _mirrors(world: World) -> tuple[SessionHistory, ...]:
     return (world.durable_mirror, *(unlogged.mirror for unlogged in world.unlogged))
 
 
-def _past_key(past: Past) -> tuple[object, ...]:
+def _past_key(past: SessionHistory) -> tuple[object, ...]:
     session = past.session
     questions = tuple((question.turn, question.is_kept) for question in past.questions)
     return projection(session), session.mode, session.own_count, questions
@@ -901,7 +901,7 @@ _OTHER_MEMBERS = tuple(name for name in Turn.__struct_fields__ if name not in _K
 
 # All that it knows, but for numbers that only grow and words that only explain.
 # What a toy was told is told by the rest.
-_UNIMPORTANT = ("number", "frames_sent", "exit", "error", "schema", "speech")
+_UNIMPORTANT = ("number", "frames_sent", "exit", "error", "schema", "protocol")
 _PROCESS_MEMBERS = tuple(name for name in ProcessState.__struct_fields__ if name not in _UNIMPORTANT)
 
 
@@ -913,7 +913,7 @@ def _brief_deferred(deferred: object) -> object:
     match deferred:
         case Resolve(turn=turn, outcome=outcome):
             return turn, outcome.kind, outcome.text
-        case Accept(turn=name) | PassOn(turn=name) | GiveReceipt(interrupt=name) | MayWrite(key=name):
+        case Accept(turn=name) | LeaveInLog(turn=name) | GiveReceipt(interrupt=name) | MayWrite(key=name):
             return type(deferred).__name__, name
         case MaySteer(key=name, ask=steered):
             return type(deferred).__name__, name, steered

@@ -21,7 +21,7 @@ from tests.core.session.talk import TELLING, Talk
 from tests.core.session.toy import Manners
 
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.dialects.meaning import Replied, Requested, TurnOpened, TurnOver, Wants
+from banksman.core.dialects.meaning import Replied, Requested, RequestPurpose, TurnOpened, TurnOver
 from banksman.core.process_facts import Exited, Started, StartFailed, WriteFailed
 from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
@@ -46,7 +46,7 @@ from banksman.core.session.facts import (
     SettingAsked,
     TimerFired,
 )
-from banksman.core.session.history import Past
+from banksman.core.session.history import SessionHistory
 from banksman.core.session.permissions import Verdict
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Session
@@ -72,7 +72,7 @@ class History(NamedTuple):
     def entries(self) -> list[Entry]:
         return [entry for append in self.appends for entry in append]
 
-    def borders(self) -> Iterator[tuple[int, Past]]:
+    def borders(self) -> Iterator[tuple[int, SessionHistory]]:
         """After each append, and before the first: how many there are, and what they fold to."""
         past = pasts.beginning(self.config)
         yield 0, past
@@ -174,7 +174,7 @@ def opened(resume: str | None = None, *, fork: bool = False) -> Entry:
 class Told(Talk):
     """A talk whose log is kept."""
 
-    def __init__(self, past: Past | None = None, config: Config = TELLING) -> None:
+    def __init__(self, past: SessionHistory | None = None, config: Config = TELLING) -> None:
         super().__init__(config, None if past is None else past.session)
         self.appends: list[Sequence[Entry]] = []
         self.seen: list[Seen] = []
@@ -295,10 +295,10 @@ def _asked_and_added() -> Told:
     talk.tell(AskMoved(0.0, "lowest"))
     talk.ask(ask("s", NORMAL, on_busy="steer"))
     for name in ("q1", "q2"):
-        talk.mean(Requested(name, Wants.PERMISSION, "can_use_tool", "Bash"))
+        talk.mean(Requested(name, RequestPurpose.PERMISSION, "can_use_tool", "Bash"))
     talk.ask(ask("t", NORMAL, on_busy="steer"))
     talk.hear(b"taken s0000", b"over a0000 a0000", b"settled a0000")
-    talk.mean(Requested("q3", Wants.ELICITATION, "elicitation"))
+    talk.mean(Requested("q3", RequestPurpose.ELICITATION, "elicitation"))
     return talk
 
 

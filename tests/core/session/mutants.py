@@ -49,17 +49,25 @@ from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
 from banksman.core.session import questions as questioning
 from banksman.core.session.ask_queue import BACKGROUND, Queue, Waiting
-from banksman.core.session.effects import BeIdle, Effect, Resolve, StartProcess, TellAnswer
+from banksman.core.session.effects import Effect, ReportIdle, Resolve, StartProcess, TellAnswer
 from banksman.core.session.event import Entry, Event, entry
 from banksman.core.session.facts import Timer
-from banksman.core.session.history import Past
-from banksman.core.session.idempotency import KEYS_MAX, IdempotencyKeys
-from banksman.core.session.outcome import By, Kind, Outcome
+from banksman.core.session.history import SessionHistory
+from banksman.core.session.outcome import KEYS_MAX, By, IdempotencyKeys, Kind, Outcome
 from banksman.core.session.permissions import Decision, Verdict
-from banksman.core.session.state import Deferred, MayWrite, Mode, ProcessPhase, ProcessState, Session, Stale, Stdin
+from banksman.core.session.state import (
+    Deferred,
+    MayWrite,
+    Mode,
+    ProcessPhase,
+    ProcessState,
+    Replacement,
+    Session,
+    Stdin,
+)
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Ask, Cause, Move, Turn, TurnPhase
-from banksman.core.session.watchdogs import Name
+from banksman.core.session.watchdogs import ClockName
 from banksman.errors import Closed
 
 # Given the right function, the wrong one.
@@ -540,7 +548,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def look(work: Transition) -> None:
         process = work.state.process
-        if process.stale is Stale.NOW and process.phase is ProcessPhase.READY:
+        if process.stale is Replacement.NOW and process.phase is ProcessPhase.READY:
             idle_process.retire(work, "stale")
         right(work)
 
@@ -555,7 +563,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def do(work: Transition, effect: Effect) -> None:
-        if not isinstance(effect, BeIdle):
+        if not isinstance(effect, ReportIdle):
             right(work, effect)
 
     return do
@@ -586,7 +594,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def must_replace(state: Session, turn: Turn) -> str | None:
-        return right(replace(state, process=replace(state.process, stale=Stale.NO)), turn)
+        return right(replace(state, process=replace(state.process, stale=Replacement.NO)), turn)
 
     return must_replace
 
@@ -600,7 +608,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def write_prompt(work: Transition) -> None:
         stale = work.state.process.stale
-        work.set_process(stale=Stale.NO)
+        work.set_process(stale=Replacement.NO)
         right(work)
         work.set_process(stale=stale)
 
@@ -765,7 +773,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def expire(work: Transition, request: str) -> None:
         right(work, request)
-        work.set_process(stale=Stale.NO)
+        work.set_process(stale=Replacement.NO)
 
     return expire
 
@@ -1018,8 +1026,8 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     partial(test_watchdogs_session.test_thought_is_life_and_no_progress, Thought(), "progress"),
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def wind(them: Any, at: float, *names: Name) -> Any:
-        return right(them, at, Name.BYTES, Name.PROGRESS)
+    def wind(them: Any, at: float, *names: ClockName) -> Any:
+        return right(them, at, ClockName.BYTES, ClockName.PROGRESS)
 
     return wind
 
@@ -1032,7 +1040,7 @@ _settles = test_crash_recovery.test_wherever_the_log_ends_what_had_begun_is_unkn
 @_mutant("only the first of a turn is unknown", crash_recovery, "settle", partial(_dies, "collected"))
 @_mutant("what was added to a turn is forgotten", crash_recovery, "settle", partial(_dies, "steered"))
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def settle(past: Past, **how: Any) -> list[Entry]:
+    def settle(past: SessionHistory, **how: Any) -> list[Entry]:
         turn = past.session.turn
         alone = None if turn is None else replace(turn, joined=(), steered=())
         return right(replace(past, session=replace(past.session, turn=alone)), **how)
@@ -1042,7 +1050,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("what waits is lost with its host", crash_recovery, "settle", partial(_settles, "asked and added"))
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def settle(past: Past, **how: Any) -> list[Entry]:
+    def settle(past: SessionHistory, **how: Any) -> list[Entry]:
         asked = [replace(past.session, turn=turn, own=None, queue=()) for turn in past.session.queue]
         lost = [entry for one in asked for entry in right(replace(past, session=one, questions=()))[:-1]]
         return [*lost, *right(past, **how)]
@@ -1052,7 +1060,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("what was granted is sent again", crash_recovery, "settle", partial(_dies, "two asks"))
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def settle(past: Past, **how: Any) -> list[Entry]:
+    def settle(past: SessionHistory, **how: Any) -> list[Entry]:
         turn = past.session.turn
         if turn is None or turn.phase is not TurnPhase.STARTING:
             return right(past, **how)
@@ -1064,7 +1072,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("a question waits for a process that is gone", crash_recovery, "settle", partial(_dies, "a question"))
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def settle(past: Past, **how: Any) -> list[Entry]:
+    def settle(past: SessionHistory, **how: Any) -> list[Entry]:
         return right(replace(past, questions=()), **how)
 
     return settle
@@ -1072,7 +1080,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("a turn of the agent's own stays open", crash_recovery, "settle", partial(_dies, "an own turn"))
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def settle(past: Past, **how: Any) -> list[Entry]:
+    def settle(past: SessionHistory, **how: Any) -> list[Entry]:
         return right(replace(past, session=replace(past.session, own=None)), **how)
 
     return settle
@@ -1080,7 +1088,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("settled again and again", crash_recovery, "settle", partial(_dies, "two asks"))
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def settle(past: Past, *, swept: Any = ()) -> list[Entry]:
+    def settle(past: SessionHistory, *, swept: Any = ()) -> list[Entry]:
         return right(past, swept=swept or ["nothing"])
 
     return settle
@@ -1088,7 +1096,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("what was open has cost nothing", crash_recovery, "settle", partial(_settles, "costs and settings"))
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def settle(past: Past, **how: Any) -> list[Entry]:
+    def settle(past: SessionHistory, **how: Any) -> list[Entry]:
         spent = str(past.session.spent).encode()
         return [(id, kind, data.replace(b'"spent":null', b'"spent":' + spent)) for id, kind, data in right(past, **how)]
 
@@ -1186,7 +1194,7 @@ def _forgets(name: str, history: str, **members: Any) -> None:
 
     @_mutant(f"a snapshot without {name}", pasts, "encode", partial(_snapshot, history))
     def _(right: Callable[..., Any]) -> Callable[..., Any]:
-        def encode(past: Past) -> bytes:
+        def encode(past: SessionHistory) -> bytes:
             return right(replace(past, session=replace(past.session, **members)))
 
         return encode
@@ -1203,7 +1211,7 @@ _forgets("what it is a copy of", "forked", fork_of=None)
 
 @_mutant("a snapshot without the order of the queue", pasts, "encode", partial(_snapshot, "asked and added"))
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def encode(past: Past) -> bytes:
+    def encode(past: SessionHistory) -> bytes:
         queue = tuple(sorted(past.session.queue, key=lambda waiting: waiting.id))
         return right(replace(past, session=replace(past.session, queue=queue)))
 
@@ -1212,7 +1220,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("a snapshot without keys", pasts, "encode", partial(_snapshot, "costs and settings"))
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def encode(past: Past) -> bytes:
+    def encode(past: SessionHistory) -> bytes:
         return right(replace(past, keys=IdempotencyKeys()))
 
     return encode
@@ -1220,7 +1228,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("the first keys are remembered", pasts, "_fold", test_history.test_the_last_keys_are_remembered_and_no_more)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def fold(past: Past, event: Event) -> Past:
+    def fold(past: SessionHistory, event: Event) -> SessionHistory:
         after = right(past, event)
         return after if len(past.keys) < KEYS_MAX else replace(after, keys=past.keys)
 
@@ -1231,7 +1239,7 @@ def _unlike(kind: str) -> Wrong:
     """What this kind says of questions is not heard."""
 
     def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
-        def fold(past: Past, event: Event) -> Past:
+        def fold(past: SessionHistory, event: Event) -> SessionHistory:
             after = right(past, event)
             return replace(after, questions=past.questions) if event.kind == kind else after
 

@@ -23,7 +23,7 @@ from banksman.core.session import history as pasts
 from banksman.core.session.ask_queue import NORMAL
 from banksman.core.session.event import Entry
 from banksman.core.session.facts import Begun
-from banksman.core.session.history import Past
+from banksman.core.session.history import SessionHistory
 from banksman.core.session.outcome import Kind, outcome_of
 from banksman.core.session.state import Mode, ProcessPhase
 from banksman.core.session.turn import Turn
@@ -44,18 +44,18 @@ def read(found: Ledger, entries: Iterable[Entry], *, is_strict: bool = False) ->
     return found
 
 
-def asks(past: Past) -> list[tuple[str, int]]:
+def asks(past: SessionHistory) -> list[tuple[str, int]]:
     """Who waits, in which order, and for which attempt."""
     return [(ask.id, turn.attempt) for turn in past.session.queue if isinstance(turn, Turn) for ask in turn.asks]
 
 
-def savers(past: Past) -> set[str]:
+def savers(past: SessionHistory) -> set[str]:
     """Who only wants a process to put down what it knows goes with that process."""
     return {turn.id for turn in past.session.queue if isinstance(turn, Turn) and turn.ask and turn.ask.is_last}
 
 
 # -- wherever the log ends ---------------------------------------------------------------------------------------------
-def check_settled(past: Past, before: Ledger) -> list[Entry]:
+def check_settled(past: SessionHistory, before: Ledger) -> list[Entry]:
     """What is written of a session that was found like this, and that it may be."""
     settled = crash_recovery.settle(past)
     after = pasts.fold(past, settled)
@@ -158,7 +158,7 @@ def test_what_had_a_secret_in_it_is_refused_and_those_with_it_wait() -> None:
 
 
 # -- and then --------------------------------------------------------------------------------------------------------
-def go_on(past: Past) -> Told:
+def go_on(past: SessionHistory) -> Told:
     """Another host begins where the log is, with an agent that does its work, until nobody waits any more."""
     talk = Told(past)
     talk.tell(Begun(0.0))
@@ -178,7 +178,7 @@ def go_on(past: Past) -> Told:
     return talk
 
 
-def same_place(past: Past) -> Past:
+def same_place(past: SessionHistory) -> SessionHistory:
     """But for how many events there are."""
     return replace(past, session=replace(past.session, head=0, committed=0))
 

@@ -17,14 +17,14 @@ from tests.core.session.scenarios import ask
 from tests.core.session.talk import CONFIG, TELLING
 from tests.thorough import one_in
 
-from banksman.core.dialects.meaning import Requested, Wants
+from banksman.core.dialects.meaning import Requested, RequestPurpose
 from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
 from banksman.core.session import history as replay
 from banksman.core.session.ask_queue import NORMAL
 from banksman.core.session.event import Entry, Event, entry
-from banksman.core.session.history import VERSION, Born, OpenQuestion, Past
-from banksman.core.session.idempotency import KEYS_MAX, IdempotencyKey, IdempotencyKeys
+from banksman.core.session.history import VERSION, LastProcess, OpenQuestion, SessionHistory
+from banksman.core.session.outcome import KEYS_MAX, IdempotencyKey, IdempotencyKeys
 from banksman.core.session.permissions import Verdict
 from banksman.core.session.state import Mode, ProcessState, Session
 from banksman.core.session.turn import Ask, Turn, TurnPhase
@@ -41,7 +41,7 @@ def queued(id: str, key: str | None = None) -> Entry:
     return entry(id, kinds.TURN_QUEUED, **body)
 
 
-def prefixes(of: History) -> list[Past]:
+def prefixes(of: History) -> list[SessionHistory]:
     """What the log folds to after each of its entries, and before the first."""
     folded = [pasts.beginning(of.config)]
     for one in of.entries:
@@ -49,7 +49,7 @@ def prefixes(of: History) -> list[Past]:
     return folded
 
 
-def written(past: Past) -> Past:
+def written(past: SessionHistory) -> SessionHistory:
     """The same, from its snapshot."""
     return pasts.decode(pasts.encode(past), past.session.config)
 
@@ -100,7 +100,7 @@ def test_all_that_folding_can_change_is_in_the_snapshot() -> None:
             assert {member for member in found if getattr(again, member) == getattr(past.session, member)} == found
             changed |= found
     # And the corpus has each of them, or the tests above would say nothing about it.
-    of_past = set(Past.__struct_fields__) - {"session"}
+    of_past = set(SessionHistory.__struct_fields__) - {"session"}
     assert of_past < SAVED
     # The process is saved as its number, and what is committed is the head.
     assert changed - {"process", "committed"} == SAVED - of_past - {"version", "processes"}
@@ -144,7 +144,7 @@ def test_the_last_keys_are_remembered_and_no_more() -> None:
 def test_a_turn_with_a_key_does_not_copy_the_keys_of_the_turns_before_it() -> None:
     past = pasts.beginning(CONFIG)
     lists: set[int] = set()
-    kept: list[Past] = []
+    kept: list[SessionHistory] = []
     for number in range(3 * KEYS_MAX):
         turn = [
             queued(f"t{number}", f"k{number}"),
@@ -176,7 +176,7 @@ def test_a_question_that_a_turn_leaves_behind_is_no_longer_the_turns() -> None:
     talk.ask(ask("a", NORMAL))
     talk.begin()
     talk.opens("a0000")
-    talk.mean(Requested("q", Wants.PERMISSION, "can_use_tool", "Bash"))
+    talk.mean(Requested("q", RequestPurpose.PERMISSION, "can_use_tool", "Bash"))
 
     def questions() -> list[tuple[str, str | None]]:
         past = pasts.fold(pasts.beginning(TELLING), [one for append in talk.appends for one in append])
@@ -201,7 +201,7 @@ def test_the_process_is_the_one_that_was_started_last() -> None:
     born = ("boot", 77, 5, 78, 6)
     started = [entry(None, kinds.PROCESS_STARTED, process=1, pid=77, born=born)]
     past = pasts.fold(pasts.beginning(CONFIG), started)
-    assert past.process == written(past).process == Born(*born)
+    assert past.process == written(past).process == LastProcess(*born)
     # One of which nobody knows by what it could be known is not the one before.
     started.append(entry(None, kinds.PROCESS_STARTED, process=2, pid=78, born=None))
     past = pasts.fold(pasts.beginning(CONFIG), started)
@@ -231,7 +231,7 @@ OLD = (
 ).encode()
 
 
-def _old() -> Past:
+def _old() -> SessionHistory:
     rules, schema = (("Bash", Verdict.DENY),), {"type": "object"}
     a, b, c = (
         replace(ask(id, 10, on_busy="collect", on_preempt="requeue", key="k", is_last=True), rules=rules, schema=schema)
@@ -254,12 +254,12 @@ def _old() -> Past:
         head=31,
         committed=31,
     )
-    return Past(
+    return SessionHistory(
         session=session,
         opened={"agent": "toy"},
         keys=IdempotencyKeys([IdempotencyKey("k", "c", 7)]),
         questions=(OpenQuestion("q", None),),
-        process=Born("boot", 77, 5, 78, 6),
+        process=LastProcess("boot", 77, 5, 78, 6),
     )
 
 

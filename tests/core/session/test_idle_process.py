@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tests.core.session.scenarios import ask
 from tests.core.session.talk import TELLING, Talk, of, sent
 
-from banksman.core.dialects.meaning import Replied, Requested, TasksChanged, TurnOpened, TurnOver, Wants
+from banksman.core.dialects.meaning import Replied, Requested, RequestPurpose, TasksChanged, TurnOpened, TurnOver
 from banksman.core.process_facts import (
     FrameWritten,
     ProcessGone,
@@ -18,7 +18,7 @@ from banksman.core.process_facts import (
 )
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import BACKGROUND, NORMAL
-from banksman.core.session.effects import AskToSave, BeIdle, BeReady, Effect, StartProcess, StopProcess
+from banksman.core.session.effects import AskToSave, Effect, ReportIdle, ReportReady, StartProcess, StopProcess
 from banksman.core.session.facts import (
     AskWithdrawn,
     CallbackAnswered,
@@ -36,13 +36,13 @@ from banksman.core.session.facts import (
 from banksman.core.session.outcome import Kind
 from banksman.core.session.permissions import DENIED
 from banksman.core.session.session_config import Config
-from banksman.core.session.state import ProcessPhase, Stale
+from banksman.core.session.state import ProcessPhase, Replacement
 from banksman.errors import MachineError
 
 A, B, C = (ask(name, NORMAL) for name in "abc")
 IDLE = replace(TELLING, idle_seconds=10.0)
-SAW = Requested("q", Wants.PERMISSION, "can_use_tool", "saw")
-HOOK = Requested("c", Wants.HOOK, "hook_callback", "h")
+SAW = Requested("q", RequestPurpose.PERMISSION, "can_use_tool", "saw")
+HOOK = Requested("c", RequestPurpose.HOOK, "hook_callback", "h")
 
 
 def rested(config: Config = IDLE) -> Talk:
@@ -64,20 +64,20 @@ def test_the_pool_is_told_when_it_listens_and_when_nobody_needs_it() -> None:
     talk = Talk(TELLING)
     talk.ask(A)
     talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
-    assert not of(BeReady, talk.effects)
-    assert of(BeReady, talk.hear(b"ok handshake-1")) == [BeReady(1)]
-    assert not of(BeIdle, talk.effects)
+    assert not of(ReportReady, talk.effects)
+    assert of(ReportReady, talk.hear(b"ok handshake-1")) == [ReportReady(1)]
+    assert not of(ReportIdle, talk.effects)
     talk.at = 3.0
-    assert len(of(BeIdle, talk.over("a0000"))) == 1
+    assert len(of(ReportIdle, talk.over("a0000"))) == 1
     assert talk.state.idle_since == 3.0
     # Told once for each rest, and not for each fact in it.
     talk.at = 4.0
-    assert not of(BeIdle, talk.hear(b"text"))
+    assert not of(ReportIdle, talk.hear(b"text"))
     assert talk.state.idle_since == 3.0
     talk.ask(B)
     assert talk.state.idle_since is None
     talk.at = 5.0
-    assert len(of(BeIdle, talk.over("b0000"))) == 1
+    assert len(of(ReportIdle, talk.over("b0000"))) == 1
     assert talk.state.idle_since == 5.0
 
 
@@ -188,15 +188,18 @@ def test_one_that_has_not_acknowledged_an_interrupt_is_not_idle() -> None:
     assert talk.kinds == {"a": Kind.INTERRUPTED}
     assert talk.state.idle_since is None
     assert talk.tell(EvictAsked(0.0)) == []
-    assert len(of(BeIdle, talk.hear(b"ok interrupt-a#1-1"))) == 1
+    assert len(of(ReportIdle, talk.hear(b"ok interrupt-a#1-1"))) == 1
 
 
 def test_one_that_has_still_something_to_hear_is_not_idle() -> None:
     talk = rested()
     talk.is_pipe_full = True
-    talk.mean(replace(SAW, request="one", wants=Wants.UNKNOWN), replace(SAW, request="two", wants=Wants.UNKNOWN))
+    talk.mean(
+        replace(SAW, request="one", wants=RequestPurpose.UNKNOWN),
+        replace(SAW, request="two", wants=RequestPurpose.UNKNOWN),
+    )
     assert talk.state.idle_since is None
-    assert len(of(BeIdle, talk.tell(ProcessReported(0.0, 1, FrameWritten())))) == 1
+    assert len(of(ReportIdle, talk.tell(ProcessReported(0.0, 1, FrameWritten())))) == 1
 
 
 def test_a_session_that_is_closed_is_not_idle() -> None:
@@ -241,7 +244,7 @@ def test_one_that_is_old_serves_on_while_something_runs_in_its_background() -> N
     talk = rested(OLD)
     talk.mean(TasksChanged(("t",)))
     assert not stopped(talk.wait(60.0))
-    assert talk.state.process.stale is Stale.WHEN_QUIET
+    assert talk.state.process.stale is Replacement.WHEN_QUIET
     talk.serve(B)
     assert talk.kinds == {"a": Kind.DONE, "b": Kind.DONE}
     assert len(talk.starts) == 1
@@ -266,7 +269,7 @@ def test_age_takes_nothing_back() -> None:
     talk.mean(TasksChanged(("t",)))
     talk.tell(Reconfigured(0.0, OLD, True))
     talk.wait(60.0)
-    assert talk.state.process.stale is Stale.NOW
+    assert talk.state.process.stale is Replacement.NOW
     assert stopped(talk.ask(B))
 
 
@@ -274,7 +277,7 @@ def test_one_that_is_not_what_was_asked_for_goes_whatever_runs_in_its_background
     talk = rested(TELLING)
     talk.mean(TasksChanged(("t",)))
     talk.tell(Reconfigured(0.0, TELLING, True))
-    assert talk.state.process.stale is Stale.NOW
+    assert talk.state.process.stale is Replacement.NOW
     # But not for nothing: nobody has asked yet.
     assert not of(StopProcess, talk.effects)
     assert stopped(talk.ask(B))
@@ -302,7 +305,7 @@ def test_a_session_that_is_opened_again_without_an_age_lets_its_process_grow_old
 def test_a_session_that_is_opened_again_measures_its_rest_anew() -> None:
     talk = rested()
     talk.wait(9.0)
-    assert len(of(BeIdle, talk.tell(Reconfigured(9.0, replace(IDLE, idle_seconds=20.0), False)))) == 1
+    assert len(of(ReportIdle, talk.tell(Reconfigured(9.0, replace(IDLE, idle_seconds=20.0), False)))) == 1
     assert not stopped(talk.wait(19.9))
     assert stopped(talk.wait(0.1))
 
@@ -414,7 +417,7 @@ def test_one_that_is_there_already_is_let_become_ready() -> None:
     talk.ask(A)
     talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
     assert not stopped(talk.tell(AskWithdrawn(0.0, "a")))
-    assert len(of(BeIdle, talk.hear(b"ok handshake-1"))) == 1
+    assert len(of(ReportIdle, talk.hear(b"ok handshake-1"))) == 1
 
 
 # -- it came to nothing ----------------------------------------------------------------------------------------------

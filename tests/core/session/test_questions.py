@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from tests.core.session.scenarios import ask
 from tests.core.session.talk import TELLING, Talk, of, sent
 
-from banksman.core.dialects.meaning import Requested, RequestWithdrawn, Wants
+from banksman.core.dialects.meaning import Requested, RequestPurpose, RequestWithdrawn
 from banksman.core.session import event as kinds
 from banksman.core.session import permissions
 from banksman.core.session.ask_queue import INTERACTIVE, NORMAL
@@ -42,7 +42,7 @@ FULL = StoreError("the disk is full")
 A = ask("a", NORMAL)
 
 
-def asks(request: str = "q", tool: str = "Bash", wants: Wants = Wants.PERMISSION) -> Requested:
+def asks(request: str = "q", tool: str = "Bash", wants: RequestPurpose = RequestPurpose.PERMISSION) -> Requested:
     return Requested(request, wants, "can_use_tool", tool)
 
 
@@ -173,12 +173,12 @@ def test_a_process_on_its_way_out_is_asked_nothing_more() -> None:
 
 def test_an_elicitation_is_asked_whatever_the_rules_say_about_tools() -> None:
     talk = running(replace(TELLING, rules=(("*", Verdict.ALLOW),)))
-    assert len(of(AskHuman, talk.mean(asks(wants=Wants.ELICITATION)))) == 1
+    assert len(of(AskHuman, talk.mean(asks(wants=RequestPurpose.ELICITATION)))) == 1
 
 
 def test_what_is_not_known_is_refused_and_named() -> None:
     talk = running()
-    effects = talk.mean(Requested("q", Wants.UNKNOWN, "sing"))
+    effects = talk.mean(Requested("q", RequestPurpose.UNKNOWN, "sing"))
     assert answers(effects) == ["R q Banksman does not answer 'sing'"]
     assert not talk.state.questions
 
@@ -286,7 +286,7 @@ def test_a_rule_answers_a_permission(session: Rules, of_ask: Rules, answer: str 
 )
 def test_a_ruling_is_answered_at_once_and_asks_nobody(session: Rules, of_ask: Rules, verdict: str) -> None:
     talk = running(replace(TELLING, rules=session), replace(A, rules=of_ask))
-    effects = talk.mean(asks(wants=Wants.RULING))
+    effects = talk.mean(asks(wants=RequestPurpose.RULING))
     assert answers(effects) == [f"V q {verdict}"]
     assert not of(AskHuman, effects)
     assert not talk.state.questions
@@ -296,7 +296,7 @@ def test_a_ruling_is_answered_at_once_and_asks_nobody(session: Rules, of_ask: Ru
 def test_of_a_call_without_a_name_the_ruling_is_no(session: Rules) -> None:
     """It was too large to be read: no rule can be known to fit, and a hook that is not answered forbids nothing."""
     talk = running(replace(TELLING, rules=session))
-    assert answers(talk.mean(asks(tool="", wants=Wants.RULING))) == ["V q deny"]
+    assert answers(talk.mean(asks(tool="", wants=RequestPurpose.RULING))) == ["V q deny"]
 
 
 def test_the_rules_of_an_ask_are_its_turns_and_nobody_elses() -> None:
@@ -304,10 +304,10 @@ def test_the_rules_of_an_ask_are_its_turns_and_nobody_elses() -> None:
     talk.hear(b"over a0000 a0000", b"settled a0000")
     talk.ask(ask("b", NORMAL))
     talk.opens("b0000")
-    assert answers(talk.mean(asks(wants=Wants.RULING))) == ["V q None"]
+    assert answers(talk.mean(asks(wants=RequestPurpose.RULING))) == ["V q None"]
     # Nor a turn's of the agent's own.
     talk.hear(b"over b0000 b0000", b"settled b0000", b"own")
-    assert answers(talk.mean(asks("r", wants=Wants.RULING))) == ["V r None"]
+    assert answers(talk.mean(asks("r", wants=RequestPurpose.RULING))) == ["V r None"]
 
 
 # -- nobody answers --------------------------------------------------------------------------------------------------
@@ -409,8 +409,8 @@ def test_an_interrupt_after_such_a_denial_has_its_receipt() -> None:
 
 
 # -- callbacks -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("wants", [Wants.HOOK, Wants.TOOL])
-def test_a_callback_is_called_and_what_it_gives_back_is_sent_once(wants: Wants) -> None:
+@pytest.mark.parametrize("wants", [RequestPurpose.HOOK, RequestPurpose.TOOL])
+def test_a_callback_is_called_and_what_it_gives_back_is_sent_once(wants: RequestPurpose) -> None:
     talk = running()
     effects = talk.mean(asks("c", "h", wants))
     assert of(CallBack, effects) == [CallBack(1, asks("c", "h", wants))]
@@ -425,37 +425,37 @@ def test_a_callback_is_called_and_what_it_gives_back_is_sent_once(wants: Wants) 
 
 def test_a_callback_that_failed_is_refused_with_its_reason() -> None:
     talk = running()
-    talk.mean(asks("c", "h", Wants.HOOK))
+    talk.mean(asks("c", "h", RequestPurpose.HOOK))
     assert answers(talk.tell(CallbackAnswered(0.0, 1, "c", None, "it raised"))) == ["R c it raised"]
 
 
 def test_an_empty_answer_is_an_answer() -> None:
     talk = running()
-    talk.mean(asks("c", "h", Wants.HOOK))
+    talk.mean(asks("c", "h", RequestPurpose.HOOK))
     assert answers(talk.tell(CallbackAnswered(0.0, 1, "c", {}))) == ["C c {}"]
 
 
 def test_so_many_callbacks_run_at_once_and_the_next_is_refused() -> None:
     talk = running()
-    talk.mean(*(asks(f"c{number}", "h", Wants.HOOK) for number in range(CALLBACKS_MAX)))
+    talk.mean(*(asks(f"c{number}", "h", RequestPurpose.HOOK) for number in range(CALLBACKS_MAX)))
     assert len(of(CallBack, talk.effects)) == CALLBACKS_MAX
-    effects = talk.mean(asks("more", "h", Wants.TOOL))
+    effects = talk.mean(asks("more", "h", RequestPurpose.TOOL))
     assert answers(effects) == ["R more too many callbacks are running"]
     assert not of(CallBack, effects)
     talk.tell(CallbackAnswered(0.0, 1, "c3", {}))
-    assert len(of(CallBack, talk.mean(asks("again", "h", Wants.TOOL)))) == 1
+    assert len(of(CallBack, talk.mean(asks("again", "h", RequestPurpose.TOOL)))) == 1
 
 
 def test_a_callback_that_is_withdrawn_is_closed_and_its_answer_sent_to_nobody() -> None:
     talk = running()
-    talk.mean(asks("c", "h", Wants.HOOK))
+    talk.mean(asks("c", "h", RequestPurpose.HOOK))
     assert of(CloseCallback, talk.mean(RequestWithdrawn("c"))) == [CloseCallback("c")]
     assert talk.tell(CallbackAnswered(0.0, 1, "c", {})) == []
 
 
 def test_a_callback_of_a_process_that_is_gone_is_closed_and_answers_nobody() -> None:
     talk = running()
-    talk.mean(asks("c", "h", Wants.HOOK))
+    talk.mean(asks("c", "h", RequestPurpose.HOOK))
     assert of(CloseCallback, talk.die(code=1)) == [CloseCallback("c")]
     talk.ask(ask("b", NORMAL))
     talk.begin()
@@ -465,12 +465,14 @@ def test_a_callback_of_a_process_that_is_gone_is_closed_and_answers_nobody() -> 
 
 def test_a_late_answer_is_not_taken_for_that_of_another_process_which_uses_the_same_names() -> None:
     talk = running()
-    talk.mean(asks("c", "h", Wants.HOOK))
+    talk.mean(asks("c", "h", RequestPurpose.HOOK))
     talk.die(code=1)
     talk.ask(ask("b", NORMAL))
     talk.begin()
     talk.opens("b0000")
-    assert of(CallBack, talk.mean(asks("c", "h", Wants.HOOK))) == [CallBack(2, asks("c", "h", Wants.HOOK))]
+    assert of(CallBack, talk.mean(asks("c", "h", RequestPurpose.HOOK))) == [
+        CallBack(2, asks("c", "h", RequestPurpose.HOOK))
+    ]
     assert talk.tell(CallbackAnswered(0.0, 1, "c", {"late": True})) == []
     assert answers(talk.tell(CallbackAnswered(0.0, 2, "c", {}))) == ["C c {}"]
 
@@ -478,7 +480,7 @@ def test_a_late_answer_is_not_taken_for_that_of_another_process_which_uses_the_s
 def test_a_callback_outlives_the_turn_it_was_called_in() -> None:
     """The agent may still wait for it: a hook at the end of a turn, a task in the background."""
     talk = running()
-    talk.mean(asks("c", "h", Wants.HOOK))
+    talk.mean(asks("c", "h", RequestPurpose.HOOK))
     effects = talk.hear(b"over a0000 a0000", b"settled a0000")
     assert not of(CloseCallback, effects)
     assert answers(talk.tell(CallbackAnswered(0.0, 1, "c", {}))) == ["C c {}"]
@@ -486,7 +488,7 @@ def test_a_callback_outlives_the_turn_it_was_called_in() -> None:
 
 def test_to_a_process_that_was_told_to_stop_no_answer_is_sent() -> None:
     talk = running()
-    talk.mean(asks("c", "h", Wants.HOOK), asks())
+    talk.mean(asks("c", "h", RequestPurpose.HOOK), asks())
     talk.ask(replace(ask("u", INTERACTIVE)))
     talk.wait(5.0)
     assert len(of(StopProcess, talk.effects)) == 1
@@ -495,7 +497,7 @@ def test_to_a_process_that_was_told_to_stop_no_answer_is_sent() -> None:
 
 
 # -- what we are to do for it ------------------------------------------------------------------------------------------
-RUN = Requested("7", Wants.WORKSPACE, "terminal/create", "execute", {"command": "make"})
+RUN = Requested("7", RequestPurpose.WORKSPACE, "terminal/create", "execute", {"command": "make"})
 
 
 def _serving(verdict: str) -> Talk:
@@ -523,7 +525,7 @@ def test_what_a_rule_allows_or_does_not_know_is_done() -> None:
 def test_what_a_rule_has_asked_about_is_done_when_somebody_allows_it(allows: bool) -> None:
     talk = _serving("ask")
     (asked,) = of(AskHuman, talk.mean(RUN))
-    assert (asked.asked.wants, asked.asked.tool) == (Wants.PERMISSION, "execute")
+    assert (asked.asked.wants, asked.asked.tool) == (RequestPurpose.PERMISSION, "execute")
     (body,) = talk.logged(kinds.QUESTION_ASKED)
     assert body["wants"] == "permission"
     effects = talk.tell(QuestionAnswered(talk.at, asked.question, Decision(allows=allows, message="not now")))

@@ -8,7 +8,7 @@ from tests.core.session.histories import Told, open_talk
 from tests.core.session.scenarios import ask
 from tests.core.session.talk import TELLING, of
 
-from banksman.core.dialects.meaning import Requested, Wants
+from banksman.core.dialects.meaning import Requested, RequestPurpose
 from banksman.core.session import crash_recovery, questions
 from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
@@ -16,13 +16,13 @@ from banksman.core.session.ask_queue import NORMAL
 from banksman.core.session.effects import AskHuman, CloseQuestion, TellAnswer
 from banksman.core.session.event import Entry, entry
 from banksman.core.session.facts import AppendFailed, Begun, QuestionAnswered
-from banksman.core.session.history import OpenQuestion, Past
+from banksman.core.session.history import OpenQuestion, SessionHistory
 from banksman.core.session.permissions import Decision, Verdict
 from banksman.core.wire.redaction import REDACTED
 from banksman.errors import StoreError
 
 FULL = StoreError("the disk is full")
-SAW = Requested("r-1", Wants.PERMISSION, "can_use_tool", "saw", {"depth": 3})
+SAW = Requested("r-1", RequestPurpose.PERMISSION, "can_use_tool", "saw", {"depth": 3})
 
 
 def opened(policy: str | None) -> list[Entry]:
@@ -30,7 +30,7 @@ def opened(policy: str | None) -> list[Entry]:
     return [entry(None, kinds.SESSION_OPENED, options=options, resume=None, fork=False)]
 
 
-def crashed(policy: str | None) -> Past:
+def crashed(policy: str | None) -> SessionHistory:
     """A session whose host died while its agent waited for an answer, as the next one finds it."""
     talk = open_talk(before=[opened(policy)])
     # The talk opens it once more, without options: what was opened last counts.
@@ -47,13 +47,13 @@ def crashed(policy: str | None) -> Past:
     return pasts.fold(past, crash_recovery.settle(past))
 
 
-def named(past: Past) -> str:
+def named(past: SessionHistory) -> str:
     """The one that was kept."""
     [question] = past.questions
     return question.id
 
 
-def resumed(past: Past) -> Told:
+def resumed(past: SessionHistory) -> Told:
     talk = Told(past)
     talk.state = replace(talk.state, kept=questions.kept(past))
     return talk
@@ -146,7 +146,7 @@ def test_an_answer_that_the_log_cannot_take_is_not_given_and_it_waits_on() -> No
     assert of(TellAnswer, effects) == [TellAnswer(kept, "deny", "answer")]
 
 
-@pytest.mark.parametrize("other", [{"tool": "axe"}, {"input": {"depth": 4}}, {"wants": Wants.ELICITATION}])
+@pytest.mark.parametrize("other", [{"tool": "axe"}, {"input": {"depth": 4}}, {"wants": RequestPurpose.ELICITATION}])
 def test_what_is_not_the_same_is_a_question_of_its_own(other: dict[str, object]) -> None:
     past = crashed("keep")
     talk = resumed(past)

@@ -8,7 +8,15 @@ from tests.core.session.scenarios import ask
 from tests.core.session.talk import TELLING, Talk, of, sent
 
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.dialects.meaning import PromptSettled, Replied, Requested, ToolBegan, ToolEnded, TurnOver, Wants
+from banksman.core.dialects.meaning import (
+    PromptSettled,
+    Replied,
+    Requested,
+    RequestPurpose,
+    ToolBegan,
+    ToolEnded,
+    TurnOver,
+)
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
 from banksman.core.session.effects import SettingTaken, StartProcess, StopProcess
@@ -91,7 +99,10 @@ def test_nobody_says_for_somebody_else_what_they_would_have_entered() -> None:
     talk.ask(A)
     talk.begin()
     talk.opens("a0000")
-    talk.mean(Requested("form", Wants.ELICITATION, "elicitation"), Requested("may", Wants.PERMISSION, tool="saw"))
+    talk.mean(
+        Requested("form", RequestPurpose.ELICITATION, "elicitation"),
+        Requested("may", RequestPurpose.PERMISSION, tool="saw"),
+    )
     answers = [data.split()[:3] for data in sent(talk.wait(1.0))]
     assert answers == [[b"A", b"form", b"deny:"], [b"A", b"may", b"allow:"]]
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.core.session.scenarios import ask
 from tests.core.session.talk import TELLING, Talk, of, sent
 
-from banksman.core.dialects.meaning import Requested, TurnOpened, Wants
+from banksman.core.dialects.meaning import Requested, RequestPurpose, TurnOpened
 from banksman.core.process_facts import (
     ProcessGone,
     Started,
@@ -25,7 +25,7 @@ from banksman.core.session.effects import (
     EndHold,
     Finish,
     GiveReceipt,
-    PassOn,
+    LeaveInLog,
     Reject,
     SettingTaken,
     StopProcess,
@@ -58,7 +58,7 @@ FULL = StoreError("the disk is full")
 
 
 def passed_on(effects: list[Effect]) -> list[str]:
-    return [effect.turn for effect in of(PassOn, effects)]
+    return [effect.turn for effect in of(LeaveInLog, effects)]
 
 
 def folded(talk: Talk) -> Session:
@@ -104,7 +104,11 @@ def test_what_runs_comes_to_its_end_and_what_waits_is_passed_on() -> None:
     assert sent(ended) == [], "nothing new is granted"
     assert of(StopProcess, ended)
     gone = talk.die(signal=15)
-    assert [type(effect) for effect in gone if isinstance(effect, PassOn | Finish)] == [PassOn, PassOn, Finish]
+    assert [type(effect) for effect in gone if isinstance(effect, LeaveInLog | Finish)] == [
+        LeaveInLog,
+        LeaveInLog,
+        Finish,
+    ]
     assert passed_on(gone) == ["b", "c"]
     assert talk.logged(kinds.SESSION_LEFT) == [{"queued": ["b", "c"]}]
     assert not talk.logged(kinds.SESSION_CLOSED)
@@ -211,7 +215,7 @@ def test_a_setting_that_the_agent_has_not_answered_is_for_the_next_process_where
 
 def test_a_question_without_its_process_is_withdrawn() -> None:
     talk = running()
-    talk.mean(Requested("q", Wants.PERMISSION, "can_use_tool", "Bash"))
+    talk.mean(Requested("q", RequestPurpose.PERMISSION, "can_use_tool", "Bash"))
     talk.tell(LeaveAsked(0.0, 0.0))
     gone = talk.die(signal=15)
     assert [effect.question for effect in of(CloseQuestion, gone)] == [talk.named()]

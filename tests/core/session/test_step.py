@@ -18,7 +18,7 @@ from tests.core.session.scenarios import LARGE, QUICK, SCENARIOS, ask
 from tests.core.session.talk import CONFIG, Talk, sent
 from tests.thorough import sample, thorough
 
-from banksman.core.dialects.meaning import PromptTaken, Replied, Requested, TurnOpened, TurnOver, Wants
+from banksman.core.dialects.meaning import PromptTaken, Replied, Requested, RequestPurpose, TurnOpened, TurnOver
 from banksman.core.process_facts import (
     Exited,
     FrameWritten,
@@ -394,11 +394,11 @@ def test_a_question_that_is_asked_twice_is_one_question() -> None:
     talk.ask(ask("a", NORMAL))
     talk.begin()
     talk.hear(b"taken a0000", b"init a0000")
-    question = Requested("q", Wants.PERMISSION, "can_use_tool", "Bash")
+    question = Requested("q", RequestPurpose.PERMISSION, "can_use_tool", "Bash")
     for _ in range(2):
         talk.tell(FramesRead(0.0, 1, (b"?",), ((0, question),)))
     assert [question.asked.request for question in talk.state.questions] == ["q"]
-    more = [Requested(f"q{n}", Wants.PERMISSION, "can_use_tool", "Bash") for n in range(QUESTIONS_MAX + 8)]
+    more = [Requested(f"q{n}", RequestPurpose.PERMISSION, "can_use_tool", "Bash") for n in range(QUESTIONS_MAX + 8)]
     talk.tell(FramesRead(0.0, 1, (b"?",) * len(more), tuple(enumerate(more))))
     assert len(talk.state.questions) == QUESTIONS_MAX
 
@@ -408,7 +408,7 @@ def test_an_agent_that_asks_and_never_reads_is_given_up() -> None:
     talk.ask(ask("a", NORMAL))
     talk.begin()
     talk.hear(b"taken a0000", b"init a0000")
-    unknown = [Requested(f"q{n}", Wants.UNKNOWN, "unknown") for n in range(OUTBOX_FRAMES_MAX + 2)]
+    unknown = [Requested(f"q{n}", RequestPurpose.UNKNOWN, "unknown") for n in range(OUTBOX_FRAMES_MAX + 2)]
     state, effects = step(talk.state, FramesRead(0.0, 1, (b"?",) * len(unknown), tuple(enumerate(unknown))))
     assert state.process.stdin is Stdin.BROKEN
     assert any(isinstance(effect, StopProcess) for effect in effects)

@@ -8,7 +8,7 @@ from tests.core.session import toy
 from tests.core.session.scenarios import ask
 from tests.core.session.talk import TELLING, Talk, of, sent
 
-from banksman.core.dialects.meaning import Requested, Wants
+from banksman.core.dialects.meaning import Requested, RequestPurpose
 from banksman.core.process_facts import (
     Survivor,
     SweepEnded,
@@ -196,7 +196,7 @@ def test_nothing_is_begun_for_a_turn_that_is_to_end() -> None:
     talk.ask(A)
     talk.begin()
     talk.opens("a0000")
-    asked = Requested("7", Wants.WORKSPACE, "terminal/create")
+    asked = Requested("7", RequestPurpose.WORKSPACE, "terminal/create")
     assert of(CallBack, talk.mean(asked))
     talk.tell(InterruptAsked(talk.at, "a", "stop"))
     late = talk.mean(replace(asked, request="8"))

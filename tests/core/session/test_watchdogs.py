@@ -6,18 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from banksman.core.session import watchdogs
-from banksman.core.session.watchdogs import Clock, Clocks, Name
+from banksman.core.session.watchdogs import Clock, ClockName, Clocks
 
 LIMITS = {"bytes": 8.0, "progress": 12.0, "tool": 6.0, "human": 10.0, "overall": 40.0}
 
 
-def _by_name(them: Clocks) -> dict[Name, Clock]:
+def _by_name(them: Clocks) -> dict[ClockName, Clock]:
     return {clock.name: clock for clock in them}
 
 
 def test_a_limit_that_is_none_or_missing_is_no_clock() -> None:
     assert {clock.name for clock in watchdogs.wound({"bytes": None, "overall": 1.0, "start": 5.0}, 0.0)} == {
-        Name.OVERALL
+        ClockName.OVERALL
     }
     assert watchdogs.next_at(()) is None
     assert watchdogs.expired((), 1e9) is None
@@ -25,36 +25,36 @@ def test_a_limit_that_is_none_or_missing_is_no_clock() -> None:
 
 def test_what_watches_a_tool_or_a_question_stands_still_at_first() -> None:
     running = {name for name, clock in _by_name(watchdogs.wound(LIMITS, 0.0)).items() if clock.is_running}
-    assert running == {Name.BYTES, Name.PROGRESS, Name.OVERALL}
+    assert running == {ClockName.BYTES, ClockName.PROGRESS, ClockName.OVERALL}
 
 
 def test_while_a_question_waits_all_others_stand_still() -> None:
     them = watchdogs.attend(watchdogs.wound(LIMITS, 0.0), 3.0, has_tool=True, has_question=True)
-    assert {clock.name for clock in them if clock.is_running} == {Name.HUMAN}
+    assert {clock.name for clock in them if clock.is_running} == {ClockName.HUMAN}
     assert watchdogs.expired(them, 12.9) is None
     ran_out = watchdogs.expired(them, 13.0)
     assert ran_out is not None
-    assert ran_out.name is Name.HUMAN
+    assert ran_out.name is ClockName.HUMAN
     # And they go on where they were.
     after = watchdogs.attend(them, 100.0, has_tool=False, has_question=False)
-    assert _by_name(after)[Name.BYTES].elapsed(101.0) == 4.0
+    assert _by_name(after)[ClockName.BYTES].elapsed(101.0) == 4.0
     assert watchdogs.next_at(after) == 101.0  # Half of eight seconds, three of which had passed.
 
 
 def test_while_a_tool_runs_silence_is_no_fault() -> None:
     them = watchdogs.attend(watchdogs.wound(LIMITS, 0.0), 1.0, has_tool=True, has_question=False)
-    assert {clock.name for clock in them if clock.is_running} == {Name.TOOL, Name.OVERALL}
+    assert {clock.name for clock in them if clock.is_running} == {ClockName.TOOL, ClockName.OVERALL}
 
 
 def test_each_tool_begins_anew() -> None:
     them = watchdogs.attend(watchdogs.wound(LIMITS, 0.0), 0.0, has_tool=True, has_question=False)
     them, warned = watchdogs.warn(them, 3.0)
-    assert [clock.name for clock in warned] == [Name.TOOL]
+    assert [clock.name for clock in warned] == [ClockName.TOOL]
     them = watchdogs.attend(them, 5.0, has_tool=False, has_question=False)
     them = watchdogs.attend(them, 6.0, has_tool=True, has_question=False)
     assert watchdogs.expired(them, 11.9) is None
     them, warned = watchdogs.warn(them, 9.0)
-    assert [clock.name for clock in warned] == [Name.TOOL]
+    assert [clock.name for clock in warned] == [ClockName.TOOL]
 
 
 def test_it_warns_once_and_again_only_after_it_was_wound_up() -> None:
@@ -64,7 +64,7 @@ def test_it_warns_once_and_again_only_after_it_was_wound_up() -> None:
     them, warned = watchdogs.warn(them, 5.0)
     assert not warned
     assert watchdogs.next_at(them) == 8.0
-    them = watchdogs.wind(them, 6.0, Name.BYTES)
+    them = watchdogs.wind(them, 6.0, ClockName.BYTES)
     assert watchdogs.next_at(them) == 10.0
     them, warned = watchdogs.warn(them, 10.0)
     assert len(warned) == 1
@@ -72,7 +72,7 @@ def test_it_warns_once_and_again_only_after_it_was_wound_up() -> None:
 
 def test_to_wind_up_what_is_not_there_changes_nothing() -> None:
     them = watchdogs.wound({"overall": 8.0}, 0.0)
-    assert watchdogs.wind(them, 1.0, Name.BYTES) is them
+    assert watchdogs.wind(them, 1.0, ClockName.BYTES) is them
 
 
 _deeds = st.lists(st.tuples(st.sampled_from(["wait", "bytes", "tool", "question"]), st.integers(1, 9)), max_size=40)
@@ -91,7 +91,7 @@ def test_it_agrees_with_a_model_that_counts_seconds(deeds: list[tuple[str, int]]
                 passed[name] += _runs(name, has_tool, has_question)
         match deed:
             case "bytes":
-                them = watchdogs.wind(them, float(now), Name.BYTES, Name.PROGRESS)
+                them = watchdogs.wind(them, float(now), ClockName.BYTES, ClockName.PROGRESS)
                 passed["bytes"] = passed["progress"] = 0
             case "tool":
                 passed["tool"] = 0 if not has_tool else passed["tool"]

@@ -12,13 +12,13 @@ from banksman.core.dialects.meaning import (
     Meaning,
     Noise,
     Requested,
+    RequestPurpose,
     TasksChanged,
     Thought,
     ToolBegan,
     ToolEnded,
     TurnOpened,
     TurnOver,
-    Wants,
 )
 from banksman.core.session.agent_output import TASKS_MAX
 from banksman.core.session.ask_queue import INTERACTIVE, NORMAL
@@ -26,7 +26,7 @@ from banksman.core.session.effects import StopProcess
 from banksman.core.session.facts import QuestionAnswered
 from banksman.core.session.outcome import Kind
 from banksman.core.session.permissions import DENIED
-from banksman.core.session.watchdogs import Name
+from banksman.core.session.watchdogs import ClockName
 
 LIMITS = {"bytes": 10.0, "progress": 20.0, "tool": 100.0, "human": 1000.0, "overall": None}
 CLOCKED = replace(TELLING, clocks=LIMITS)
@@ -103,7 +103,7 @@ def test_more_tools_than_are_counted_are_tools_all_the_same() -> None:
 
 def test_a_question_in_a_tool_stops_its_clock_until_it_is_answered() -> None:
     talk = running()
-    talk.mean(TOOL, Requested("q", Wants.PERMISSION, "can_use_tool", "saw"))
+    talk.mean(TOOL, Requested("q", RequestPurpose.PERMISSION, "can_use_tool", "saw"))
     assert runs(talk) == {"human"}
     talk.wait(500.0)
     talk.tell(QuestionAnswered(talk.at, talk.named(), DENIED))
@@ -139,11 +139,11 @@ def test_thought_among_words_is_progress() -> None:
     talk = running()
     talk.wait(4.0)
     talk.hear(b"text")
-    assert {clock.name: clock.since for clock in talk.state.clocks}[Name.PROGRESS] == 4.0
+    assert {clock.name: clock.since for clock in talk.state.clocks}[ClockName.PROGRESS] == 4.0
     talk.wait(4.0)
     talk.mean(Thought())
     since = {clock.name: clock.since for clock in talk.state.clocks}
-    assert (since[Name.PROGRESS], since[Name.BYTES]) == (4.0, 8.0)
+    assert (since[ClockName.PROGRESS], since[ClockName.BYTES]) == (4.0, 8.0)
 
 
 def test_a_compaction_counts_as_a_tool() -> None:

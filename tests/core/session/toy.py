@@ -12,7 +12,15 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from banksman.core.dialects.dialect import PLAIN, Plain, Projector, Prompt, Setup, Speech, Transcript
+from banksman.core.dialects.dialect import (
+    PLAIN,
+    Projector,
+    Prompt,
+    ProtocolState,
+    Setup,
+    StatelessProtocol,
+    Transcript,
+)
 from banksman.core.dialects.meaning import (
     Meaning,
     Noise,
@@ -20,10 +28,10 @@ from banksman.core.dialects.meaning import (
     PromptTaken,
     Replied,
     Requested,
+    RequestPurpose,
     TasksChanged,
     TurnOpened,
     TurnOver,
-    Wants,
 )
 from banksman.core.session.permissions import Decision, Verdict
 
@@ -54,7 +62,7 @@ def _meaning(line: bytes) -> Meaning | None:
         case "tasks":
             return TasksChanged(tuple(rest))
         case "ask":
-            return Requested(rest[0], Wants.PERMISSION, "can_use_tool", "saw")
+            return Requested(rest[0], RequestPurpose.PERMISSION, "can_use_tool", "saw")
         case "text":
             return None
         case _:
@@ -78,8 +86,8 @@ class ToyDialect:
     def partial(self, line: bytes) -> list[dict[str, Any]]:
         return []
 
-    def begin(self, setup: Setup) -> Speech:
-        return Plain(self, setup)
+    def begin(self, setup: Setup) -> ProtocolState:
+        return StatelessProtocol(self, setup)
 
     def handshake(self, request: str, setup: Setup = PLAIN) -> bytes:
         return f"H {request}\n".encode()

@@ -18,7 +18,7 @@ from banksman.core.wire.framing import (
     TAIL_BYTES,
     Framed,
     Framing,
-    Mixed,
+    MixedChunk,
     OversizeBegan,
     OversizeEnded,
     OversizePiece,
@@ -45,8 +45,8 @@ def chunked(draw: st.DrawFn) -> list[bytes]:
     return [data[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
 
-def in_order(answer: list[bytes] | Mixed) -> list[Framed]:
-    return list(answer.items) if isinstance(answer, Mixed) else list(answer)
+def in_order(answer: list[bytes] | MixedChunk) -> list[Framed]:
+    return list(answer.items) if isinstance(answer, MixedChunk) else list(answer)
 
 
 def framed(chunks: Iterable[bytes], frame_bytes_max: int = FRAME_BYTES_MAX) -> list[Framed]:
@@ -140,12 +140,12 @@ def test_a_chunk_without_anything_oversize_is_a_plain_list_of_the_callers() -> N
         (b"\r", []),
         (b"1234", [b"1234"]),
         (b"1234\r", [b"1234"]),
-        (b"12345", Mixed((OversizeEnded(5, b"1234", b"12345"),))),
-        (b"12345\r", Mixed((OversizeEnded(5, b"1234", b"12345"),))),
+        (b"12345", MixedChunk((OversizeEnded(5, b"1234", b"12345"),))),
+        (b"12345\r", MixedChunk((OversizeEnded(5, b"1234", b"12345"),))),
         (b"12345\n", []),
     ],
 )
-def test_the_last_line_needs_no_newline(data: bytes, last: list[bytes] | Mixed) -> None:
+def test_the_last_line_needs_no_newline(data: bytes, last: list[bytes] | MixedChunk) -> None:
     one = Framing(frame_bytes_max=4)
     one.feed(data)
     assert one.end() == last
@@ -175,7 +175,7 @@ def test_an_oversize_line_comes_whole_and_in_its_place(chunks: list[bytes], limi
     for chunk in chunks:
         answer = one.feed(chunk)
         items = in_order(answer)
-        assert isinstance(answer, Mixed) is any(not isinstance(item, bytes) for item in items)
+        assert isinstance(answer, MixedChunk) is any(not isinstance(item, bytes) for item in items)
         shell.take(items)
         assert one.is_oversize is (shell.file is not None)
         assert one.held_bytes <= limit + 1
@@ -310,7 +310,7 @@ def test_memory_is_bounded_by_the_limit_however_small_the_pieces(size: int) -> N
         # While the held pieces are handed over they are there once, and none is held afterwards.
         tracemalloc.reset_peak()
         answer = one.feed(chunk)
-        assert isinstance(answer, Mixed)
+        assert isinstance(answer, MixedChunk)
         assert tracemalloc.get_traced_memory()[1] < 1.25 * limit + 2 * HEAD_BYTES
         del answer
         assert one.held_bytes == 0
@@ -331,7 +331,7 @@ def test_an_oversize_line_is_handed_over_without_a_copy() -> None:
     for chunk in chunks[:4]:
         assert one.feed(chunk) == []
     answer = one.feed(chunks[4])
-    assert isinstance(answer, Mixed)
+    assert isinstance(answer, MixedChunk)
     pieces = [item.data for item in answer.items if isinstance(item, OversizePiece)]
     assert [id(piece) for piece in pieces] == [id(chunk) for chunk in chunks]
 

@@ -10,7 +10,17 @@ from types import FrameType
 import pytest
 
 from banksman.core.wire import jsonrpc
-from banksman.core.wire.jsonrpc import BARE, BATCH_MAX, JSONRPC, Failure, Garbage, Message, Notice, RpcCall, RpcReply
+from banksman.core.wire.jsonrpc import (
+    BARE,
+    BATCH_MAX,
+    JSONRPC,
+    Failure,
+    InvalidMessage,
+    Message,
+    Notification,
+    RpcCall,
+    RpcReply,
+)
 from banksman.errors import UsageError
 
 REASON = "the agent gave no reason"
@@ -22,8 +32,8 @@ READ: list[tuple[bytes, Message]] = [
     (b'{"jsonrpc":"2.0","id":1,"method":"a","params":{"b":2}}', RpcCall(1, "a", {"b": 2})),
     (b'{"id":"1","method":"a"}', RpcCall("1", "a")),
     (b'{"id":0,"method":"a","params":[1]}', RpcCall(0, "a", [1])),
-    (b'{"method":"a","params":{}}', Notice("a", {})),
-    (b'{"id":null,"method":"a"}', Notice("a")),
+    (b'{"method":"a","params":{}}', Notification("a", {})),
+    (b'{"id":null,"method":"a"}', Notification("a")),
     (b'{"id":1,"result":{}}', RpcReply(1, {})),
     (b'{"result":null,"id":-5}', RpcReply(-5)),
     # What JavaScript makes of a result that is undefined.
@@ -76,7 +86,7 @@ GARBAGE = [
 @pytest.mark.parametrize("line", GARBAGE, ids=[str(number) for number in range(len(GARBAGE))])
 def test_garbage_is_a_value(line: bytes) -> None:
     (read,) = jsonrpc.decode(line)
-    assert isinstance(read, Garbage)
+    assert isinstance(read, InvalidMessage)
     assert read.reason
 
 
@@ -85,25 +95,27 @@ def test_garbage_is_a_value(line: bytes) -> None:
 )
 def test_who_asks_under_what_is_no_id_is_known_to_wait(id: bytes) -> None:
     (read,) = jsonrpc.decode(b'{"jsonrpc":"2.0","id":%s,"method":"m"}' % id)
-    assert isinstance(read, Garbage)
+    assert isinstance(read, InvalidMessage)
     assert read.is_request
     assert read.id is None
     (reply,) = jsonrpc.decode(b'{"jsonrpc":"2.0","id":%s,"result":{}}' % id)
-    assert isinstance(reply, Garbage)
+    assert isinstance(reply, InvalidMessage)
     assert not reply.is_request, "nobody waits for an answer to an answer"
 
 
 def test_who_names_no_method_is_known_to_wait() -> None:
-    assert jsonrpc.decode(b'{"id":7,"method":null}') == (Garbage("the method is no text", is_request=True, id=7),)
+    assert jsonrpc.decode(b'{"id":7,"method":null}') == (
+        InvalidMessage("the method is no text", is_request=True, id=7),
+    )
 
 
 def test_a_batch_is_taken_apart() -> None:
     line = b'[1,{"id":"1","error":"x"},[],{"method":"n"},{"id":1,"method":"m"},{"id":1,"result":null}]'
     first, second, third, *rest = jsonrpc.decode(line)
-    assert isinstance(first, Garbage)
-    assert isinstance(third, Garbage)
+    assert isinstance(first, InvalidMessage)
+    assert isinstance(third, InvalidMessage)
     assert second == RpcReply("1", None, Failure(0, "x"))
-    assert rest == [Notice("n"), RpcCall(1, "m"), RpcReply(1)]
+    assert rest == [Notification("n"), RpcCall(1, "m"), RpcReply(1)]
 
 
 def steps(line: bytes) -> tuple[int, tuple[Message, ...]]:
@@ -134,10 +146,10 @@ def test_a_batch_has_a_most() -> None:
     assert jsonrpc.decode(batch(reply, 1 << 16)) == (RpcReply(None, is_cut=True),)
     # How long it is does not matter.
     long = b'{"method":"n","params":{"a":"%s"}}' % (b"x" * jsonrpc.SALVAGE_BYTES_MAX)
-    assert jsonrpc.decode(batch(long, 2)) == (Notice("n", {"a": "x" * jsonrpc.SALVAGE_BYTES_MAX}),) * 2
+    assert jsonrpc.decode(batch(long, 2)) == (Notification("n", {"a": "x" * jsonrpc.SALVAGE_BYTES_MAX}),) * 2
     # Nor is it taken for one because of how it begins.
     (no_json,) = jsonrpc.decode(b'[{"id":1,"result":' + b"x" * jsonrpc.SALVAGE_BYTES_MAX)
-    assert isinstance(no_json, Garbage)
+    assert isinstance(no_json, InvalidMessage)
     assert jsonrpc.decode(b"[" + reply + b"," + DEEP + b"]") == (RpcReply(None, is_cut=True),)
 
 
@@ -171,7 +183,7 @@ def test_a_line_too_long_to_salvage_is_read_at_its_ends() -> None:
         (
             b'{"method":"m","params":{"t":1,"u":{"id":2,"v":[{',
             b"]}}}",
-            Notice("m", {"t": 1, "u": {"id": 2}}, is_cut=True),
+            Notification("m", {"t": 1, "u": {"id": 2}}, is_cut=True),
         ),
         (b'{"method":"m","id":0,"params":{"a":"', b'"}}', RpcCall(0, "m", {}, is_cut=True)),
         # Both at the end, after a member that says nothing.
@@ -180,7 +192,7 @@ def test_a_line_too_long_to_salvage_is_read_at_its_ends() -> None:
         # Of what is in the middle alone nobody can tell whose it is.
         (b'{"a":"xx', b'xx"}', RpcReply(None, is_cut=True)),
         (b'[{"id":5,"result":"', b'"}]', RpcReply(None, is_cut=True)),
-        (b"[0,0,0,", b"0,0]", Garbage("an array that begins with no message")),
+        (b"[0,0,0,", b"0,0]", InvalidMessage("an array that begins with no message")),
         (b'{"id":1.5,"result":"', b'"}', RpcReply(None, is_cut=True)),
     ],
 )
@@ -190,7 +202,7 @@ def test_an_oversize_message_is_known_by_its_ends(head: bytes, tail: bytes, mess
 
 @pytest.mark.parametrize("head", [b"xx", b"12", b'"text', b'{"params":{"a":"'])
 def test_an_oversize_line_that_is_no_message(head: bytes) -> None:
-    assert isinstance(jsonrpc.decode_head(head), Garbage)
+    assert isinstance(jsonrpc.decode_head(head), InvalidMessage)
 
 
 @pytest.mark.parametrize("piece", [b',"a":"', b',"a":1', b'{"a":', b'"', b"\\", b",", b' , "id" : 1 '])
@@ -217,15 +229,15 @@ def test_any_other_text_is_none(text: str) -> None:
 @pytest.mark.parametrize(
     ("notice", "id"),
     [
-        (Notice("$/cancel_request", {"requestId": "a"}), "a"),
-        (Notice("$/cancelRequest", {"id": 0}), 0),
-        (Notice("notifications/cancelled", {"requestId": 3}), 3),
-        (Notice("$/cancel_request", {"requestId": None}), None),
-        (Notice("$/cancel_request", [1]), None),
-        (Notice("other", {"requestId": 3}), None),
+        (Notification("$/cancel_request", {"requestId": "a"}), "a"),
+        (Notification("$/cancelRequest", {"id": 0}), 0),
+        (Notification("notifications/cancelled", {"requestId": 3}), 3),
+        (Notification("$/cancel_request", {"requestId": None}), None),
+        (Notification("$/cancel_request", [1]), None),
+        (Notification("other", {"requestId": 3}), None),
     ],
 )
-def test_a_request_may_be_withdrawn(notice: Notice, id: jsonrpc.Id | None) -> None:
+def test_a_request_may_be_withdrawn(notice: Notification, id: jsonrpc.Id | None) -> None:
     assert jsonrpc.withdrawn(notice) == id
 
 
@@ -235,7 +247,7 @@ def test_what_is_written_is_read_again() -> None:
         sent: list[tuple[bytes, Message]] = [
             (writer.call(1, "m", {"a": "b\nc"}), RpcCall(1, "m", {"a": "b\nc"})),
             (writer.call("1", "m"), RpcCall("1", "m")),
-            (writer.notice("n", {}), Notice("n", {})),
+            (writer.notice("n", {}), Notification("n", {})),
             (writer.reply(0, None), RpcReply(0)),
             (writer.error("x", -32601, "no", {"a": 1}), RpcReply("x", None, Failure(-32601, "no", {"a": 1}))),
             (writer.error(None, -32700, "no"), RpcReply(None, None, Failure(-32700, "no"))),

@@ -6,12 +6,18 @@ import json
 
 import pytest
 
-from banksman.core.wire.jsonrpc import BARE, Garbage, RpcCall
-from banksman.core.wire.pending_requests import OURS_MAX, THEIRS_MAX, Exchange, Ours, Theirs
+from banksman.core.wire.jsonrpc import BARE, InvalidMessage, RpcCall
+from banksman.core.wire.pending_requests import (
+    OURS_MAX,
+    THEIRS_MAX,
+    IncomingRequests,
+    OutgoingRequests,
+    PendingRequests,
+)
 
 
 def test_ours_count_from_one_and_are_settled_once() -> None:
-    ours = Ours[str]()
+    ours = OutgoingRequests[str]()
     ours, first = ours.begin("a")
     ours, second = ours.begin("b")
     assert (first, second) == (1, 2)
@@ -26,7 +32,7 @@ def test_ours_count_from_one_and_are_settled_once() -> None:
 
 
 def test_a_number_that_comes_back_as_its_text_is_that_number() -> None:
-    ours, _ = Ours[str]().begin("a")
+    ours, _ = OutgoingRequests[str]().begin("a")
     ours, _ = ours.begin("b")
     ours, purpose = ours.settle("2")
     assert purpose == "b"
@@ -35,7 +41,7 @@ def test_a_number_that_comes_back_as_its_text_is_that_number() -> None:
 
 
 def test_of_too_many_none_is_forgotten() -> None:
-    ours = Ours[int]()
+    ours = OutgoingRequests[int]()
     for number in range(OURS_MAX):
         assert ours.has_room
         ours, _ = ours.begin(number)
@@ -47,7 +53,7 @@ def test_of_too_many_none_is_forgotten() -> None:
 
 
 def test_each_of_theirs_is_answered_once() -> None:
-    theirs, is_new = Theirs().take(0)
+    theirs, is_new = IncomingRequests().take(0)
     assert is_new
     theirs, is_new = theirs.take("0")
     assert is_new, "an id is told apart by its type"
@@ -62,7 +68,7 @@ def test_each_of_theirs_is_answered_once() -> None:
 
 
 def test_there_is_room_for_so_many() -> None:
-    theirs = Theirs()
+    theirs = IncomingRequests()
     for number in range(THEIRS_MAX):
         theirs, is_new = theirs.take(number)
         assert is_new
@@ -71,7 +77,7 @@ def test_there_is_room_for_so_many() -> None:
 
 
 def test_the_last_word_is_a_request_until_something_else_is_said() -> None:
-    exchange, _ = Exchange[str]().call("a", "m", {})
+    exchange, _ = PendingRequests[str]().call("a", "m", {})
     assert exchange.last == 1
     exchange, is_taken, frames = exchange.take(RpcCall("q", "m"))
     assert (is_taken, frames, exchange.last) == (True, (), 1)
@@ -83,7 +89,7 @@ def test_the_last_word_is_a_request_until_something_else_is_said() -> None:
 
 
 def test_what_nobody_can_answer_is_rejected_if_somebody_waits() -> None:
-    exchange = Exchange[str](BARE)
-    assert exchange.reject(Garbage("no object")) == (exchange, ())
-    _, [frame] = exchange.reject(Garbage("the id", is_request=True))
+    exchange = PendingRequests[str](BARE)
+    assert exchange.reject(InvalidMessage("no object")) == (exchange, ())
+    _, [frame] = exchange.reject(InvalidMessage("the id", is_request=True))
     assert json.loads(frame) == {"id": None, "error": {"code": -32600, "message": "the id"}}

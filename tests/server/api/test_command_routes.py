@@ -18,7 +18,7 @@ from tests.server.kit import AUTHORIZATION, SECONDS_MAX, Served
 
 from banksman import Host
 from banksman.server.api.command_routes import ROUTES
-from banksman.server.api.request_replay import Once
+from banksman.server.api.request_replay import RequestReplay
 from banksman.server.api.route import Endpoint
 
 
@@ -100,7 +100,7 @@ async def answered(host: Host, method: str, path: str, *, is_gone: bool, query: 
     lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     if is_gone:
         lost.set_result(None)
-    context = SimpleNamespace(host=host, once=Once(), front=None, is_closing=False)
+    context = SimpleNamespace(host=host, once=RequestReplay(), front=None, is_closing=False)
     scope: dict[str, Any] = {
         "type": "http",
         "method": method,

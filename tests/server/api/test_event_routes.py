@@ -16,7 +16,7 @@ from tests.thorough import thorough
 from banksman import Host
 from banksman.core.session.event import FRAMES, UPDATE, Entry, entry
 from banksman.server.api import event_routes
-from banksman.server.api.event_routes import Wanted
+from banksman.server.api.event_routes import PageRequest
 from banksman.store.log import READ_EVENTS_MAX
 from banksman.store.sqlite import SqliteLog
 from banksman.testing import fake_agent
@@ -151,7 +151,7 @@ async def test_long_events_make_short_pages_backward_too(monkeypatch: pytest.Mon
         assert found == seqs
         place = seqs[-1] + 1
         pages = 0
-        while page := (await event_routes.page_before(session, str(place), Wanted(limit=10)))["events"]:
+        while page := (await event_routes.page_before(session, str(place), PageRequest(limit=10)))["events"]:
             assert len(page) == 1 or sum(len(bytes(event)) for event in page) <= 5000
             place -= len(page)
             pages += 1

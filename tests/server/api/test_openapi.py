@@ -152,7 +152,7 @@ def test_the_words_of_the_core_are_in_the_enums() -> None:
     assert tuple(outcome.Kind) == common_messages.OUTCOME_KINDS
     assert tuple(outcome.By) == common_messages.ENDED_BY
     assert tuple(cause.value for cause in Cause) == common_messages.INTERRUPT_CAUSES
-    assert tuple(watchdogs.Name) == common_messages.CLOCK_NAMES
+    assert tuple(watchdogs.ClockName) == common_messages.CLOCK_NAMES
     assert tuple(priority.name.lower() for priority in Priority) == common_messages.PRIORITY_NAMES
     assert tuple(Verdict) == common_messages.RULINGS
 

@@ -163,7 +163,7 @@ def test_key_of_an_ask_that_was_never_sent_asks_again(served: Served) -> None:
 
 
 async def test_large_answers_are_forgotten_before_they_fill_the_memory() -> None:
-    asked = request_replay.Once()
+    asked = request_replay.RequestReplay()
     large = request_replay.BYTES_MAX // 4
 
     async def answer() -> http.HttpAnswer:
@@ -179,7 +179,7 @@ async def test_large_answers_are_forgotten_before_they_fill_the_memory() -> None
 
 
 async def test_newest_answer_is_remembered_however_large_it_is() -> None:
-    asked = request_replay.Once()
+    asked = request_replay.RequestReplay()
     times: list[int] = []
 
     async def answer() -> http.HttpAnswer:
@@ -192,7 +192,7 @@ async def test_newest_answer_is_remembered_however_large_it_is() -> None:
 
 
 async def test_answer_that_cannot_be_encoded_is_given_to_all_and_nothing_is_done_twice() -> None:
-    asked = request_replay.Once()
+    asked = request_replay.RequestReplay()
     times: list[int] = []
     is_begun, goes_on = asyncio.Event(), asyncio.Event()
 
@@ -216,7 +216,7 @@ async def test_key_of_a_turn_that_retention_took_does_not_ask_again(
     monkeypatch.setattr(caller_futures, "KEYS_MAX", 1)
     async with Host(f"sqlite:{tmp_path}/store.db?keep_bytes=2000") as host:
         session = await host.open("claude", command=fake_agent.command())
-        context = SimpleNamespace(session=host.session, once=request_replay.Once())
+        context = SimpleNamespace(session=host.session, once=request_replay.RequestReplay())
 
         call = SimpleNamespace(context=context, path={"id": session.id}, body=Ask(prompt="first"), key="first")
         first = (await turn_routes.ask(cast("Any", call))).made
@@ -250,7 +250,7 @@ class _Body(msgspec.Struct):
 async def test_a_keyed_request_does_not_look_at_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not when there are as many as are remembered, either; and what is being done is not forgotten."""
     monkeypatch.setattr(request_replay, "KEYS_MAX", 100)
-    asked = request_replay.Once()
+    asked = request_replay.RequestReplay()
     entries = asked._entries = _Counted()  # pyright: ignore[reportPrivateUsage]
     is_over = asyncio.Event()
 

@@ -18,9 +18,9 @@ from banksman.server import listener as servers
 from banksman.server.api import route
 from banksman.server.context import Context
 from banksman.server.http import connection
-from banksman.server.http.start_policy import Policy
+from banksman.server.http.start_policy import StartPolicy
 from banksman.server.server_settings import ServerSettings
-from banksman.server.streams.follower import Counts, EventStreams
+from banksman.server.streams.follower import EventStreams, StreamCounts
 from banksman.server.streams.sources import SharedPages
 
 pytestmark = pytest.mark.thorough
@@ -441,10 +441,10 @@ async def in_this_process(**settings: Any) -> AsyncGenerator[int]:
     listener = servers.bind(made)
     port = int(listener.getsockname()[1])
     closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    streams = EventStreams(closing, Counts(), SharedPages(), made.heartbeat_seconds, made.streams_max)
+    streams = EventStreams(closing, StreamCounts(), SharedPages(), made.heartbeat_seconds, made.streams_max)
     try:
         async with Host("memory:") as host:
-            context = Context(host, made, Policy(made), streams, drain=lambda _: None, store="memory:")
+            context = Context(host, made, StartPolicy(made), streams, drain=lambda _: None, store="memory:")
             server = servers.HttpServer(app.make(context, token=TOKEN, port=port), [listener], made, streams)
             server.start()
             try:

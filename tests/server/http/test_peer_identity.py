@@ -150,7 +150,7 @@ def test_chain_ends_at_a_process_that_proc_hides(monkeypatch: pytest.MonkeyPatch
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert sockets.peer_pid(ours) == os.getpid()
-        assert peer_identity.standing_of(ours) is peer_identity.Standing.FREE
+        assert peer_identity.standing_of(ours) is peer_identity.PeerIdentity.FREE
 
 
 def test_client_whose_ancestors_cannot_be_read_is_not_taken_for_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,4 +162,4 @@ def test_client_whose_ancestors_cannot_be_read_is_not_taken_for_free(monkeypatch
     monkeypatch.setattr(peer_identity, "read_proc", fails)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert peer_identity.standing_of(ours) is peer_identity.Standing.UNCLEAR
+        assert peer_identity.standing_of(ours) is peer_identity.PeerIdentity.UNCLEAR

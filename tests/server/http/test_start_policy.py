@@ -18,7 +18,7 @@ from tests.server.kit import Served, shared
 
 from banksman import Host
 from banksman.errors import UsageError
-from banksman.server.http.start_policy import Policy
+from banksman.server.http.start_policy import StartPolicy
 from banksman.server.problems import Problem
 from banksman.server.server_settings import ServerSettings
 from banksman.testing import fake_agent
@@ -27,7 +27,7 @@ FAKE = fake_agent.command()[:-1]
 TRUE = shutil.which("true") or "/bin/true"
 
 
-def may_start(policy: Policy, *words: str) -> bool:
+def may_start(policy: StartPolicy, *words: str) -> bool:
     try:
         policy.command(words)
     except Problem as problem:
@@ -44,7 +44,7 @@ def script(path: Path, text: str = "") -> Path:
 
 # -- programs ---------------------------------------------------------------------------------------------------------
 def test_without_a_word_about_it_everything_may_be_started() -> None:
-    policy = Policy(ServerSettings())
+    policy = StartPolicy(ServerSettings())
     assert policy.command(["./anything", "x"]) == ["./anything", "x"]
     assert policy.env({"LD_PRELOAD": "x"}) == {"LD_PRELOAD": "x"}
     assert policy.folder("/") == "/"
@@ -59,7 +59,7 @@ def test_a_program_is_the_file_that_it_resolves_to(tmp_path: Path, monkeypatch: 
     script(tmp_path / "one" / "agent")
     script(tmp_path / "two" / "agent")
     monkeypatch.setenv("PATH", f"{tmp_path / 'one'}:{os.environ['PATH']}")
-    policy = Policy(ServerSettings(programs=["agent", TRUE, "missing-program"]))
+    policy = StartPolicy(ServerSettings(programs=["agent", TRUE, "missing-program"]))
     assert policy.command(["agent", "x"]) == [str(tmp_path / "one" / "agent"), "x"]
     assert may_start(policy, str(tmp_path / "one" / "agent"))
     assert may_start(policy, str(tmp_path / "two" / ".." / "one" / "agent"))
@@ -85,19 +85,19 @@ def test_a_program_is_the_file_that_it_resolves_to(tmp_path: Path, monkeypatch: 
     # A link to something that is allowed is something else, and one to something else is what it is.
     (tmp_path / "link").symlink_to(tmp_path / "one" / "agent")
     assert not may_start(policy, str(tmp_path / "link"))
-    assert not may_start(Policy(ServerSettings(programs=[])), "true")
+    assert not may_start(StartPolicy(ServerSettings(programs=[])), "true")
 
 
 def test_a_relative_path_is_the_servers_and_no_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(tmp_path / "here" / "bin" / "agent")
     monkeypatch.chdir(tmp_path / "here")
-    policy = Policy(ServerSettings(programs=["bin/agent"]))
+    policy = StartPolicy(ServerSettings(programs=["bin/agent"]))
     assert policy.command(["bin/agent"]) == [str(tmp_path / "here" / "bin" / "agent")]
     assert policy.command(["./bin/../bin/agent"]) == [str(tmp_path / "here" / "bin" / "agent")]
 
 
 def test_the_first_words_of_a_command_may_be_fixed(tmp_path: Path) -> None:
-    policy = Policy(ServerSettings(programs=[["true", "-a", "b"], FAKE]))
+    policy = StartPolicy(ServerSettings(programs=[["true", "-a", "b"], FAKE]))
     assert may_start(policy, "true", "-a", "b")
     assert may_start(policy, "true", "-a", "b", "more")
     for words in (
@@ -215,7 +215,7 @@ async def test_a_session_of_another_program_in_the_same_store_is_not_started_by_
 def test_what_is_opened_again_is_what_was_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(tmp_path / "bin" / "agent")
     monkeypatch.chdir(tmp_path)
-    policy = Policy(ServerSettings(programs=["bin/agent", "true"]))
+    policy = StartPolicy(ServerSettings(programs=["bin/agent", "true"]))
     record = {"command": ["true"], "cwd": "/", "inherit_env": True}
     policy.reopen(record)
     policy.reopen({**record, "command": [TRUE], "inherit_env": False})
@@ -242,7 +242,7 @@ def test_folders_are_those_in_the_roots_with_links_followed(tmp_path: Path) -> N
     (root / "out").symlink_to(other)
     (other / "in").symlink_to(inner)
     (tmp_path / "alias").symlink_to(root)
-    policy = Policy(ServerSettings(roots=[str(tmp_path / "alias")]))
+    policy = StartPolicy(ServerSettings(roots=[str(tmp_path / "alias")]))
     assert policy.folder(None) == str(root)
     assert policy.folder(str(root)) == str(root)
     assert policy.folder(f"{inner}/") == str(inner)
@@ -264,11 +264,11 @@ def test_folders_are_those_in_the_roots_with_links_followed(tmp_path: Path) -> N
         with pytest.raises(Problem) as caught:
             policy.folder(outside)
         assert caught.value.status == 403
-    assert Policy(ServerSettings(roots=["/"])).folder("/tmp") == os.path.realpath("/tmp")
+    assert StartPolicy(ServerSettings(roots=["/"])).folder("/tmp") == os.path.realpath("/tmp")
 
 
 def test_no_roots_at_all_means_nowhere() -> None:
-    policy = Policy(ServerSettings(roots=[]))
+    policy = StartPolicy(ServerSettings(roots=[]))
     for folder in (None, "/", "."):
         with pytest.raises(Problem):
             policy.folder(folder)
@@ -314,4 +314,4 @@ def test_folder_that_became_a_link_out_of_the_roots_starts_no_process(
 
 def test_words_that_are_no_command_are_the_callers_fault() -> None:
     with pytest.raises(UsageError):
-        Policy(ServerSettings(programs=["true"])).agent("'", ["claude"])
+        StartPolicy(ServerSettings(programs=["true"])).agent("'", ["claude"])

@@ -17,7 +17,7 @@ from banksman import Host, Kind, NotOwner, StoreError, __version__
 from banksman.commands.options import Options
 from banksman.process.launch import prepare
 from banksman.server.ops import metrics
-from banksman.server.streams.follower import Counts
+from banksman.server.streams.follower import StreamCounts
 from banksman.sessions import session_table
 from banksman.store.log import Log
 from banksman.store.memory import MemoryLog
@@ -28,9 +28,9 @@ from banksman.testing.world_store import Fault, WorldLog
 Page = dict[tuple[str, str], float]
 
 
-def read(host: Host, counts: Counts | None = None) -> Page:
+def read(host: Host, counts: StreamCounts | None = None) -> Page:
     """Each sample by its name and its one label, or none."""
-    text = metrics.render(host, counts or Counts()).decode()
+    text = metrics.render(host, counts or StreamCounts()).decode()
     return {
         (sample.name, ",".join(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(text)
@@ -231,7 +231,7 @@ async def test_output_that_is_in_no_file_either_is_lost_and_counted() -> None:
 
 
 async def test_streams_are_counted_where_they_are() -> None:
-    counts = Counts()
+    counts = StreamCounts()
     async with Host() as host:
         with counts.following("session"), counts.following("many"), counts.following("many"):
             counts.events, counts.bytes, counts.cut, counts.gaps = 5, 1000, 2, 1
@@ -248,10 +248,10 @@ async def test_streams_are_counted_where_they_are() -> None:
 async def test_a_page_is_no_longer_with_more_sessions_and_names_none_of_them(tmp_path: Path) -> None:
     async with Host("memory:") as host:
         sessions = [await host.open(command=fake_agent.command(), name="first", options=QUICK)]
-        before = metrics.render(host, Counts())
+        before = metrics.render(host, StreamCounts())
         names = [f"name-{number}" for number in range(20)]
         sessions += [await host.open(command=fake_agent.command(), name=name, options=QUICK) for name in names]
-        after = metrics.render(host, Counts())
+        after = metrics.render(host, StreamCounts())
         assert after.count(b"\n") == before.count(b"\n")
         for session in sessions:
             assert session.id.encode() not in after

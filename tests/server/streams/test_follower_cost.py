@@ -21,10 +21,9 @@ from banksman.server import app
 from banksman.server import listener as server
 from banksman.server.context import Context
 from banksman.server.http.connection import SLICE_BYTES
-from banksman.server.http.start_policy import Policy
+from banksman.server.http.start_policy import StartPolicy
 from banksman.server.server_settings import ServerSettings
-from banksman.server.streams.event_encoding import StreamForm
-from banksman.server.streams.follower import Counts, EventStreams, Waking
+from banksman.server.streams.follower import EventStreams, FollowerWakeup, StreamCounts
 from banksman.server.streams.sources import (
     PAGE_BYTES_MAX,
     PAGE_EVENTS_MAX,
@@ -33,6 +32,7 @@ from banksman.server.streams.sources import (
     EncodedPage,
     OneSession,
     SharedPages,
+    StreamForm,
 )
 from banksman.testing import fake_agent
 
@@ -68,12 +68,12 @@ async def serving() -> AsyncGenerator[Served]:
     async with Host("memory:") as host:
         streams = EventStreams(
             closing=asyncio.get_running_loop().create_future(),
-            counts=Counts(),
+            counts=StreamCounts(),
             pages=SharedPages(),
             heartbeat_seconds=settings.heartbeat_seconds,
             streams_max=settings.streams_max,
         )
-        context = Context(host, settings, Policy(settings), streams, drain=lambda _: None, store="")
+        context = Context(host, settings, StartPolicy(settings), streams, drain=lambda _: None, store="")
         one = server.HttpServer(app.make(context, token=TOKEN, port=port), [listener], settings, streams)
         one.start()
         try:
@@ -194,7 +194,7 @@ async def test_a_follower_hangs_on_the_end_of_the_server_once() -> None:
     loop = asyncio.get_running_loop()
     lost: asyncio.Future[None] = loop.create_future()
     closing: asyncio.Future[None] = loop.create_future()
-    with Waking(lost=lost, closing=closing, quiet_seconds=60.0) as waking:
+    with FollowerWakeup(lost=lost, closing=closing, quiet_seconds=60.0) as waking:
         for _ in range(10):
             assert await waking.wait(asyncio.create_task(asyncio.sleep(0)))
             assert [hanging(end) for end in (lost, closing)] == [1, 1]
@@ -205,7 +205,7 @@ async def test_who_waits_is_told_of_the_end_and_of_silence_and_leaves_the_page_t
     loop = asyncio.get_running_loop()
     lost: asyncio.Future[None] = loop.create_future()
     never = loop.create_task(asyncio.Event().wait())
-    with Waking(lost=lost, closing=loop.create_future(), quiet_seconds=0.02) as waking:
+    with FollowerWakeup(lost=lost, closing=loop.create_future(), quiet_seconds=0.02) as waking:
         began = loop.time()
         for count in range(1, 4):
             assert not await waking.wait(never)
@@ -235,7 +235,7 @@ async def test_a_page_that_is_done_as_the_silence_is_told_does_not_wake_for_the_
     first = asyncio.create_task(say())
     never = asyncio.create_task(asyncio.Event().wait())
     await asyncio.sleep(0)  # It waits for the word.
-    with Waking(lost=loop.create_future(), closing=loop.create_future(), quiet_seconds=0.0) as waking:
+    with FollowerWakeup(lost=loop.create_future(), closing=loop.create_future(), quiet_seconds=0.0) as waking:
         # In one turn of the loop: the silence is told, and behind it the page is done. Its word to us is then behind
         # ours, by which we wait for the next one already.
         loop.call_soon(waking._on_time)  # pyright: ignore[reportPrivateUsage]

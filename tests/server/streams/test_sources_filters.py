@@ -19,8 +19,7 @@ from tests.thorough import thorough
 
 from banksman import Host
 from banksman.core.session.event import FRAMES
-from banksman.server.streams.event_encoding import StreamForm
-from banksman.server.streams.sources import PAGE_EVENTS_MAX, SCAN_EVENTS_MAX, ManySessions, OneSession
+from banksman.server.streams.sources import PAGE_EVENTS_MAX, SCAN_EVENTS_MAX, ManySessions, OneSession, StreamForm
 from banksman.testing import fake_agent
 from banksman.testing.checks import Message
 

@@ -12,9 +12,16 @@ from tests.server.streams.stream_clients import SSE, Received, is_live
 
 from banksman import Host, Session
 from banksman.server.streams import sources as pages_module
-from banksman.server.streams.event_encoding import StreamForm
-from banksman.server.streams.follower import Counts, EventStreams, Follower, Waking
-from banksman.server.streams.sources import PAGES_BYTES_MAX, Cursor, EncodedPage, ManySessions, OneSession, SharedPages
+from banksman.server.streams.follower import EventStreams, Follower, FollowerWakeup, StreamCounts
+from banksman.server.streams.sources import (
+    PAGES_BYTES_MAX,
+    Cursor,
+    EncodedPage,
+    ManySessions,
+    OneSession,
+    SharedPages,
+    StreamForm,
+)
 from banksman.testing import checks, fake_agent
 from banksman.testing.checks import Message, Visit
 
@@ -96,7 +103,7 @@ class Reader:
 def streams_of(heartbeat_seconds: float = 100.0) -> EventStreams:
     return EventStreams(
         closing=asyncio.get_running_loop().create_future(),
-        counts=Counts(),
+        counts=StreamCounts(),
         pages=SharedPages(),
         heartbeat_seconds=heartbeat_seconds,
         streams_max=1000,
@@ -204,7 +211,7 @@ async def test_a_page_that_came_as_the_timer_fired_is_not_taken_for_the_next() -
     loop = asyncio.get_running_loop()
     lost, closing, came = loop.create_future(), loop.create_future(), asyncio.Event()
     page = asyncio.ensure_future(came.wait())
-    with Waking(lost=lost, closing=closing, quiet_seconds=100) as waking:
+    with FollowerWakeup(lost=lost, closing=closing, quiet_seconds=100) as waking:
         # The word of the page before is still on its way.
         loop.call_soon(waking._wake, None)  # pyright: ignore[reportPrivateUsage]
         loop.call_later(0.05, came.set)

@@ -9,13 +9,12 @@ from typing import Any, cast
 from tests.process.helpers import alive, child
 from tests.sessions.workspace.test_terminals import TREE, said
 
-from banksman.core.dialects.meaning import Requested, Wants
+from banksman.core.dialects.meaning import Requested, RequestPurpose
 from banksman.core.session.effects import CallBack, EndTerminals
 from banksman.core.session.facts import CallbackAnswered, TerminalsEnded
-from banksman.sessions.callbacks import Callbacks
 from banksman.sessions.driver import Driver
 from banksman.sessions.hooks import Hooks
-from banksman.sessions.tools import ToolServer
+from banksman.sessions.tools import Callbacks, ToolServer
 from banksman.sessions.workspace import Workspace
 
 
@@ -57,7 +56,7 @@ class Case:
         self._requests += 1
         request = str(self._requests)
         self.door.expect(request)
-        self.callbacks.call(CallBack(7, Requested(request, Wants.WORKSPACE, subtype=method, input=params)))
+        self.callbacks.call(CallBack(7, Requested(request, RequestPurpose.WORKSPACE, subtype=method, input=params)))
         return request
 
     async def result(self, request: str) -> Any:

@@ -24,9 +24,9 @@ from tests.thorough import thorough
 from banksman.errors import NotOwner, StoreError
 from banksman.store.sqlite import SqliteLog, maintenance, open_file, tail_wait, wal_check
 from banksman.store.sqlite.append import CHUNKS_MAX, ENTRY_BYTES, AppendOperation, RecentChunks
-from banksman.store.sqlite.chunks import CHUNK_BYTES
 from banksman.store.sqlite.host_locks import HostLocks, HostProcess, identity
 from banksman.store.sqlite.operations import WriterContext
+from banksman.store.sqlite.pages import CHUNK_BYTES
 from banksman.store.sqlite.writer_thread import AGAIN_SECONDS
 
 pytest.register_assert_rewrite("tests.store.conformance")

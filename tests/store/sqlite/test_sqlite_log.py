@@ -20,8 +20,8 @@ import pytest
 from banksman.errors import NotOwner, StoreBusy, StoreDamaged, StoreError, StoreFull
 from banksman.store.log import Chunk, Head, Log, Snapshot
 from banksman.store.sqlite import SqliteLog, open_file
-from banksman.store.sqlite.chunks import CHUNK_BYTES
 from banksman.store.sqlite.operations import LOST_CHUNKS_MAX, WriterContext
+from banksman.store.sqlite.pages import CHUNK_BYTES
 
 pytest.register_assert_rewrite("tests.store.conformance")
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from banksman import config
 from banksman.cli.client.client import Client, ClientError, Lost, NoServer, segment
-from banksman.cli.client.discovery import ServerPlace, announced, named
+from banksman.cli.client.discovery import ServerAddress, announced, named
 from banksman.cli.client.event_stream import seq_of
-from banksman.cli.output.terminal import say_aside
+from banksman.cli.output import say_aside
 from banksman.errors import BanksmanError, UsageError
 from banksman.folders import state_folder
 
@@ -26,8 +26,8 @@ from banksman.folders import state_folder
 # It is the server of `banksman serve`, on a port of its own and on this machine only. It is announced in the state
 # folder as any other, so that a second editor finds it; and it ends with us.
 #
-# Signals and the server's loop belong to the main thread. So whoever needs a server only asks for it, by a `Wish` that
-# the main thread waits for, and waits until it is there.
+# Signals and the server's loop belong to the main thread. So whoever needs a server only asks for it, by a
+# `MainThreadRequest` that the main thread waits for, and waits until it is there.
 
 # A store with much in it is read when it is opened.
 START_SECONDS_MAX = 60.0
@@ -35,15 +35,22 @@ START_SECONDS_MAX = 60.0
 # us to end before they signal, and to stop an agent takes its time too.
 FINISH_SECONDS = 0.5
 
+LOCK = "acp.lock"
+# Of a session that is resumed, so many are looked at for what was set in it.
+OWN_EVENTS_MAX = 1000
+_LOCK_AGAIN_SECONDS = 0.05
+# The pauses before a request is repeated that does no harm when it is done twice.
+AGAIN_SECONDS = (0.0, 0.5, 2.0)
 
-class Wish(enum.Enum):
+
+class MainThreadRequest(enum.Enum):
     """What the main thread is asked for. No value is the number of a signal."""
 
     SERVE = ord("s")
     LEAVE = ord("l")
 
 
-class ServerWishes:
+class MainThreadRequests:
     """The wishes, in order, in a pipe.
 
     A signal that arrives just before the main thread begins to wait in `queue.get` does not wake it: its handler would
@@ -58,16 +65,16 @@ class ServerWishes:
         """Call it in the main thread, and again when a loop has ended there."""
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
-    def put(self, wish: Wish) -> None:
+    def put(self, wish: MainThreadRequest) -> None:
         """From any thread, also from the handler of a signal."""
         os.write(self._write, bytes([wish.value]))
 
-    def get(self) -> Wish:
+    def get(self) -> MainThreadRequest:
         while True:
             (byte,) = os.read(self._read, 1)
             # Otherwise it is a signal, and its handler has run when this line is reached.
-            if byte in (wish.value for wish in Wish):
-                return Wish(byte)
+            if byte in (wish.value for wish in MainThreadRequest):
+                return MainThreadRequest(byte)
 
     def close(self) -> None:
         os.close(self._read)
@@ -78,30 +85,30 @@ class _ServerPhase(enum.Enum):
     ABSENT, STARTING, SERVING = range(3)
 
 
-class OwnServer:
+class BundledServer:
     """`install` is called in the server's loop once it serves: the signals that it has taken are to be ours."""
 
-    def __init__(self, wishes: ServerWishes, install: Callable[[asyncio.AbstractEventLoop], None]) -> None:
+    def __init__(self, wishes: MainThreadRequests, install: Callable[[asyncio.AbstractEventLoop], None]) -> None:
         self._wishes = wishes
         self._install = install
-        # For the three below. Nothing is called while it is held but `ServerWishes.put`, which never waits.
+        # For the three below. Nothing is called while it is held but `MainThreadRequests.put`, which never waits.
         self._changed = threading.Condition()
         self._phase = _ServerPhase.ABSENT
-        self._place: ServerPlace | None = None
+        self._place: ServerAddress | None = None
         self._failure = ""
 
     @property
-    def place(self) -> ServerPlace | None:
+    def place(self) -> ServerAddress | None:
         with self._changed:
             return self._place
 
     # -- from any thread but the main one ----------------------------------------------------------------------------
-    def start(self) -> ServerPlace:
+    def start(self) -> ServerAddress:
         """Where it is, when it can be asked. Raises `NoServer`."""
         with self._changed:
             if self._phase is _ServerPhase.ABSENT:
                 self._phase, self._failure = _ServerPhase.STARTING, ""
-                self._wishes.put(Wish.SERVE)
+                self._wishes.put(MainThreadRequest.SERVE)
             self._changed.wait_for(self._is_settled, START_SECONDS_MAX)
             if self._place is None:
                 reason = self._failure or f"not within {START_SECONDS_MAX:.0f} s"
@@ -189,15 +196,9 @@ def _flags() -> dict[str, Any]:
 
 # While there is no server, it is looked for this often; what waits for it fails after so long.
 AWAY_SECONDS, AWAY_SECONDS_MAX = 2.0, 300.0
-LOCK = "acp.lock"
-# Of a session that is resumed, so many are looked at for what was set in it.
-OWN_EVENTS_MAX = 1000
-_LOCK_AGAIN_SECONDS = 0.05
-# The pauses before a request is repeated that does no harm when it is done twice.
-AGAIN_SECONDS = (0.0, 0.5, 2.0)
 
 
-class _Seeking(Client):
+class _RetryingClient(Client):
     """Where nobody was there to hear a request, it is put to whoever is found next."""
 
     def request(self, method: str, path: str, **more: Any) -> Any:
@@ -212,16 +213,16 @@ class _Seeking(Client):
 class Backend:
     """Asks on behalf of one editor. Any thread may use it, but the main one: there our own server runs."""
 
-    def __init__(self, url: str | None, own: OwnServer) -> None:
+    def __init__(self, url: str | None, own: BundledServer) -> None:
         self._url: str | None = config.load(flags={"url": url or None}).value("url")
         self._own = own
         # Whoever holds it looks for a server, or waits for our own; the others want the same, and wait for that. No
         # other lock is taken before it.
         self._looking = threading.Lock()
-        self._known: ServerPlace | None = None
+        self._known: ServerAddress | None = None
         # Put there whole, by whichever thread comes first.
         self._dialects: dict[str, str] = {}
-        self.client: Client = _Seeking(self._place, on_gone=self._doubt)
+        self.client: Client = _RetryingClient(self._place, on_gone=self._doubt)
 
     def insist(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """A POST that may be repeated without harm, also with the next server."""
@@ -249,12 +250,12 @@ class Backend:
             self._dialects = {each["name"]: each["dialect"] for each in agents}
         return self._dialects.get(agent)
 
-    def _doubt(self, place: ServerPlace) -> None:
+    def _doubt(self, place: ServerAddress) -> None:
         with self._looking:
             if self._known == place:
                 self._known = None
 
-    def _place(self) -> ServerPlace:
+    def _place(self) -> ServerAddress:
         if self._url is not None:
             return named(self._url)
         with self._looking:
@@ -262,7 +263,7 @@ class Backend:
                 self._known = self._look()
             return self._known
 
-    def _look(self) -> ServerPlace:
+    def _look(self) -> ServerAddress:
         own = self._own.place
         if own is not None and _answers(own):
             return own
@@ -274,7 +275,7 @@ class Backend:
             return found if found is not None and _answers(found) else self._own.start()
 
 
-def _answers(place: ServerPlace) -> bool:
+def _answers(place: ServerAddress) -> bool:
     """Whether a server of ours is there, lets us in, and stays."""
     try:
         told = Client(lambda: place).get("/v1/server")

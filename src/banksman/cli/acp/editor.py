@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from banksman.cli.acp.backend import Backend
-from banksman.cli.acp.editor_session import Talk
-from banksman.cli.acp.methods import Method, Methods, Usual, text_of
+from banksman.cli.acp.editor_session import EditorSession
+from banksman.cli.acp.methods import Method, Methods, SessionDefaults, text_of
 from banksman.cli.acp.open_questions import Answer
 from banksman.cli.acp.session_updates import EditorRefusal, Update, bug, refusal_of
-from banksman.cli.output.terminal import say_aside
+from banksman.cli.output import say_aside
 from banksman.core.wire.jsonrpc import (
     INVALID_REQUEST,
     JSONRPC,
     METHOD_NOT_FOUND,
     PARSE_ERROR,
-    Garbage,
     Id,
-    Notice,
+    InvalidMessage,
+    Notification,
     RpcCall,
     RpcReply,
     decode,
@@ -45,6 +45,11 @@ LINE_BYTES_MAX = 64 << 20
 # What may wait to be written: of what the log has anyway, and of answers.
 UPDATES_BYTES_MAX = 1 << 20
 ANSWERS_BYTES_MAX = 8 << 20
+
+# Requests of the editor's that are open at once. Each has a thread.
+REQUESTS_MAX = 256
+# Requests of ours that it has not answered.
+ASKED_MAX = 1024
 
 
 def take_stdio() -> tuple[int, int]:
@@ -148,16 +153,11 @@ def _write_all(fd: int, data: bytes) -> None:
 # is known before the word that stops it, and one that comes after that word is not stopped by it) is done before that
 # thread begins.
 
-# Requests of the editor's that are open at once. Each has a thread.
-REQUESTS_MAX = 256
-# Requests of ours that it has not answered.
-ASKED_MAX = 1024
-
 
 class EditorConnection:
     """`hear` is for the one thread that reads; everything else may be called by any."""
 
-    def __init__(self, backend: Backend, outbox: Outbox, usual: Usual) -> None:
+    def __init__(self, backend: Backend, outbox: Outbox, usual: SessionDefaults) -> None:
         self._outbox = outbox
         self._methods = Methods(self, backend, usual)
         # For all that is below. Nothing is called while it is held.
@@ -182,11 +182,11 @@ class EditorConnection:
         match message:
             case RpcCall():
                 self._begin(message)
-            case Notice():
+            case Notification():
                 self._note(message)
             case RpcReply():
                 self._settle(message)
-            case Garbage(reason):
+            case InvalidMessage(reason):
                 code = PARSE_ERROR if reason.startswith("no JSON") else INVALID_REQUEST
                 self._send(JSONRPC.error(None, code, f"this is no message: {reason}"))
 
@@ -230,7 +230,7 @@ class EditorConnection:
             if result is not None:
                 self.answer(call.id, result)
 
-    def _note(self, notice: Notice) -> None:
+    def _note(self, notice: Notification) -> None:
         request = withdrawn(notice)
         if request is not None:
             talk = self._methods.talks.of_request(request)
@@ -242,7 +242,7 @@ class EditorConnection:
             except EditorRefusal as exc:
                 say_aside(f"banksman: session/cancel: {exc.message}")
 
-    def _stop(self, talk: Talk, request: Id | None = None) -> None:
+    def _stop(self, talk: EditorSession, request: Id | None = None) -> None:
         turns = talk.cancel(request)
         if turns:
             self._spawn(talk.interrupt, turns)

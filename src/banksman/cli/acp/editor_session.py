@@ -19,12 +19,12 @@ import time
 import uuid
 from typing import Any, Protocol
 
-from banksman.cli.acp import session_settings
+from banksman.cli.acp import session_updates
 from banksman.cli.acp.backend import AWAY_SECONDS, AWAY_SECONDS_MAX, Backend
-from banksman.cli.acp.open_questions import Asker, EditorQuestions
+from banksman.cli.acp.open_questions import EditorQuestions, QuestionSender
 from banksman.cli.acp.session_updates import (
     EditorRefusal,
-    Joined,
+    JoinedUpdates,
     Update,
     UpdateProjection,
     bug,
@@ -34,7 +34,7 @@ from banksman.cli.acp.session_updates import (
 )
 from banksman.cli.client.client import ClientError, NoServer, segment
 from banksman.cli.client.event_stream import Event, EventFollower, seq_of
-from banksman.cli.output.terminal import say_aside
+from banksman.cli.output import say_aside
 from banksman.core.wire.jsonrpc import Id
 from banksman.errors import BanksmanError
 
@@ -42,7 +42,7 @@ from banksman.errors import BanksmanError
 LOOK_SECONDS, LOOK_AGAIN_SECONDS = 30.0, 5.0
 
 
-class SessionListener(Asker, Protocol):
+class SessionListener(QuestionSender, Protocol):
     """The editor, as a talk speaks to it."""
 
     def tell(self, session: str, update: Update) -> None: ...
@@ -64,7 +64,7 @@ class EditorPrompt:
         self.is_over = threading.Event()
 
 
-class Talk:
+class EditorSession:
     """`session`: as the server shows it. `head`: where its log ends, and it is followed from there; or, with `load`,
     until where it is told again before that request is answered."""
 
@@ -87,12 +87,12 @@ class Talk:
         self._head = _seq(head)
         # Only the following thread uses these, and one is there at most.
         self._telling = UpdateProjection(projector_of(backend.dialect_of(session["agent"])))
-        self._joined = Joined()
+        self._joined = JoinedUpdates()
         # What can be set in it. A value, which others may read.
-        self.settings = session_settings.known(backend.dialect_of(session["agent"]))
+        self.settings = session_updates.known(backend.dialect_of(session["agent"]))
         if load is None:
             for event in backend.own_events(self.id, head):
-                self.settings = session_settings.after(self.settings, event)
+                self.settings = session_updates.after(self.settings, event)
         self._questions = EditorQuestions(editor, backend, self.id, self._telling.title_of)
         after = head if load is None else None
         self._follower = EventFollower(backend.client, self.id, after=after, raw=True, is_over=self._is_enough)
@@ -272,7 +272,7 @@ class Talk:
             if event["kind"] == "turn.queued":
                 self._bind(event)
             updates = self._telling.updates(event, own=self._own_turns())
-            self._tell([each for each in updates if each.get("sessionUpdate") not in session_settings.UPDATES])
+            self._tell([each for each in updates if each.get("sessionUpdate") not in session_updates.UPDATES])
             self._note_settings(event)
             match event["kind"]:
                 case "question.asked":
@@ -289,9 +289,9 @@ class Talk:
 
     def _note_settings(self, event: Event) -> None:
         """Tell the editor what can be set, and what is, when that has changed. One that loads is told at the end."""
-        before, self.settings = self.settings, session_settings.after(self.settings, event)
-        options = session_settings.config_options(self.settings)
-        if self._load is not None or options == session_settings.config_options(before):
+        before, self.settings = self.settings, session_updates.after(self.settings, event)
+        options = session_updates.config_options(self.settings)
+        if self._load is not None or options == session_updates.config_options(before):
             return
         mode, mode_before = self.settings.get("permission_mode"), before.get("permission_mode")
         if (
@@ -315,7 +315,7 @@ class Talk:
         with self._lock:
             load, self._load = self._load, None
         assert load is not None
-        self._editor.answer(load, session_settings.told(self.settings))
+        self._editor.answer(load, session_updates.told(self.settings))
         self._questions.put_all()
 
     def _bind(self, queued: Event) -> None:

@@ -14,11 +14,11 @@ import threading
 from types import FrameType
 
 from banksman.cli import INTERRUPTED, OK, USAGE
-from banksman.cli.acp.backend import Backend, OwnServer, ServerWishes, Wish
+from banksman.cli.acp.backend import Backend, BundledServer, MainThreadRequest, MainThreadRequests
 from banksman.cli.acp.editor import EditorConnection, Outbox, lines, take_stdio
-from banksman.cli.acp.methods import Usual
+from banksman.cli.acp.methods import SessionDefaults
 from banksman.cli.arguments import Parser, split_command
-from banksman.cli.output.terminal import as_line, say_aside
+from banksman.cli.output import as_line, say_aside
 from banksman.errors import UsageError
 
 # What is still to be written when we leave may take so long, if the editor reads.
@@ -59,7 +59,7 @@ def main(words: list[str]) -> int:
     except OSError as exc:
         flags.error(f"stdin and stdout are where the editor is, and one is missing: {exc.strerror}")
     try:
-        stage = _Stage(arguments.url, Usual(arguments.agent, command))
+        stage = _Stage(arguments.url, SessionDefaults(arguments.agent, command))
     except UsageError as exc:
         # The settings are wrong. An editor shows what is on stderr, if anything.
         say_aside(f"banksman acp: {as_line(exc)}")
@@ -70,9 +70,9 @@ def main(words: list[str]) -> int:
 class _Stage:
     """The main thread's part."""
 
-    def __init__(self, url: str | None, usual: Usual) -> None:
-        self._wishes = ServerWishes()
-        self._own = OwnServer(self._wishes, self._hear_in_loop)
+    def __init__(self, url: str | None, usual: SessionDefaults) -> None:
+        self._wishes = MainThreadRequests()
+        self._own = BundledServer(self._wishes, self._hear_in_loop)
         self._backend = Backend(url, self._own)
         self._usual = usual
         self._code: int | None = None
@@ -83,7 +83,7 @@ class _Stage:
         outbox = Outbox(stdout, on_gone=self._leave)
         editor = EditorConnection(self._backend, outbox, self._usual)
         threading.Thread(target=self._read, args=(stdin, editor), name="banksman-acp in", daemon=True).start()
-        while self._wishes.get() is Wish.SERVE:
+        while self._wishes.get() is MainThreadRequest.SERVE:
             if not self._own.run():
                 self._code = OK if self._code is None else self._code
                 break
@@ -101,7 +101,7 @@ class _Stage:
         """The first word counts. From any thread, also from the handler of a signal."""
         if self._code is None:
             self._code = code
-        self._wishes.put(Wish.LEAVE)
+        self._wishes.put(MainThreadRequest.LEAVE)
         # Not here: it waits for the server, which may run in this very thread.
         threading.Thread(target=self._own.end, name="banksman-acp end", daemon=True).start()
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from banksman import __version__
-from banksman.cli.acp import session_settings
+from banksman.cli.acp import session_updates
 from banksman.cli.acp.backend import Backend
-from banksman.cli.acp.editor_session import EditorPrompt, SessionListener, Talk
+from banksman.cli.acp.editor_session import EditorPrompt, EditorSession, SessionListener
 from banksman.cli.acp.session_updates import bad_params
 from banksman.cli.client.client import Client, Problem, segment
 from banksman.cli.client.event_stream import seq_of
-from banksman.core.wire.jsonrpc import Id, Notice, RpcCall
+from banksman.core.wire.jsonrpc import Id, Notification, RpcCall
 
 # The sessions that one editor has open. All of them are known; of those that it does not use, not all are followed.
 #
@@ -29,14 +29,20 @@ FOLLOWED_MAX = 64
 # A session that is only known costs a few hundred bytes; an editor that opens more was never seen.
 TALKS_MAX = 10_000
 
+# Each costs two small requests.
+PAGE_SESSIONS_MAX = 50
+PROTOCOL_VERSION = 1
+# What an editor may say about a new session beyond the protocol, in its `_meta.banksman`.
+_WISHES = ("agent", "name", "model", "permission_mode", "system_prompt", "options", "rules")
 
-class Talks:
+
+class EditorSessions:
     def __init__(self) -> None:
         # For the table alone. A talk's own lock may be taken while it is held, and never the other way round.
         self._lock = threading.Lock()
-        self._talks: dict[str, Talk] = {}
+        self._talks: dict[str, EditorSession] = {}
 
-    def find(self, session: str) -> Talk:
+    def find(self, session: str) -> EditorSession:
         """Raises `Refusal` if the editor has not opened it."""
         with self._lock:
             talk = self._talks.get(session)
@@ -46,12 +52,12 @@ class Talks:
             )
         return talk
 
-    def of_request(self, request: Id) -> Talk | None:
+    def of_request(self, request: Id) -> EditorSession | None:
         """The one in which this request is a prompt that waits."""
         with self._lock:
             return next((talk for talk in self._talks.values() if talk.has(request)), None)
 
-    def add(self, talk: Talk) -> None:
+    def add(self, talk: EditorSession) -> None:
         """In the place of what the editor had of the same session. Raises `Refusal` if that is at work."""
         with self._lock:
             old = self._talks.get(talk.id)
@@ -69,7 +75,7 @@ class Talks:
         if talk is not None:
             talk.rest()
 
-    def follow(self, talk: Talk) -> None:
+    def follow(self, talk: EditorSession) -> None:
         """Follow it, and no more than there may be: the one that was not used for longest rests."""
         talk.follow()
         with self._lock:
@@ -77,10 +83,6 @@ class Talks:
             idle = [each for each in followed if each is not talk and not each.is_busy]
         if len(followed) > FOLLOWED_MAX and idle:
             min(idle, key=lambda each: each.used).rest()
-
-
-# Each costs two small requests.
-PAGE_SESSIONS_MAX = 50
 
 
 def list_sessions(client: Client, *, cursor: Any, cwd: Any) -> dict[str, Any]:
@@ -118,15 +120,12 @@ def _info(client: Client, session: dict[str, Any]) -> dict[str, Any] | None:
 # What an editor may ask for, by name. Each method is given a request and gives back its result; or None, if somebody
 # else answers it, in its time.
 
-PROTOCOL_VERSION = 1
-# What an editor may say about a new session beyond the protocol, in its `_meta.banksman`.
-_WISHES = ("agent", "name", "model", "permission_mode", "system_prompt", "options", "rules")
 
 Method = Callable[[RpcCall], dict[str, Any] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Usual:
+class SessionDefaults:
     """What sessions are opened with, where the editor says nothing else. `command` None: the agent's own."""
 
     agent: str
@@ -136,11 +135,11 @@ class Usual:
 class Methods:
     """Those of one editor, with the sessions that it has open. They wait for the server, but for `begin_prompt`."""
 
-    def __init__(self, editor: SessionListener, backend: Backend, usual: Usual) -> None:
+    def __init__(self, editor: SessionListener, backend: Backend, usual: SessionDefaults) -> None:
         self._editor = editor
         self._backend = backend
         self._usual = usual
-        self.talks = Talks()
+        self.talks = EditorSessions()
         self.named: dict[str, Method] = {
             "initialize": self._initialize,
             "authenticate": self._authenticate,
@@ -155,7 +154,7 @@ class Methods:
             "session/delete": self._delete,
         }
 
-    def begin_prompt(self, call: RpcCall) -> tuple[Talk, EditorPrompt, list[Any]]:
+    def begin_prompt(self, call: RpcCall) -> tuple[EditorSession, EditorPrompt, list[Any]]:
         """A `session/prompt`, from this moment on. Does not wait."""
         talk = self.talks.find(text_of(call, "sessionId"))
         content = call.named.get("prompt")
@@ -211,16 +210,16 @@ class Methods:
         self._take(call, self._session(call), {})
 
     def _take(self, call: RpcCall, session: dict[str, Any], result: dict[str, Any]) -> None:
-        talk = Talk(self._editor, self._backend, session, self._backend.head(session["id"]))
+        talk = EditorSession(self._editor, self._backend, session, self._backend.head(session["id"]))
         self.talks.add(talk)
         # Before anything of it is told: the editor does not know it yet.
-        self._editor.answer(call.id, result | session_settings.told(talk.settings))
+        self._editor.answer(call.id, result | session_updates.told(talk.settings))
         self.talks.follow(talk)
 
     def _load(self, call: RpcCall) -> None:
         """Answered by the one who tells the session again, when it has come to its end."""
         session = self._session(call)
-        talk = Talk(self._editor, self._backend, session, self._backend.head(session["id"]), load=call.id)
+        talk = EditorSession(self._editor, self._backend, session, self._backend.head(session["id"]), load=call.id)
         self.talks.add(talk)
         self.talks.follow(talk)
 
@@ -237,14 +236,14 @@ class Methods:
 
     def _set_config_option(self, call: RpcCall) -> dict[str, Any]:
         id = text_of(call, "configId")
-        if id not in session_settings.NAMES:
-            raise bad_params(f"there is no option {id!r:.100}", f"known are: {', '.join(session_settings.NAMES)}")
-        name, value = session_settings.NAMES[id], text_of(call, "value")
+        if id not in session_updates.NAMES:
+            raise bad_params(f"there is no option {id!r:.100}", f"known are: {', '.join(session_updates.NAMES)}")
+        name, value = session_updates.NAMES[id], text_of(call, "value")
         talk = self._change(call, name, value)
         # The log says it too, in a moment: the answer does not wait for that.
-        return {"configOptions": session_settings.config_options(session_settings.chosen(talk.settings, name, value))}
+        return {"configOptions": session_updates.config_options(session_updates.chosen(talk.settings, name, value))}
 
-    def _change(self, call: RpcCall, name: str, value: str) -> Talk:
+    def _change(self, call: RpcCall, name: str, value: str) -> EditorSession:
         talk = self.talks.find(text_of(call, "sessionId"))
         self._backend.client.request("PATCH", f"/v1/sessions/{segment(talk.id)}", body={name: value})
         return talk
@@ -271,7 +270,7 @@ class Methods:
         return self._backend.client.get(f"/v1/sessions/{segment(text_of(call, 'sessionId'))}")
 
 
-def text_of(message: RpcCall | Notice, name: str) -> str:
+def text_of(message: RpcCall | Notification, name: str) -> str:
     value = message.named.get(name)
     if not isinstance(value, str) or not value:
         raise bad_params(f"{name} is missing, or no text")

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 from banksman.cli.acp.backend import AWAY_SECONDS, AWAY_SECONDS_MAX, Backend
 from banksman.cli.client.client import ClientError, NoServer, segment
-from banksman.cli.output.terminal import as_line, say_aside
+from banksman.cli.output import as_line, say_aside
 from banksman.core.wire.jsonrpc import Failure, RpcReply
 from banksman.errors import BanksmanError
 
@@ -106,7 +106,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 Answer = Callable[[RpcReply], None]
 
 
-class Asker(Protocol):
+class QuestionSender(Protocol):
     """The editor, as far as it can be asked something."""
 
     def ask(self, method: str, params: dict[str, Any], on_reply: Answer) -> int | None: ...
@@ -117,7 +117,9 @@ class EditorQuestions:
     """`title_of`: what a tool call is called that the editor knows already. `on_asked` and `on_answered` are for the
     thread that follows the session, and never wait for the server."""
 
-    def __init__(self, editor: Asker, backend: Backend, session: str, title_of: Callable[[Any], str | None]) -> None:
+    def __init__(
+        self, editor: QuestionSender, backend: Backend, session: str, title_of: Callable[[Any], str | None]
+    ) -> None:
         self._editor = editor
         self._backend = backend
         self._session = session

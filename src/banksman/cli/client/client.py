@@ -3,6 +3,12 @@
 Standard library only, one connection per request, no redirects and no proxies: the token goes to the server that was
 named and to nobody else. A request that may be repeated without harm (a GET, or one with an `Idempotency-Key`) is
 repeated a few times when its connection is lost half way; any other is not, because it may have been done.
+
+Decode what a server says, so that a reply of another shape is an error that a person can read.
+
+Verbs index replies by name. Every object of a reply raises `UnexpectedReply` for a member that is not there, and the
+members on which verbs rely are checked for their type when the reply arrives. What lies deeper is an agent's own JSON,
+of which nothing is known.
 """
 
 from __future__ import annotations
@@ -17,12 +23,26 @@ from typing import Any, cast
 from urllib.parse import quote, urlencode
 
 from banksman import sockets
-from banksman.cli.client.discovery import ServerPlace
-from banksman.cli.client.replies import checked, decode
-from banksman.cli.client.session_owners import OwnerRequest, Owners, owner_of
-from banksman.cli.output.terminal import Telling
-from banksman.cli.output.wording import hint_of
+from banksman.cli.client.discovery import OwnerRequest, OwnerServers, ServerAddress, owner_of
+from banksman.cli.output import ProgressMessage, hint_of
 from banksman.errors import BanksmanError
+
+_NUMBER = (int, float)
+_MAYBE_TEXT, _MAYBE_NUMBER = (str, type(None)), (int, float, type(None))
+# Members of a reply, or of an object that it lists, with one meaning in the whole API.
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("id", "agent", "state", "phase", "kind", "cursor", "question", "answer"), str),
+    **dict.fromkeys(("name", "holder", "turn", "hold", "host", "cwd"), _MAYBE_TEXT),
+    **dict.fromkeys(("seq", "epoch"), int),
+    **dict.fromkeys(("at", "cost"), _MAYBE_NUMBER),
+    "created": _NUMBER,
+    **dict.fromkeys(("questions", "argv", "queue", "tasks", "threads"), list),
+    **dict.fromkeys(("body", "counters", "timers"), dict),
+    **dict.fromkeys(("finished", "owner", "last_in", "last_out"), (dict, type(None))),
+}
+# What a look lists: objects, each with members as above.
+_LISTED = ("sessions", "events", "commands", "hosts", "agents", "asked", "tree", "clocks", "requests")
+_HINT = "is it a Banksman server of this version? See --url and BANKSMAN_URL"
 
 CONNECT_SECONDS_MAX = 10.0
 # A server that is alive answers sooner, unless it was asked to wait. Closing and interrupting take as long as ladders.
@@ -32,6 +52,49 @@ LOOK_SECONDS_MAX = 30.0
 ANSWER_BYTES_MAX = 512 << 20
 # How often a request that may be repeated is, and the pauses before.
 RETRY_SECONDS = (0.2, 1.0, 3.0)
+
+
+class UnexpectedReply(BanksmanError):
+    """What answers is no server of ours, or one of another version."""
+
+
+class ServerReply(dict[str, Any]):
+    """An object that a server has sent."""
+
+    def __missing__(self, name: str) -> Any:
+        raise UnexpectedReply(f"cannot read the server's reply: it has no {name!r}", hint=_HINT)
+
+
+def decode(text: str | bytes) -> Any:
+    """Raises `ValueError` or `RecursionError` for what is no JSON."""
+    return json.loads(text, object_hook=ServerReply)
+
+
+def checked(reply: Any, *, is_look: bool = True) -> ServerReply:
+    """The reply, an object whose members are of their types. `is_look`: to a GET, where a list is one of objects."""
+    if not isinstance(reply, ServerReply):
+        raise UnexpectedReply(f"cannot read the server's reply: it is {_kind(reply)}, and no object", hint=_HINT)
+    _check(reply)
+    for name in _LISTED if is_look else ():
+        listed = reply.get(name, [])
+        for each in cast("list[Any]", listed) if isinstance(listed, list) else (listed,):
+            if not isinstance(listed, list) or not isinstance(each, ServerReply):
+                raise UnexpectedReply(f"cannot read the server's reply: {name!r} has {_kind(each)}", hint=_HINT)
+            _check(each)
+    return reply
+
+
+def _check(said: ServerReply) -> None:
+    for name, value in said.items():
+        expected = _TYPES.get(name)
+        if expected is not None and not isinstance(value, expected):
+            raise UnexpectedReply(f"cannot read the server's reply: {name!r} is {_kind(value)}", hint=_HINT)
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "nothing"}
+    return next((name for kind, name in names.items() if isinstance(value, kind)), "a number")
+
 
 Query = Mapping[str, str | int | float | None]
 
@@ -72,16 +135,16 @@ class Client:
     """Asks the server that `find` names at that moment: one that was started anew may have moved."""
 
     def __init__(
-        self, find: Callable[[], ServerPlace], *, on_gone: Callable[[ServerPlace], None] | None = None
+        self, find: Callable[[], ServerAddress], *, on_gone: Callable[[ServerAddress], None] | None = None
     ) -> None:
         """`on_gone` is told of each place where nobody answered, before `find` is asked again."""
         self._find = find
         self._on_gone = on_gone
         self._pause: Callable[[float], None] = time.sleep
-        self._owners = Owners()
+        self._owners = OwnerServers()
 
     @property
-    def place(self) -> ServerPlace:
+    def place(self) -> ServerAddress:
         return self._find()
 
     def get(self, path: str, query: Query | None = None) -> Any:
@@ -106,7 +169,7 @@ class Client:
         pauses = iter(RETRY_SECONDS)
         refusal: Problem | None = None
         # Of a request that names no session in its path (to open one by its name): for this once.
-        once: ServerPlace | None = None
+        once: ServerAddress | None = None
         while True:
             owner = once or self._owners.place(request.session)
             try:
@@ -134,7 +197,7 @@ class Client:
                 raise failure if refusal is None else _unreachable(refusal) from failure
             self._pause(pause)
 
-    def _repeated(self, request: OwnerRequest, once: ServerPlace | None) -> Any:
+    def _repeated(self, request: OwnerRequest, once: ServerAddress | None) -> Any:
         headers = {"Accept": "application/json"}
         if request.key is not None:
             headers["Idempotency-Key"] = request.key
@@ -144,7 +207,7 @@ class Client:
             place = once or self._place_for(request.session)
             try:
                 with (
-                    Telling(f"waiting for {place.url}"),
+                    ProgressMessage(f"waiting for {place.url}"),
                     _exchange(
                         *(place, request.method, request.path),
                         query=request.query,
@@ -168,7 +231,7 @@ class Client:
                     raise
             self._pause(pause)
 
-    def _place_for(self, session: str | None) -> ServerPlace:
+    def _place_for(self, session: str | None) -> ServerAddress:
         """Who is asked about it. What its owner had accepted from us, and has died with, is asked for again first."""
         orphan = self._owners.take_orphan(session)
         if orphan is not None:
@@ -195,7 +258,7 @@ class Client:
             self._note_gone(place)
             raise
 
-    def _note_gone(self, place: ServerPlace) -> None:
+    def _note_gone(self, place: ServerAddress) -> None:
         self._owners.note_gone(place)
         if self._on_gone is not None:
             self._on_gone(place)
@@ -228,7 +291,7 @@ def _unreachable(refusal: Problem) -> Problem:
 
 @contextlib.contextmanager
 def _exchange(
-    place: ServerPlace,
+    place: ServerAddress,
     method: str,
     path: str,
     *,
@@ -266,14 +329,14 @@ class _BySocket(http.client.HTTPConnection):
         self.sock = sockets.connect(self._path, CONNECT_SECONDS_MAX)
 
 
-def _connection_to(place: ServerPlace) -> http.client.HTTPConnection:
+def _connection_to(place: ServerAddress) -> http.client.HTTPConnection:
     if place.socket is not None:
         return _BySocket(place.socket)
     kind = http.client.HTTPSConnection if place.is_secure else http.client.HTTPConnection
     return kind(place.host, place.port, timeout=CONNECT_SECONDS_MAX)
 
 
-def _connect(place: ServerPlace) -> http.client.HTTPConnection:
+def _connect(place: ServerAddress) -> http.client.HTTPConnection:
     connection = _connection_to(place)
     try:
         connection.connect()
@@ -313,7 +376,7 @@ def _ask(
 
 
 @contextlib.contextmanager
-def _losses(place: ServerPlace) -> Generator[None]:
+def _losses(place: ServerAddress) -> Generator[None]:
     """What goes wrong on a connection that was made."""
     try:
         yield
@@ -330,12 +393,12 @@ def _losses(place: ServerPlace) -> Generator[None]:
         raise Lost(f"the connection to {place.url} was lost: {exc.strerror or exc}") from exc
 
 
-def _target(place: ServerPlace, path: str, query: Query | None) -> str:
+def _target(place: ServerAddress, path: str, query: Query | None) -> str:
     said = {name: value for name, value in (query or {}).items() if value is not None}
     return f"{place.prefix}{path}{'?' if said else ''}{urlencode(said)}"
 
 
-def _read(response: http.client.HTTPResponse, place: ServerPlace) -> bytes:
+def _read(response: http.client.HTTPResponse, place: ServerAddress) -> bytes:
     content = response.read(ANSWER_BYTES_MAX + 1)
     if len(content) > ANSWER_BYTES_MAX:
         raise NoServer(f"{place.url} answers with more than {ANSWER_BYTES_MAX} bytes")
@@ -346,7 +409,7 @@ def _read(response: http.client.HTTPResponse, place: ServerPlace) -> bytes:
     return content
 
 
-def _decoded(content: bytes, place: ServerPlace) -> Any:
+def _decoded(content: bytes, place: ServerAddress) -> Any:
     if not content:
         return None
     try:
@@ -355,7 +418,7 @@ def _decoded(content: bytes, place: ServerPlace) -> Any:
         raise NoServer(f"what answers at {place.url} is not Banksman", hint="see --url and BANKSMAN_URL") from exc
 
 
-def _problem(response: http.client.HTTPResponse, place: ServerPlace) -> Problem:
+def _problem(response: http.client.HTTPResponse, place: ServerAddress) -> Problem:
     """A refusal, also one of a proxy or of another program altogether, which says nothing that we understand."""
     said: dict[str, Any] = {}
     with contextlib.suppress(ClientError), _losses(place):

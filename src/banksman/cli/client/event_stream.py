@@ -19,8 +19,18 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from banksman.cli.client.client import Client, ClientError, Lost, NoServer, Problem, Query, segment
-from banksman.cli.client.replies import ServerReply, checked, decode
+from banksman.cli.client.client import (
+    Client,
+    ClientError,
+    Lost,
+    NoServer,
+    Problem,
+    Query,
+    ServerReply,
+    checked,
+    decode,
+    segment,
+)
 
 # A frame of an agent has at most 32 MiB, and JSON may write each of its bytes as six.
 MESSAGE_BYTES_MAX = 256 << 20
@@ -30,6 +40,17 @@ _RETRY_DIGITS_MAX = 15
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _MARK = b"\xef\xbb\xbf"
+
+# A server says something every 15 seconds, if only that it is there. Where that was set to more, we come back for
+# nothing now and then, and miss nothing.
+SILENCE_SECONDS_MAX = 45.0
+# So long a server may be gone: long enough for a restart that finishes what runs.
+GONE_SECONDS_MAX = 300.0
+# A connection without an event is as good as one with, if it was there for so long: the session was quiet.
+HELD_SECONDS_MIN = 5.0
+READ_BYTES_MAX = 65536
+# "Not now": too many streams, a server behind a proxy that is starting, or one that is going. Any other no is final.
+_NOT_NOW = (429, 502, 503, 504)
 
 
 class OversizeMessage(ValueError):
@@ -148,17 +169,7 @@ class SseParser:
 # A server that cannot be reached is looked for again, with pauses that grow up to a bound, and not for ever. So is one
 # that answers and lets go before it has said anything new.
 
-# A server says something every 15 seconds, if only that it is there. Where that was set to more, we come back for
-# nothing now and then, and miss nothing.
-SILENCE_SECONDS_MAX = 45.0
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.1, 5.0
-# So long a server may be gone: long enough for a restart that finishes what runs.
-GONE_SECONDS_MAX = 300.0
-# A connection without an event is as good as one with, if it was there for so long: the session was quiet.
-HELD_SECONDS_MIN = 5.0
-READ_BYTES_MAX = 65536
-# "Not now": too many streams, a server behind a proxy that is starting, or one that is going. Any other no is final.
-_NOT_NOW = (429, 502, 503, 504)
 
 Event = dict[str, Any]
 

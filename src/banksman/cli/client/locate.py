@@ -1,4 +1,6 @@
-"""A host inside of a verb, where there is no server: it begins with the verb's first request, and ends with the verb.
+"""Locate the server for a verb, or start an embedded host for it when there is none.
+
+The embedded host starts with the verb's first request and ends with the verb.
 
 It is the server's own application (server/embedded.py), on a socket in the state folder that only this user can open.
 So a verb asks it as it asks any server; and a second verb, in another terminal, that finds a session in its hands, asks
@@ -7,47 +9,48 @@ it too. When the verb ends, sessions stay in the store, asleep; their agents' pr
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from banksman.cli.client.client import NoServer
-from banksman.cli.client.discovery import ServerPlace, at_socket
-from banksman.cli.output.terminal import PATIENCE_SECONDS, Telling, say_progress
+from banksman import config
+from banksman.cli.client.client import Client, ClientError, NoServer, UnexpectedReply
+from banksman.cli.client.discovery import ServerAddress, announced, at_socket, is_there, named
+from banksman.cli.output import PATIENCE_SECONDS, ProgressMessage, say_progress
+from banksman.cluster.store_address import is_address, parse
 from banksman.errors import UsageError
+from banksman.folders import state_folder
 
 if TYPE_CHECKING:
-    from banksman.server.embedded import Inside
-import os
-import re
-from collections.abc import Callable
-
-from banksman import config
-from banksman.cli.client.client import Client, ClientError
-from banksman.cli.client.discovery import announced, is_there, named
-from banksman.cli.client.replies import UnexpectedReply
-from banksman.cluster.store_address import is_address, parse
-from banksman.folders import state_folder
+    from banksman.server.embedded import EmbeddedServer
 
 # What others have asked of this host by the time the verb is done may take so long.
 FINISH_SECONDS = 60.0
 # Told to end so, a program is killed unless it listens; and would leave its socket behind.
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
+# As `Host` takes them after a path.
+_STORE_SETTINGS = re.compile(r"\?(?=(?:level|keep_bytes|keep_seconds)=)")
+# What a server says that was told no store.
+_USUAL = "the state folder"
 
-class Embedded:
+
+class VerbHost:
     """Of one verb. `store` None: as the settings say, or the user's own."""
 
     def __init__(self, store: str | None, *, in_memory: bool) -> None:
         self._store = store
         self._in_memory = in_memory
-        self._inside: Inside | None = None
+        self._inside: EmbeddedServer | None = None
         self._before: dict[int, Any] = {}
 
-    def start(self) -> ServerPlace:
+    def start(self) -> ServerAddress:
         """Where it is. `NoServer`: this installation has no server in it. Also whatever is wrong with the store."""
         inside = self._inside = self._made()
         self._hear_signals()
@@ -63,15 +66,15 @@ class Embedded:
         if at_once:
             inside.stop(0.0)
         else:
-            with Telling("finishing what others have asked for here; Ctrl-C stops it"):
+            with ProgressMessage("finishing what others have asked for here; Ctrl-C stops it"):
                 inside.stop(FINISH_SECONDS)
         self._inside = None
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _made(self) -> Inside:
+    def _made(self) -> EmbeddedServer:
         try:
-            from banksman.server.embedded import Inside  # noqa: PLC0415
+            from banksman.server.embedded import EmbeddedServer  # noqa: PLC0415
             from banksman.server.server_settings import load  # noqa: PLC0415
         except ModuleNotFoundError as exc:
             if (exc.name or "").startswith("banksman"):
@@ -84,7 +87,7 @@ class Embedded:
         if settings.store == "memory:" and not self._in_memory:
             hint = "--store sqlite:PATH"
             raise UsageError("a store in memory ends with this verb, and nothing is in it when it begins", hint=hint)
-        return Inside(settings)
+        return EmbeddedServer(settings)
 
     def _hear_signals(self) -> None:
         # Only there can they be heard; and whoever has set them has a reason.
@@ -120,13 +123,8 @@ def _tell_if_late(ready: Future[Path], doing: str) -> None:
 # alone. A verb that has begun with a server stays with it: one that is started anew is waited for, and never replaced
 # by a host inside, which could not wait for anybody.
 
-# As `Host` takes them after a path.
-_STORE_SETTINGS = re.compile(r"\?(?=(?:level|keep_bytes|keep_seconds)=)")
-# What a server says that was told no store.
-_USUAL = "the state folder"
 
-
-class Way:
+class ServerLocator:
     """Of one verb. Any thread may ask where; the one that began the verb ends it."""
 
     def __init__(self, *, url: str | None, store: str | None, in_memory: bool = False, needs_server: str = "") -> None:
@@ -136,10 +134,10 @@ class Way:
         self._needs_server = needs_server
         # Whoever holds it decides, which may take as long as a host takes to start; the others want to know the same.
         self._deciding = threading.Lock()
-        self._decided: Callable[[], ServerPlace] | None = None
-        self._embedded: Embedded | None = None
+        self._decided: Callable[[], ServerAddress] | None = None
+        self._embedded: VerbHost | None = None
 
-    def place(self) -> ServerPlace:
+    def place(self) -> ServerAddress:
         """The server, as it is known at this moment. Raises `NoServer` and whatever keeps a host from starting."""
         with self._deciding:
             if self._decided is None:
@@ -156,7 +154,7 @@ class Way:
         if self._embedded is not None:
             self._embedded.end(at_once=at_once)
 
-    def _decide(self) -> Callable[[], ServerPlace]:
+    def _decide(self) -> Callable[[], ServerAddress]:
         found = config.load(flags=self._flags)
         url, store = found["url"], found["store"]
         if self._flags["url"] is not None and self._flags["store"] is not None:
@@ -172,7 +170,7 @@ class Way:
         if self._needs_server and not is_address(wanted or found.value("serve.store") or ""):
             hint = "banksman serve starts one; --url names one elsewhere"
             raise NoServer(f"there is no server here, and {self._needs_server}", hint=hint)
-        embedded = self._embedded = Embedded(wanted, in_memory=self._in_memory)
+        embedded = self._embedded = VerbHost(wanted, in_memory=self._in_memory)
         inside = embedded.start()
         return lambda: inside
 
@@ -180,16 +178,16 @@ class Way:
 class _RunningServer:
     """The server of this user, wherever it is by now; if it says nothing, where it was."""
 
-    def __init__(self, place: ServerPlace) -> None:
+    def __init__(self, place: ServerAddress) -> None:
         self._last = place
 
-    def __call__(self) -> ServerPlace:
+    def __call__(self) -> ServerAddress:
         # Put there whole, by whichever thread: all of them read the same file.
         self._last = announced() or self._last
         return self._last
 
 
-def _has_store(place: ServerPlace, wanted: str) -> bool:
+def _has_store(place: ServerAddress, wanted: str) -> bool:
     try:
         told: Any = Client(lambda: place).get("/v1/server")
         return _file_of(str(told["store"])) == _file_of(wanted)

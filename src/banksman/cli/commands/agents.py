@@ -17,7 +17,7 @@ from typing import TextIO, cast
 
 from banksman.cli import OK
 from banksman.cli.arguments import Parser, add_format
-from banksman.cli.output.terminal import as_line, say, say_json, table
+from banksman.cli.output import as_line, say, say_json, table
 from banksman.cli.server_command import perform
 from banksman.errors import BanksmanError
 from banksman.runtime.execute import execute

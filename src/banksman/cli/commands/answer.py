@@ -7,7 +7,7 @@ from typing import Any
 
 from banksman.cli import NOT_DONE, OK
 from banksman.cli.client.client import segment
-from banksman.cli.output.terminal import as_line, say, say_aside, say_json
+from banksman.cli.output import as_line, say, say_aside, say_json
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.tui.question_view import block_rows, subject_of, title_of
 from banksman.errors import UsageError

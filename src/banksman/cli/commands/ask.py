@@ -8,11 +8,10 @@ import uuid
 from banksman.cli import INTERRUPTED, NOT_DONE, OK
 from banksman.cli.arguments import split_command
 from banksman.cli.client.client import segment
-from banksman.cli.output.terminal import as_line, say, say_json
-from banksman.cli.server_command import ServerParser, client_of, perform
-from banksman.cli.session_actions import add_cwd, ask_to_open, body_of
+from banksman.cli.output import as_line, say, say_json
+from banksman.cli.server_command import ServerParser, add_cwd, ask_to_open, body_of, client_of, perform
 from banksman.cli.tui.event_loop import ScreenLoop
-from banksman.cli.tui.turn_view import Stops, TurnWatch, TurnWishes
+from banksman.cli.tui.turn_view import Stops, TurnOptions, TurnWatch
 
 
 def parser() -> ServerParser:
@@ -70,7 +69,7 @@ def _ask(arguments: argparse.Namespace) -> int:
         # From the place before it was asked on: nothing of it can lie in front of that. But with a key it may be a turn
         # of before, and have begun anywhere; and if it is over, be one that the log no longer has.
         is_new = arguments.key is None
-        ended = TurnWatch(loop, stops, client, session, TurnWishes(form=arguments.format)).watch(
+        ended = TurnWatch(loop, stops, client, session, TurnOptions(form=arguments.format)).watch(
             accepted["turn"],
             after=str(session["seq"]) if is_new else None,
             follows=is_new or accepted["state"] != "ended",

@@ -13,12 +13,12 @@ from typing import Any
 
 from banksman.cli import INTERRUPTED
 from banksman.cli.client.client import Client, segment
-from banksman.cli.client.locate import Way
-from banksman.cli.output.terminal import is_terminal, say_json, stdout_style
+from banksman.cli.client.locate import ServerLocator
+from banksman.cli.output import is_terminal, say_json, stdout_style
 from banksman.cli.server_command import ServerParser, client_of, perform
-from banksman.cli.tui.attached import Attached
-from banksman.cli.tui.event_loop import Connected, FeedEnded, Happened, ScreenLoop, Signalled, follow
-from banksman.cli.tui.event_view import Teller
+from banksman.cli.tui.attached import AttachScreen
+from banksman.cli.tui.event_loop import Connected, EventReceived, FeedEnded, ScreenLoop, Signalled, follow
+from banksman.cli.tui.event_view import EventPrinter
 from banksman.cli.tui.keyboard import Keyboard, open_keyboard
 from banksman.cli.tui.screen import PlainScreen, TextStyle
 
@@ -59,13 +59,13 @@ def _attach(arguments: argparse.Namespace) -> int:
 
 
 def attach_to(
-    client: Client, session: str, keyboard: Keyboard, *, priority: str = "interactive", way: Way | None = None
+    client: Client, session: str, keyboard: Keyboard, *, priority: str = "interactive", way: ServerLocator | None = None
 ) -> int:
     """At this terminal, until somebody leaves. The keyboard is not closed."""
     found: dict[str, Any] = client.get(f"/v1/sessions/{segment(session)}")
     after = _begin(client, found)
     with ScreenLoop() as loop:
-        attached = Attached(loop, client, found, keyboard, priority=priority)
+        attached = AttachScreen(loop, client, found, keyboard, priority=priority)
         return attached.run(after, is_alone=way is not None and way.is_embedded)
 
 
@@ -89,16 +89,16 @@ def _watch(loop: ScreenLoop, client: Client, session: dict[str, Any], after: str
     """Only to be looked at: in words, or as events."""
     form = arguments.format
     screen = PlainScreen(hint="Ctrl-C leaves", has_text=form != "json", has_lines=form == "text")
-    teller = Teller(screen, session["agent"], is_whole_session=True)
+    teller = EventPrinter(screen, session["agent"], is_whole_session=True)
     loop.catch(signal.SIGINT)
     follow(loop, client, session["id"], after=after, is_partial=form != "json")
     try:
         while True:
             for thing in loop.things(1.0):
                 match thing:
-                    case Happened(event) if form == "json":
+                    case EventReceived(event) if form == "json":
                         say_json(event)
-                    case Happened(event) if event["kind"] != "stream.gap":
+                    case EventReceived(event) if event["kind"] != "stream.gap":
                         teller.tell(event)
                     case Connected(is_there):
                         screen.line("back" if is_there else "connection lost, trying again", TextStyle.ASKS)

@@ -6,7 +6,7 @@ import argparse
 
 from banksman.cli import OK
 from banksman.cli.client.client import segment
-from banksman.cli.output.terminal import as_line, say, say_json
+from banksman.cli.output import as_line, say, say_json
 from banksman.cli.server_command import ServerParser, client_of, perform
 
 

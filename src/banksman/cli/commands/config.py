@@ -7,9 +7,9 @@ import argparse
 from banksman import config
 from banksman.cli import OK
 from banksman.cli.arguments import Parser, add_format
-from banksman.cli.output.terminal import as_line, say, say_aside, say_json, table
+from banksman.cli.output import as_line, say, say_aside, say_json, table
 from banksman.cli.server_command import perform
-from banksman.config.toml_file import as_toml, put, template
+from banksman.config.layers import as_toml, put, template
 
 _NOTES = """\
 A flag is heard before a variable (BANKSMAN_STORE, BANKSMAN_SERVE_PORT …), a variable before the file, the file before

@@ -13,8 +13,8 @@ from importlib import import_module
 
 from banksman.cli import NOT_DONE, OK
 from banksman.cli.arguments import Parser, add_format
-from banksman.cli.doctor import Finding, FindingVerdict, Which, made, wrong
-from banksman.cli.output.terminal import as_line, say, say_json, size_of, stdout_style, wrapped
+from banksman.cli.doctor import DoctorOptions, Finding, FindingVerdict, made, wrong
+from banksman.cli.output import as_line, say, say_json, size_of, stdout_style, wrapped
 from banksman.cli.server_command import perform
 
 GROUPS = {
@@ -63,7 +63,7 @@ def main(words: list[str]) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    which = Which(arguments.store, tuple(arguments.monitor))
+    which = DoctorOptions(arguments.store, tuple(arguments.monitor))
     swept: list[tuple[bool, str]] = []
     if arguments.sweep:
         from banksman.cli.doctor import leftovers  # noqa: PLC0415
@@ -97,7 +97,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return OK if is_well else NOT_DONE
 
 
-def _findings(group: str, which: Which) -> Iterator[Finding]:
+def _findings(group: str, which: DoctorOptions) -> Iterator[Finding]:
     try:
         checks = import_module(f"banksman.cli.doctor.{group}").checks(which)
     except ModuleNotFoundError as exc:

@@ -9,7 +9,7 @@ import argparse
 import time
 
 from banksman.cli import OK
-from banksman.cli.output.terminal import as_line, say, say_json, table
+from banksman.cli.output import as_line, say, say_json, table
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.tui.screen import seconds_in_words
 from banksman.cli.tui.session_table import Shown

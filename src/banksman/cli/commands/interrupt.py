@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 
 from banksman.cli import OK
-from banksman.cli.output.terminal import as_line, say, say_json
-from banksman.cli.server_command import ServerParser, client_of, perform
-from banksman.cli.session_actions import interrupt_turn, receipt_in_words
+from banksman.cli.output import as_line, say, say_json
+from banksman.cli.server_command import ServerParser, client_of, interrupt_turn, perform, receipt_in_words
 
 
 def parser() -> ServerParser:

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from banksman.cli import OK
 from banksman.cli.client.client import Client, ClientError, segment
 from banksman.cli.client.event_stream import Event, EventFollower
-from banksman.cli.output.terminal import as_line, say, say_aside, say_json, size_of, stderr_style, stdout_style, wrapped
-from banksman.cli.output.wording import line_of
+from banksman.cli.output import as_line, line_of, say, say_aside, say_json, size_of, stderr_style, stdout_style, wrapped
 from banksman.cli.server_command import ServerParser, client_of, perform
 
 # As many as the server gives at once.

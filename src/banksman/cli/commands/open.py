@@ -6,9 +6,8 @@ import argparse
 
 from banksman.cli import OK
 from banksman.cli.arguments import split_command
-from banksman.cli.output.terminal import as_line, say, say_json
-from banksman.cli.server_command import ServerParser, client_of, perform
-from banksman.cli.session_actions import add_cwd, ask_to_open
+from banksman.cli.output import as_line, say, say_json
+from banksman.cli.server_command import ServerParser, add_cwd, ask_to_open, client_of, perform
 
 
 def parser() -> ServerParser:

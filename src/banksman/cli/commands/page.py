@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from banksman.cli import OK
-from banksman.cli.output.terminal import say, say_json
+from banksman.cli.output import say, say_json
 from banksman.cli.server_command import ServerParser, client_of, perform
 
 

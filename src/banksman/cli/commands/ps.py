@@ -7,7 +7,7 @@ import sys
 import time
 
 from banksman.cli import OK
-from banksman.cli.output.terminal import as_line, cut, padded, say, say_json, size_of, stdout_style, table, width
+from banksman.cli.output import as_line, cut, padded, say, say_json, size_of, stdout_style, table, width
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.tui.screen import seconds_in_words
 from banksman.cli.tui.session_table import ORDER, Shown, colour_of, money, sessions

@@ -19,12 +19,11 @@ from banksman import config
 from banksman.cli import INTERRUPTED, NOT_DONE, OK
 from banksman.cli.arguments import split_command
 from banksman.cli.client.client import Client, segment
-from banksman.cli.output.terminal import as_line, is_terminal, say_aside
-from banksman.cli.server_command import ServerParser, client_of, perform
-from banksman.cli.session_actions import add_cwd, ask_to_open, body_of
-from banksman.cli.tui.event_loop import Done, ScreenLoop
+from banksman.cli.output import as_line, is_terminal, say_aside
+from banksman.cli.server_command import ServerParser, add_cwd, ask_to_open, body_of, client_of, perform
+from banksman.cli.tui.event_loop import CallDone, ScreenLoop
 from banksman.cli.tui.screen import TICK_SECONDS, PlainScreen
-from banksman.cli.tui.turn_view import Stops, TurnWatch, TurnWishes
+from banksman.cli.tui.turn_view import Stops, TurnOptions, TurnWatch
 from banksman.errors import BanksmanError, UsageError
 
 ON_QUESTION = ("ask", "allow", "deny", "fail")
@@ -99,7 +98,7 @@ def _run(arguments: argparse.Namespace) -> int:
         try:
             session = opening.wait()
             accepted = client.post(f"{_path(session)}/turns", body, key=uuid.uuid4().hex)
-            wishes = TurnWishes(
+            wishes = TurnOptions(
                 form=arguments.format,
                 on_question=found.value("run.on_question"),
                 # A session that was there before has its own clocks.
@@ -169,7 +168,7 @@ class _Opening:
         try:
             while True:
                 for thing in self._loop.things(TICK_SECONDS):
-                    if isinstance(thing, Done) and thing.errand == "close":
+                    if isinstance(thing, CallDone) and thing.errand == "close":
                         if thing.error is not None:
                             say_aside(f"banksman: the session {session['id']} was not closed: {as_line(thing.error)}")
                         return
@@ -179,7 +178,7 @@ class _Opening:
 
     def _look(self, seconds: float) -> None:
         for thing in self._loop.things(seconds):
-            if isinstance(thing, Done) and thing.errand == "open":
+            if isinstance(thing, CallDone) and thing.errand == "open":
                 self._is_settled, self._session = True, thing.result
                 if thing.error is not None:
                     raise thing.error

@@ -8,13 +8,13 @@ import sys
 import time
 
 from banksman.cli import OK
-from banksman.cli.output.terminal import as_line, is_terminal, say, say_json, stdout_style, table
+from banksman.cli.output import as_line, is_terminal, say, say_json, stdout_style, table
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.tui import session_table
 from banksman.cli.tui.event_loop import ScreenLoop
 from banksman.cli.tui.keyboard import open_keyboard
-from banksman.cli.tui.session_board import Board
-from banksman.cli.tui.session_table import Survey
+from banksman.cli.tui.session_board import SessionBoard
+from banksman.cli.tui.session_table import SessionRows
 
 INTERVAL_SECONDS = 2.0
 
@@ -49,7 +49,7 @@ def main(words: list[str]) -> int:
 
 def _top(arguments: argparse.Namespace) -> int:
     client = client_of(arguments)
-    survey = Survey(client)
+    survey = SessionRows(client)
     rows = survey.all()
     is_drawn = arguments.format == "text" and stdout_style().is_drawn and is_terminal(sys.stdin)
     keyboard = open_keyboard() if is_drawn and not arguments.once else None
@@ -67,4 +67,4 @@ def _top(arguments: argparse.Namespace) -> int:
                 say("no sessions; banksman run AGENT PROMPT asks an agent something")
         return OK
     with keyboard, ScreenLoop() as loop:
-        return Board(loop, client, survey, rows, keyboard, interval=arguments.interval).run()
+        return SessionBoard(loop, client, survey, rows, keyboard, interval=arguments.interval).run()

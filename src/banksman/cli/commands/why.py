@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from banksman.cli import OK
 from banksman.cli.client.client import segment
-from banksman.cli.output.terminal import as_line, as_text, say, say_json, stdout_style
-from banksman.cli.output.wording import how_to_answer
+from banksman.cli.output import as_line, as_text, how_to_answer, say, say_json, stdout_style
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.tui.question_view import block_rows, subject_of, title_of
 from banksman.cli.tui.session_table import Shown, colour_of, money

@@ -38,7 +38,7 @@ Check = Callable[[], Iterable[Finding]]
 
 
 @dataclass(frozen=True, slots=True)
-class Which:
+class DoctorOptions:
     """What is to be looked at, where it is not what the settings say. `store`: this one alone. `monitors`: where the
     servers of a cluster tell how they are."""
 

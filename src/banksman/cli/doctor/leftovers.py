@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from banksman import sockets
-from banksman.cli.doctor import Check, Finding, Which, note, ok, wrong
+from banksman.cli.doctor import Check, DoctorOptions, Finding, note, ok, wrong
 from banksman.cli.doctor.places import stores
-from banksman.commands import spill_file
+from banksman.commands import output
 from banksman.errors import BanksmanError
 from banksman.folders import sockets_folder, state_folder
 from banksman.process import orphans
@@ -51,7 +51,7 @@ class Leftover:
     remove: Callable[[], Iterable[str]] | None = None
 
 
-def checks(which: Which) -> list[Check]:
+def checks(which: DoctorOptions) -> list[Check]:
     def leftovers() -> Iterator[Finding]:
         found = list(find(which.store))
         yield from (each.finding for each in found)
@@ -258,7 +258,7 @@ def _remove(path: Path, content: bytes) -> list[str]:
 
 def _spills() -> Iterator[Leftover]:
     folder = tempfile.gettempdir()
-    dead = list(spill_file.find_dead(folder))
+    dead = list(output.find_dead(folder))
     if dead:
         count, size = sum(len(each.files) for each in dead), sum(each.size for each in dead)
         seen = f"{count} files with output of commands, {_mib(size)}, in {folder}, of {len(dead)} killed processes"

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 import banksman
-from banksman.cli.doctor import Check, Finding, Which, note, ok, wrong
+from banksman.cli.doctor import Check, DoctorOptions, Finding, note, ok, wrong
 from banksman.errors import BanksmanError
 from banksman.process import syscalls
 from banksman.runtime.execute import execute
@@ -32,7 +32,7 @@ SERVER_PACKAGES = ("msgspec", "starlette", "uvicorn", "httptools", "prometheus-c
 CLUSTER_PACKAGES = ("nats-py",)
 
 
-def checks(_: Which) -> list[Check]:
+def checks(_: DoctorOptions) -> list[Check]:
     return [kernel, processes, trial, python, packages, fds, words, temporary_folder]
 
 

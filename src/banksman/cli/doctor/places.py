@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from banksman import config
-from banksman.cli.doctor import Check, Finding, Which, ok, wrong
+from banksman.cli.doctor import Check, DoctorOptions, Finding, ok, wrong
 from banksman.errors import UsageError
 from banksman.folders import sockets_folder, state_folder
 
@@ -16,7 +16,7 @@ from banksman.folders import sockets_folder, state_folder
 _SETTINGS = ("?level=", "?keep_bytes=", "?keep_seconds=")
 
 
-def checks(_: Which) -> list[Check]:
+def checks(_: DoctorOptions) -> list[Check]:
     return [state, token, sockets]
 
 

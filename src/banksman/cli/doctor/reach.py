@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import banksman
 from banksman.cli.client.client import Client, ClientError, NotLetIn
 from banksman.cli.client.discovery import find, is_there
-from banksman.cli.doctor import Check, Finding, Which, note, ok, wrong
+from banksman.cli.doctor import Check, DoctorOptions, Finding, note, ok, wrong
 from banksman.sessions import known_agents
 
 
-def checks(_: Which) -> list[Check]:
+def checks(_: DoctorOptions) -> list[Check]:
     return [server, agents]
 
 

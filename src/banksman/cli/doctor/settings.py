@@ -7,11 +7,11 @@ import stat
 from collections.abc import Iterator
 
 from banksman import config
-from banksman.cli.doctor import Check, Finding, Which, note, ok, wrong
+from banksman.cli.doctor import Check, DoctorOptions, Finding, note, ok, wrong
 from banksman.errors import UsageError
 
 
-def checks(_: Which) -> list[Check]:
+def checks(_: DoctorOptions) -> list[Check]:
     return [settings, file_mode, variables]
 
 

@@ -1,37 +1,56 @@
-"""The store: whether it is whole, who has it open, how large it is, and whether there is room for more.
-
-One on NATS is looked at by `cluster.py`.
-"""
+"""Check the stores: an SQLite file (damage, owners, free space) or NATS servers (version, replicas, streams)."""
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from banksman.cli.doctor import Check, Finding, Which, cluster, note, ok, wrong
+from banksman.cli.doctor import Check, DoctorOptions, Finding, note, ok, wrong
 from banksman.cli.doctor.machine import room
-from banksman.cli.doctor.places import private, stores
+from banksman.cli.doctor.places import private, specs, stores
 from banksman.cluster import store_address as addresses
+from banksman.cluster.store_address import StoreAddress
 from banksman.store.sqlite import store_health
 from banksman.store.sqlite.store_health import StoreHealth
+
+if TYPE_CHECKING:
+    from banksman.cluster.log.cluster_health import ClusterHealth, NatsServer, StorageUse
+    from banksman.cluster.log.store_check import StoreContents
+
 
 # Beyond it a look takes long, and so does a backup.
 LARGE_BYTES = 8 << 30
 _KNOWN = ("sqlite:", "memory:", *addresses.SCHEMES)
 
+# An event that is smaller goes as it is, with what a message has besides; see store/cluster.
+PAYLOAD_BYTES_MIN = 1 << 20
+# As many are named of what deletions have left, of each kind.
+REMAINS_MAX = 5
+SEE = "docs/cluster.md has a configuration"
+ALWAYS = "jetstream { sync_interval: always } in the configuration of each server, and restart one after the other"
+# The streams that the first host makes together, and what to do where somebody has deleted one of them.
+MADE_AT_ONCE = {
+    "-events": "what was said is gone with it: stop all hosts, and restore it before one of them makes an empty one",
+    "-records": "who has which session is gone with it: stop all hosts, and restore it before one makes an empty one",
+    "-hosts": "restart one host: it makes it anew, and nothing is lost",
+}
 
-def checks(which: Which) -> list[Check]:
+
+def checks(which: DoctorOptions) -> list[Check]:
     def store() -> Iterator[Finding]:
         for path in stores(which.store):
-            yield from _of(path)
+            yield from _sqlite_store(path)
         if which.store is not None and not which.store.startswith(_KNOWN):
             yield wrong("store", f"there is no store {which.store!r:.100}", "sqlite:PATH, or nats://HOST:4222")
 
-    return [store, *cluster.checks(which)]
+    return [store, *cluster_checks(which)]
 
 
-def _of(path: Path) -> Iterator[Finding]:
+def _sqlite_store(path: Path) -> Iterator[Finding]:
     found = store_health.look(path)
     if found is None:
         yield ok("store", f"{path} (there is none yet)")
@@ -69,3 +88,182 @@ def _health(found: StoreHealth) -> Iterator[Finding]:
         yield note("store", seen, "keep less: keep_bytes and keep_seconds in [serve]")
     else:
         yield ok("store", f"{seen}, whole")
+
+
+# Where JetStream has no room, nothing is accepted any more: said in time, and when it is late.
+FULL_HIGH, FULL_MAX = 0.8, 0.95
+
+
+def cluster_checks(which: DoctorOptions) -> list[Check]:
+    def cluster() -> Iterator[Finding]:
+        for spec in specs(which.store):
+            if spec is not None and addresses.is_address(spec):
+                yield from _nats_store(addresses.parse(spec), which.monitors)
+
+    return [cluster]
+
+
+def _nats_store(address: StoreAddress, monitors: tuple[str, ...]) -> Iterator[Finding]:
+    try:
+        from banksman.cluster.log import cluster_health, store_check  # noqa: PLC0415
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "nats":
+            raise
+        yield wrong("cluster", f"{address} needs the package nats-py", "pip install 'banksman[cluster]'")
+        return
+    found = asyncio.run(cluster_health.look(address, monitors=monitors))
+    yield from _servers(found)
+    if found.entered:
+        yield wrong("cluster", f"{address}: {found.entered}", found.hint or SEE)
+    else:
+        yield from _size(address, found)
+        yield from _streams(address, found)
+        ids = {server.id for server in found.servers}
+        yield from map(_room, asyncio.run(cluster_health.look_at_usage(address, ids, monitors=monitors)))
+        yield from _access(address, found)
+        if _has(found, f"{address.prefix}-events") and _has(found, f"{address.prefix}-records"):
+            yield from _contents(address.prefix, asyncio.run(store_check.look(address)))
+    yield from _syncing(found)
+
+
+def _servers(found: ClusterHealth) -> Iterator[Finding]:
+    for server in found.servers:
+        if server.fault:
+            fix = "is nats-server running there, and is its port open to us?"
+            yield wrong("cluster", f"{server.place} does not answer: {server.fault}", fix)
+            continue
+        yield _server(server)
+
+
+def _server(server: NatsServer) -> Finding:
+    version = ".".join(map(str, server.version))
+    seen = f"{server.place} is {server.name}, nats-server {version}"
+    if not server.is_recent:
+        return wrong("cluster", seen, "upgrade it to 2.12 or newer: several records change as one only since then")
+    if not server.has_jetstream:
+        return wrong("cluster", f"{seen}, without JetStream", f"turn it on: {SEE}")
+    if server.payload_bytes_max < PAYLOAD_BYTES_MIN:
+        seen += f", takes messages of {server.payload_bytes_max} bytes at most"
+        return wrong("cluster", seen, f"max_payload: {PAYLOAD_BYTES_MIN}, the usual, or more")
+    return ok("cluster", seen)
+
+
+def _size(address: StoreAddress, found: ClusterHealth) -> Iterator[Finding]:
+    size = found.cluster_size
+    if size > 1 and len(address.servers) < size:
+        seen = f"{address} names {len(address.servers)} of {size} servers"
+        yield note("cluster", seen, "name all, HOST:PORT,HOST:PORT: who starts while one is down needs another")
+    if size == 2:
+        yield wrong("cluster", "of two servers both must be up", "run three: then one of them may be down")
+
+
+def _streams(address: StoreAddress, found: ClusterHealth) -> Iterator[Finding]:
+    for stream in found.streams:
+        seen = f"stream {stream.name}, {stream.replicas} {'replicas' if stream.replicas > 1 else 'replica'}"
+        if not stream.leader:
+            fix = "more than half of its servers must be up; what is acknowledged is kept meanwhile"
+            yield wrong("cluster", f"{seen}: it has no leader, so it takes nothing", fix)
+        elif stream.late:
+            yield wrong("cluster", f"{seen}: {', '.join(stream.late)} lags or is gone", "start it, or let it catch up")
+        elif stream.replicas == 1:
+            yield _alone(stream.name, found.cluster_size)
+        else:
+            yield ok("cluster", seen)
+        if stream.lease is not None and stream.lease != address.lease:
+            seen = f"hosts of {address} are dead after {stream.lease:g} s, and the URL says lease={address.lease:g}"
+            yield wrong("cluster", seen, f"say lease={stream.lease:g}: else two hosts may have one session at a time")
+    if found.missing and not found.streams:
+        yield ok("cluster", f"{address} has no sessions yet: the first host that comes makes its streams")
+    elif found.streams:
+        yield from _gone(found)
+
+
+def _access(address: StoreAddress, found: ClusterHealth) -> Iterator[Finding]:
+    """Who can come in, and who can listen. A client that publishes under our subjects runs programs on every host."""
+    if found.is_open:
+        seen = f"{address} lets clients in without credentials: each of them can run programs on every host"
+        yield wrong("access", seen, f"give it an account with a user and a password, or creds=; {SEE}")
+    else:
+        yield ok("access", f"{address} asks for credentials")
+    plain = [server.place for server in found.servers if not (server.fault or server.has_tls or _is_here(server.place))]
+    if plain and not address.tls:
+        seen = f"{', '.join(plain)}: without TLS, so the network reads credentials and all that agents say"
+        yield wrong("access", seen, f"turn TLS on and say tls://; {SEE}")
+
+
+def _is_here(place: str) -> bool:
+    """Whether it is reached without a network."""
+    host = place.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _has(found: ClusterHealth, name: str) -> bool:
+    return any(stream.name == name and stream.leader for stream in found.streams)
+
+
+def _contents(prefix: str, found: StoreContents) -> Iterator[Finding]:
+    for seen, fix in found.faults:
+        yield wrong("session", seen, fix or SEE)
+    for part in found.remains[:REMAINS_MAX]:
+        subject = f"{prefix}.ev.{part}"
+        seen = f"events under {subject} belong to no session: a deletion was cut short, or is under way"
+        yield note("remains", seen, f"nats stream purge {prefix}-events --subject {subject}")
+    for name in found.blobs[:REMAINS_MAX]:
+        seen = f"the blob {name} belongs to no session: a deletion was cut short, or is under way"
+        yield note("remains", seen, f"nats object del {prefix}-blobs {name}")
+    left = max(0, len(found.remains) - REMAINS_MAX) + max(0, len(found.blobs) - REMAINS_MAX)
+    if left:
+        yield note("remains", f"{left} more like these", "remove these, and look again")
+    if not found.is_checked:
+        yield note("session", "not every event was read: there are too many of them for one look")
+    elif not found.faults:
+        yield ok("session", f"{found.sessions} sessions, whole")
+
+
+def _room(found: StorageUse) -> Finding:
+    used, share = _size_in_words(found.used_bytes), found.share
+    if found.limit_bytes is None or share is None:
+        return ok("storage", f"{found.place} keeps {used}, and has no bound of its own")
+    seen = f"{found.place} keeps {used}, {share:.0%} of {_size_in_words(found.limit_bytes)}"
+    fix = "raise max_file_store, or the account's limit; or forget sessions: banksman close --forget"
+    if share >= FULL_MAX:
+        return wrong("storage", f"{seen}: when it is full nothing is accepted any more", fix)
+    return note("storage", seen, fix) if share > FULL_HIGH else ok("storage", seen)
+
+
+def _size_in_words(count: int) -> str:
+    size, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.0f} {units[0]}" if units[0] == "bytes" else f"{size:.1f} {units[0]}"
+
+
+def _gone(found: ClusterHealth) -> Iterator[Finding]:
+    for name in found.missing:
+        for kind, fix in MADE_AT_ONCE.items():
+            if name.endswith(kind):
+                yield wrong("cluster", f"stream {name} is gone, and others are there", fix)
+
+
+def _alone(name: str, cluster_size: int) -> Finding:
+    seen = f"stream {name} has no replica: one node's death stops everything"
+    if cluster_size >= 3:
+        return wrong("cluster", seen, f"nats stream edit {name} --replicas 3")
+    return note("cluster", seen, f"run three servers; {SEE}")
+
+
+def _syncing(found: ClusterHealth) -> Iterator[Finding]:
+    unknown = [each.place for each in found.syncing if each.seconds is None]
+    for each in found.syncing:
+        if each.seconds == 0:
+            yield ok("sync", f"{each.place} syncs before it acknowledges")
+        elif each.seconds is not None:
+            seen = f"{each.place} syncs every {each.seconds:g} s: a power cut takes what was acknowledged since then"
+            yield wrong("sync", seen, ALWAYS)
+    if unknown:
+        seen = f"when {', '.join(unknown)} syncs is not known: no client is told, and no monitoring port answers"
+        fix = f"--monitor http://HOST:8222 names one; or look for {ALWAYS.partition(' in ')[0]} yourself"
+        yield note("sync", seen, fix)

@@ -10,24 +10,22 @@ from typing import Any
 
 from banksman.cli import INTERRUPTED, OK
 from banksman.cli.client.client import Client, segment
-from banksman.cli.session_actions import interrupt_turn, receipt_in_words
+from banksman.cli.server_command import interrupt_turn, receipt_in_words
 from banksman.cli.tui import question_view
 from banksman.cli.tui.event_loop import (
+    CallDone,
     Connected,
-    Done,
+    EventReceived,
     FeedEnded,
-    Happened,
     ScreenLoop,
     Signalled,
     Thing,
     Typed,
     follow,
 )
-from banksman.cli.tui.event_view import Event, Teller
-from banksman.cli.tui.keyboard import Keyboard, KeyPress
-from banksman.cli.tui.line_editor import LineEditor
-from banksman.cli.tui.live_screen import Live
-from banksman.cli.tui.screen import TICK_SECONDS, TextStyle
+from banksman.cli.tui.event_view import Event, EventPrinter
+from banksman.cli.tui.keyboard import Keyboard, KeyPress, LineEditor
+from banksman.cli.tui.screen import TICK_SECONDS, LiveScreen, TextStyle
 from banksman.errors import BanksmanError
 
 # Its keys are shown, and count, from so long after a question came: what was being typed then is no answer.
@@ -35,7 +33,7 @@ GUARD_SECONDS = 0.4
 _ASK, _ANSWER, _INTERRUPT, _QUESTIONS = "ask", "answer", "interrupt", "questions"
 
 
-class Attached:
+class AttachScreen:
     """Runs in the loop's thread, the main one."""
 
     def __init__(
@@ -48,8 +46,8 @@ class Attached:
         self._keyboard = keyboard
         self._priority: str | int = int(priority) if priority.lstrip("-").isdigit() else priority
         self._editor = LineEditor()
-        self._screen = Live(self._editor)
-        self._teller = Teller(self._screen, session["agent"], is_whole_session=True)
+        self._screen = LiveScreen(self._editor)
+        self._teller = EventPrinter(self._screen, session["agent"], is_whole_session=True)
         self._running: str | None = session["holder"]
         # The turn that was told to stop from here: who wants that again wants to leave.
         self._stopping: str | None = None
@@ -97,7 +95,7 @@ class Attached:
     # -- what comes --------------------------------------------------------------------------------------------------
     def _take(self, thing: Thing) -> None:
         match thing:
-            case Happened(event):
+            case EventReceived(event):
                 self._event(event)
             case Typed(key):
                 self._key(key)
@@ -105,7 +103,7 @@ class Attached:
                 self._signal(number)
             case Connected(is_there):
                 self._screen.line("back" if is_there else "connection lost, trying again", TextStyle.ASKS)
-            case Done(errand, result, error):
+            case CallDone(errand, result, error):
                 self._done(errand, result, error)
             case FeedEnded(error):
                 raise error

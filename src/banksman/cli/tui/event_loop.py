@@ -33,7 +33,7 @@ TYPED_BYTES_MAX = 65536
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class EventReceived:
     """An event of a stream."""
 
     event: dict[str, Any]
@@ -54,7 +54,7 @@ class FeedEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CallDone:
     """An errand came back, with what it got or with why not."""
 
     errand: str
@@ -77,7 +77,7 @@ class Tick:
     """As much time has passed as the caller wanted to wait."""
 
 
-Thing = Happened | Connected | FeedEnded | Done | Typed | Signalled | Tick
+Thing = EventReceived | Connected | FeedEnded | CallDone | Typed | Signalled | Tick
 
 
 class ScreenLoop:
@@ -152,18 +152,18 @@ class ScreenLoop:
 
     # -- what is done elsewhere --------------------------------------------------------------------------------------
     def send(self, errand: str, call: Callable[[], Any]) -> None:
-        """In a thread of its own; comes back as `Done`."""
+        """In a thread of its own; comes back as `CallDone`."""
 
         def run() -> None:
             try:
-                self.post(Done(errand, call()))
+                self.post(CallDone(errand, call()))
             except BanksmanError as exc:
-                self.post(Done(errand, error=exc))
+                self.post(CallDone(errand, error=exc))
 
         threading.Thread(target=run, name=f"banksman-{errand}", daemon=True).start()
 
     def follow(self, events: Callable[[], Iterator[dict[str, Any]]]) -> None:
-        """Events as `Happened`, and `FeedEnded` when they end by themselves."""
+        """Events as `EventReceived`, and `FeedEnded` when they end by themselves."""
 
         def run() -> None:
             try:
@@ -171,7 +171,7 @@ class ScreenLoop:
                     self._room.acquire()
                     if self._is_left:
                         return
-                    self.post(Happened(event))
+                    self.post(EventReceived(event))
                 self.post(FeedEnded(AssertionError("a stream has no end")))
             except BaseException as exc:
                 # Told to the thread that can do something about it, a bug too.
@@ -197,7 +197,7 @@ class ScreenLoop:
         found: list[Thing] = []
         while self._posted:
             thing = self._posted.popleft()
-            if isinstance(thing, Happened):
+            if isinstance(thing, EventReceived):
                 self._room.release()
             found.append(thing)
             if len(found) >= EVENTS_AHEAD_MAX:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-from banksman.cli.output.wording import prompt_of, tokens_of
+from banksman.cli.output import prompt_of, tokens_of
 from banksman.cli.tui.screen import Screen, TextStyle, duration_in_words
 
 Event = dict[str, Any]
@@ -33,7 +33,7 @@ class _Tool:
     began: float
 
 
-class Teller:
+class EventPrinter:
     """`agent`: whose words these are. `is_whole_session`: it is also told who asks what, and what becomes of it."""
 
     def __init__(self, screen: Screen, agent: str, *, is_whole_session: bool = False) -> None:

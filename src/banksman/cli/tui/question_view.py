@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from banksman.cli.output.terminal import as_line, as_text, rows
+from banksman.cli.output import as_line, as_text, rows
 
 # What a person is asked to approve, in full. Pure.
 #
@@ -40,6 +40,9 @@ _NOT_SHOWN = (
 )
 # The braille blank is a picture of nothing.
 _BLANKS = re.compile(rf"[\s\u2800]{{{BLANKS_MAX + 1},}}")
+
+_AGENT = "the agent says: "
+OPTIONS_MAX = 9
 
 
 def title_of(asked: Asked) -> str:
@@ -83,9 +86,6 @@ def _titled(asked: Asked, subject: list[_Line]) -> str:
         label, text = subject[0]
         return f"{tool}: {text}" if label.removesuffix(": ") in _FIRST else f"{tool}: {label}{text}"
     return f"{tool} ({len(subject)} line{'s' if len(subject) > 1 else ''} above)"
-
-
-_AGENT = "the agent says: "
 
 
 def _subject(asked: Asked) -> list[_Line]:
@@ -158,9 +158,6 @@ def _collapsed(line: str) -> str:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-OPTIONS_MAX = 9
 
 
 @dataclass(frozen=True, slots=True)

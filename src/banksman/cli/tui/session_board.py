@@ -12,12 +12,22 @@ from typing import Any
 
 from banksman.cli import INTERRUPTED, OK
 from banksman.cli.client.client import Client
-from banksman.cli.output.terminal import CannotWrite, as_line, cut, padded, size_of, stdout_style, wrapped
-from banksman.cli.session_actions import interrupt_turn, receipt_in_words
+from banksman.cli.output import CannotWrite, as_line, cut, padded, size_of, stdout_style, wrapped
+from banksman.cli.server_command import interrupt_turn, receipt_in_words
 from banksman.cli.tui import session_table
-from banksman.cli.tui.event_loop import Connected, Done, FeedEnded, Happened, ScreenLoop, Signalled, Thing, Typed, news
+from banksman.cli.tui.event_loop import (
+    CallDone,
+    Connected,
+    EventReceived,
+    FeedEnded,
+    ScreenLoop,
+    Signalled,
+    Thing,
+    Typed,
+    news,
+)
 from banksman.cli.tui.keyboard import Keyboard, KeyPress
-from banksman.cli.tui.session_table import BUSY, SessionRow, Survey
+from banksman.cli.tui.session_table import BUSY, SessionRow, SessionRows
 from banksman.errors import BanksmanError
 
 # However much happens, it is not looked at, and not drawn, more often than this.
@@ -40,14 +50,14 @@ _HELP = (
 )
 
 
-class Board:
+class SessionBoard:
     """Runs in the loop's thread, the main one."""
 
     def __init__(
         self,
         loop: ScreenLoop,
         client: Client,
-        survey: Survey,
+        survey: SessionRows,
         rows: dict[str, SessionRow],
         keyboard: Keyboard,
         *,
@@ -91,7 +101,7 @@ class Board:
                 for thing in things:
                     self._take(thing)
                 self._look()
-                is_key = any(isinstance(thing, Typed | Signalled | Done) for thing in things)
+                is_key = any(isinstance(thing, Typed | Signalled | CallDone) for thing in things)
                 if is_key or time.monotonic() - self._drawn_at >= REFRESH_SECONDS:
                     self._draw()
             return self._code
@@ -146,16 +156,16 @@ class Board:
     # -- what comes --------------------------------------------------------------------------------------------------
     def _take(self, thing: Thing) -> None:
         match thing:
-            case Happened(event):
+            case EventReceived(event):
                 self._dirty.add(event["session"])
             case Connected(is_there):
                 self._is_lost = not is_there
                 self._is_all_dirty = self._is_all_dirty or is_there
             case FeedEnded(error):
                 raise error
-            case Done(errand, result, error) if errand in ("all", "some"):
+            case CallDone(errand, result, error) if errand in ("all", "some"):
                 self._seen(errand, result, error)
-            case Done("interrupt", result, error):
+            case CallDone("interrupt", result, error):
                 self._note = receipt_in_words(result) if error is None else f"it could not be stopped: {error}"
             case Typed(key):
                 self._key(key)

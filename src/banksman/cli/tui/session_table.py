@@ -7,10 +7,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from banksman.cli.client.client import Client, Problem, segment
-from banksman.cli.output.terminal import Style, as_line, cut, padded, width
+from banksman.cli.output import Style, as_line, cut, padded, width
 from banksman.cli.tui.screen import seconds_in_words
 
 Shown = dict[str, Any]
+
+# By who is to act: somebody is asked, something is wrong, it runs, it will, it could, it is another's, it is over.
+ORDER = ("asks", "wedged", "not movable", "unreachable", "running", "queued", "idle", "elsewhere", "gone")
+# In these somebody holds it, and there is more to tell.
+BUSY = ("asks", "wedged", "running")
+# So many are looked at closely. What is further down nobody sees.
+CLOSE_MAX = 40
+# How far back the beginning of a turn is looked for.
+EVENTS_MAX = 100
+PROMPT_COLUMNS_MIN = 12
+_GAP = 2
+# In the order in which they are shown.
+_HEADS = {
+    "state": "STATE",
+    "name": "SESSION",
+    "agent": "AGENT",
+    "host": "HOST",
+    "prompt": "DOES",
+    "for": "FOR",
+    "queue": "QUEUE",
+    "asks": "ASKS",
+    "cost": "COST",
+    "memory": "MEMORY",
+    "processes": "PIDS",
+    "last": "LAST",
+}
+# The first goes first.
+DROPPED = ("processes", "memory", "agent", "last", "cost", "host", "queue", "prompt", "asks", "for")
 
 
 def sessions(client: Client) -> Iterator[Shown]:
@@ -43,16 +71,6 @@ def colour_of(style: Style, state: str) -> Callable[[str], str]:
             return str
 
 
-# By who is to act: somebody is asked, something is wrong, it runs, it will, it could, it is another's, it is over.
-ORDER = ("asks", "wedged", "not movable", "unreachable", "running", "queued", "idle", "elsewhere", "gone")
-# In these somebody holds it, and there is more to tell.
-BUSY = ("asks", "wedged", "running")
-# So many are looked at closely. What is further down nobody sees.
-CLOSE_MAX = 40
-# How far back the beginning of a turn is looked for.
-EVENTS_MAX = 100
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRow:
     """`since`: when the turn that runs began; None: none does, or nobody can tell. `host`: which of many has it."""
@@ -79,7 +97,7 @@ class SessionRow:
         return place, self.created, self.id
 
 
-class Survey:
+class SessionRows:
     """Asks, and remembers what does not change. Used by one thread at a time."""
 
     def __init__(self, client: Client) -> None:
@@ -151,26 +169,6 @@ def _row(session: dict[str, Any], **more: Any) -> SessionRow:
 # session. The prompt takes what room is left, and goes when that is too little to read.
 
 NAME_COLUMNS_MAX, NAME_COLUMNS_MIN = 24, 8
-PROMPT_COLUMNS_MIN = 12
-_GAP = 2
-
-# In the order in which they are shown.
-_HEADS = {
-    "state": "STATE",
-    "name": "SESSION",
-    "agent": "AGENT",
-    "host": "HOST",
-    "prompt": "DOES",
-    "for": "FOR",
-    "queue": "QUEUE",
-    "asks": "ASKS",
-    "cost": "COST",
-    "memory": "MEMORY",
-    "processes": "PIDS",
-    "last": "LAST",
-}
-# The first goes first.
-DROPPED = ("processes", "memory", "agent", "last", "cost", "host", "queue", "prompt", "asks", "for")
 
 
 def heads(rows: Sequence[SessionRow]) -> dict[str, str]:

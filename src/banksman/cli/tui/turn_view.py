@@ -11,12 +11,11 @@ from types import FrameType
 from typing import Any
 
 from banksman.cli.client.client import Client, segment
-from banksman.cli.output.terminal import as_text, say, say_json, stderr_style
-from banksman.cli.output.wording import how_to_answer
-from banksman.cli.session_actions import interrupt_turn, receipt_in_words
+from banksman.cli.output import as_text, how_to_answer, say, say_json, stderr_style
+from banksman.cli.server_command import interrupt_turn, receipt_in_words
 from banksman.cli.tui import question_view
-from banksman.cli.tui.event_loop import Connected, Done, FeedEnded, Happened, ScreenLoop, Thing, Typed, follow
-from banksman.cli.tui.event_view import Event, Teller, outcome_in_words
+from banksman.cli.tui.event_loop import CallDone, Connected, EventReceived, FeedEnded, ScreenLoop, Thing, Typed, follow
+from banksman.cli.tui.event_view import Event, EventPrinter, outcome_in_words
 from banksman.cli.tui.keyboard import Keyboard, open_keyboard
 from banksman.cli.tui.screen import TICK_SECONDS, PlainScreen, TextStyle
 from banksman.errors import BanksmanError
@@ -60,11 +59,11 @@ class Stops:
 
     def _stop(self, session: str, turn: str) -> None:
         self._wishes.get()
-        self._loop.post(Done(STOPPING))
+        self._loop.post(CallDone(STOPPING))
         try:
-            self._loop.post(Done(STOPPED, interrupt_turn(self._client, session, turn)))
+            self._loop.post(CallDone(STOPPED, interrupt_turn(self._client, session, turn)))
         except BanksmanError as exc:
-            self._loop.post(Done(STOPPED, error=exc))
+            self._loop.post(CallDone(STOPPED, error=exc))
 
 
 # One turn, watched to its end: what `ask` and `run` have in common.
@@ -81,7 +80,7 @@ _OUTCOME, _ANSWER = "outcome", "answer "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnWishes:
+class TurnOptions:
     """`form`: text, json or quiet. `on_question`: ask, allow, deny or fail. `seconds_max`: then it is stopped."""
 
     form: str
@@ -95,7 +94,7 @@ class TurnWatch:
     """Enter the loop first. Everything here happens in its thread."""
 
     def __init__(
-        self, loop: ScreenLoop, stops: Stops, client: Client, session: dict[str, Any], wishes: TurnWishes
+        self, loop: ScreenLoop, stops: Stops, client: Client, session: dict[str, Any], wishes: TurnOptions
     ) -> None:
         self._loop = loop
         self._stops = stops
@@ -103,7 +102,7 @@ class TurnWatch:
         self._session = session
         self._wishes = wishes
         self.screen = PlainScreen(has_text=wishes.form == "text", has_lines=wishes.form == "text")
-        self._teller = Teller(self.screen, session["agent"])
+        self._teller = EventPrinter(self.screen, session["agent"])
         self._questions: list[question_view.QuestionView] = []
         # Those that were answered by a key, until the log says so: what was sent may not have come there.
         self._sent: dict[str, question_view.QuestionView] = {}
@@ -151,7 +150,7 @@ class TurnWatch:
     # -- what comes --------------------------------------------------------------------------------------------------
     def _take(self, thing: Thing) -> None:
         match thing:
-            case Happened(event):
+            case EventReceived(event):
                 self._event(event)
             case FeedEnded(error):
                 raise error
@@ -162,7 +161,7 @@ class TurnWatch:
                 self.screen.busy("waiting for the agent" if is_there else "connection lost, trying again")
             case Typed(key):
                 self._key(key)
-            case Done(errand, result, error):
+            case CallDone(errand, result, error):
                 self._done(errand, result, error)
             case _:
                 pass

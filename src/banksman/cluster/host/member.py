@@ -17,18 +17,17 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from banksman.cluster.host.takeover import Application, Taking
+from banksman.cluster.host.takeover import Application, JobRunner, LossAnnouncer, UnownedScan, is_to_go_on, offer_one
 from banksman.cluster.host.transcript_copies import TranscriptCopies
-from banksman.cluster.host.unowned_sessions import Looking, Watching, is_to_go_on, offer_one
-from banksman.cluster.interfaces import Card, Cluster
+from banksman.cluster.interfaces import Cluster, HostReport
 from banksman.errors import BanksmanError, StoreError
 from banksman.runtime.base_host import Host
-from banksman.sessions import host_requirements
-from banksman.tasks import Owned
+from banksman.sessions import session_spec
+from banksman.tasks import OwnedTasks
 
 if TYPE_CHECKING:
     from banksman.core.session.event import Entry
-    from banksman.core.session.history import Past
+    from banksman.core.session.history import SessionHistory
     from banksman.sessions.session import Session
     from banksman.sessions.session_spec import SessionSpec
 
@@ -70,23 +69,23 @@ class Member:
     ) -> None:
         self._host = host
         self._cluster = cluster
-        self._card = Card(name, tuple(labels), tuple(agents), room)
-        self._offered = host_requirements.offered(labels, agents)
+        self._card = HostReport(name, tuple(labels), tuple(agents), room)
+        self._offered = session_spec.offered(labels, agents)
         self._application = application
-        self._taking = Taking(host, cluster, application, name)
+        self._taking = JobRunner(host, cluster, application, name)
         self._transcripts: TranscriptCopies | None = None
         if mirrors_transcripts:
             self._transcripts = TranscriptCopies(host.log, cluster.transcripts, host.redactor)
         self._phase = MemberPhase.NEW
-        self._chores = Owned()
-        self._jobs = Owned()
-        self._loops = Owned()
+        self._chores = OwnedTasks()
+        self._jobs = OwnedTasks()
+        self._loops = OwnedTasks()
         self._pulling: asyncio.Task[None] | None = None
         # Until others can ask us for them.
         self._heard: dict[str, asyncio.Task[None]] = {}
         self._change = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
-        self._moves = Owned()
+        self._moves = OwnedTasks()
         self._moving: set[str] = set()
         self._leave_by: float | None = None
 
@@ -125,15 +124,17 @@ class Member:
         assert self._phase is MemberPhase.NEW
         await self._host.log.ready()
         self._phase = MemberPhase.UP
-        self._host.be_heralded(self)
+        self._host.set_cluster_hooks(self)
         self._cluster.hosts.on_lost(self._on_lost)
         for session in self._here():
             self.on_open(session)
         await self._answer_for_host()
         self._announce()
-        watching = Watching(self._host.log, self._cluster, self._is_up)
+        watching = LossAnnouncer(self._host.log, self._cluster, self._is_up)
         self._loops.start(watching.run())
-        looking = Looking(self._host.log, self._cluster, lambda: {session.id for session in self._here()}, self._is_up)
+        looking = UnownedScan(
+            self._host.log, self._cluster, lambda: {session.id for session in self._here()}, self._is_up
+        )
         self._loops.start(looking.run())
         if self._card.room:
             self._pulling = self._loops.start(self._pull())
@@ -159,7 +160,7 @@ class Member:
         if self._transcripts is not None and self._phase is not MemberPhase.CLOSED:
             self._transcripts.mirror(session, turn)
 
-    async def bring(self, session: str, spec: SessionSpec, past: Past) -> Sequence[Entry]:
+    async def bring(self, session: str, spec: SessionSpec, past: SessionHistory) -> Sequence[Entry]:
         return () if self._transcripts is None else await self._transcripts.bring(session, spec, past)
 
     async def wait_heard(self, session: Session) -> None:
@@ -297,7 +298,7 @@ class Member:
         await self._chores.wait()
         if self._transcripts is not None:
             await self._transcripts.close()
-        self._host.be_heralded(None)
+        self._host.set_cluster_hooks(None)
         for session in (f"host:{self._cluster.hosts.id}", *self._heard):
             await self._cluster.bus.leave(session)
         self._heard.clear()

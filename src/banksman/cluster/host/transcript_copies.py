@@ -33,12 +33,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from banksman.cluster import interfaces
 from banksman.core.session import event as kinds
 from banksman.core.session.event import Entry, entry
-from banksman.core.session.history import Past
+from banksman.core.session.history import SessionHistory
 from banksman.core.session.outcome import Kind
 from banksman.core.wire.redaction import Redactor
 from banksman.errors import BanksmanError, Refused, StoreError
 from banksman.store.log import Log
-from banksman.tasks import Owned
+from banksman.tasks import OwnedTasks
 
 if TYPE_CHECKING:
     from banksman.sessions.session import Session
@@ -110,7 +110,7 @@ class _Mirror:
         self.is_final = asyncio.Event()
 
 
-class Put(enum.Enum):
+class CopyResult(enum.Enum):
     """What became of a copy that was to be put where the agent looks."""
 
     WRITTEN, SAME, KEPT = range(3)
@@ -126,7 +126,7 @@ class TranscriptCopies:
         self._redactor = redactor
         self._mirrors: dict[str, _Mirror] = {}
         self._copies = asyncio.Semaphore(COPIES_MAX)
-        self._tasks = Owned()
+        self._tasks = OwnedTasks()
 
     # -- out ---------------------------------------------------------------------------------------------------------
     def mirror(self, session: Session, turn: str) -> None:
@@ -198,7 +198,7 @@ class TranscriptCopies:
                 log.warning("! session %s: its transcript is not copied, and stays on this host: %s", session, why)
 
     # -- in ----------------------------------------------------------------------------------------------------------
-    async def bring(self, session: str, spec: SessionSpec, past: Past) -> Sequence[Entry]:
+    async def bring(self, session: str, spec: SessionSpec, past: SessionHistory) -> Sequence[Entry]:
         """Put the conversation that it is to go on with where its agent looks for it. What is to be said of that; what
         is not brought the agent will say itself."""
         conversation = past.session.conversation
@@ -212,8 +212,8 @@ class TranscriptCopies:
         except OSError as exc:
             log.warning("! session %s: its transcript cannot be put to %s: %s", session, path, exc)
             return ()
-        missing = 0 if put is Put.KEPT else await self._missing(session, head.seq, past)
-        if put is Put.WRITTEN or missing:
+        missing = 0 if put is CopyResult.KEPT else await self._missing(session, head.seq, past)
+        if put is CopyResult.WRITTEN or missing:
             said = {"conversation": conversation, "turn": head.turn, "missing": missing}
             log.info("session %s: its transcript is brought along, without its last %d turns", session, missing)
             return (entry(None, kinds.SESSION_CONTEXT_RESTORED, **said),)
@@ -231,7 +231,7 @@ class TranscriptCopies:
         log.warning("! session %s: the copy of its transcript cannot be read: %s", session, why)
         return None
 
-    async def _missing(self, session: str, seq: int, past: Past) -> int:
+    async def _missing(self, session: str, seq: int, past: SessionHistory) -> int:
         """The turns that were begun since that event, as far as the log says; also the one that its host died over."""
         turns = {turn.id for turn in (past.session.turn, past.session.own) if turn is not None}
         for _ in range(PAGES_MAX):
@@ -303,16 +303,16 @@ def read(path: Path, seen: tuple[Path, int, int] | None = None) -> _File | None:
     return _File(text, found.st_mtime_ns, now)
 
 
-def write(path: Path, head: TranscriptHead, text: bytes) -> Put:
+def write(path: Path, head: TranscriptHead, text: bytes) -> CopyResult:
     """Whole or not at all, for its user only. What is there is kept if it goes on where the copy ends, or is newer, as
     far as two machines have one time; what the copy goes on from is replaced."""
     there = read(path)
     if there is not None:
         if there.text == text:
-            return Put.SAME
+            return CopyResult.SAME
         is_ahead = there.text.startswith(text) or there.mtime_ns >= head.mtime_ns
         if is_ahead and not text.startswith(there.text):
-            return Put.KEPT
+            return CopyResult.KEPT
     _make_folders(path.parent)
     fd, name = tempfile.mkstemp(prefix=".banksman-", dir=path.parent)
     try:
@@ -324,7 +324,7 @@ def write(path: Path, head: TranscriptHead, text: bytes) -> Put:
         with suppress(OSError):
             os.unlink(name)
         raise
-    return Put.WRITTEN
+    return CopyResult.WRITTEN
 
 
 def _make_folders(folder: Path) -> None:

@@ -10,9 +10,9 @@ import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from banksman.cluster.http.host_view import FRONT, Fleet
-from banksman.cluster.http.owner_proxy import Front
-from banksman.cluster.interfaces import Card
+from banksman.cluster.http.host_view import FRONT, HostView
+from banksman.cluster.http.owner_proxy import OwnerProxy
+from banksman.cluster.interfaces import HostReport
 from banksman.server.context import Context
 from banksman.server.server_settings import ServerSettings
 from banksman.sessions import known_agents
@@ -35,7 +35,7 @@ async def of(context: Context, *, is_front: bool) -> AsyncGenerator[None]:
     cluster = context.host.cluster
     assert cluster is not None, "a store that many share has what binds them"
     assert context.application is not None
-    card = Card(
+    card = HostReport(
         name=name_of(settings),
         labels=(*settings.labels, *([FRONT] if is_front else ())),
         # Those whose program is here. One that is installed later is announced after the next start.
@@ -45,7 +45,7 @@ async def of(context: Context, *, is_front: bool) -> AsyncGenerator[None]:
     # Before the first heartbeat goes out, which would call us by our machine. Room there is when somebody pulls.
     cluster.hosts.announce(card._replace(room=0))
     await context.host.ready()
-    context.front = Front(context.host, cluster, Fleet(cluster.hosts, lambda: _now(context, card)))
+    context.proxy = OwnerProxy(context.host, cluster, HostView(cluster.hosts, lambda: _now(context, card)))
     async with Member(
         context.host,
         cluster,
@@ -60,7 +60,7 @@ async def of(context: Context, *, is_front: bool) -> AsyncGenerator[None]:
         yield
 
 
-def _now(context: Context, card: Card) -> Card:
+def _now(context: Context, card: HostReport) -> HostReport:
     """What it says of us, as it is in this moment."""
     member = context.member
     return card._replace(

@@ -4,10 +4,10 @@ Three answers are never given. That something is gone, because its owner is sile
 another host goes on with it. That something was done, or was not, where nobody knows. And none: every wait has an end,
 the *patience*, which is as long as a lease may take to run out, and what a take-over takes.
 
-So it goes by what a request means (`ToOwner`). What only reads is asked of the owner, for it knows best, and else of
-the log. An ask has a key, always, and is sent again with it until somebody has taken it: it is in the log before it is
-answered, and the log knows the key. What names its subject is sent again as long as nobody got it; and if somebody may
-have, the caller is told that this is not known.
+So it goes by what a request means (`OwnerFallback`). What only reads is asked of the owner, for it knows best, and else
+of the log. An ask has a key, always, and is sent again with it until somebody has taken it: it is in the log before it
+is answered, and the log knows the key. What names its subject is sent again as long as nobody got it; and if somebody
+may have, the caller is told that this is not known.
 
 A session without an owner, or whose owner is dead, is offered to all hosts (`resume`) when somebody asks in it; or it
 is taken by this very host, if it has room.
@@ -33,7 +33,7 @@ from banksman.cluster.http.forwarded_request import (
     ForwardedResponse,
     response_of,
 )
-from banksman.cluster.http.host_view import Fleet
+from banksman.cluster.http.host_view import HostView
 from banksman.cluster.interfaces import Cluster
 from banksman.errors import (
     BanksmanError,
@@ -51,13 +51,13 @@ from banksman.server.api.messages import session_messages as messages
 from banksman.server.api.messages.common_messages import WAIT_SECONDS_MAX, WaitFor
 from banksman.server.api.messages.session_messages import DeleteSession
 from banksman.server.api.messages.turn_messages import Turn
-from banksman.server.api.route import HttpAnswer, Result, Route, RouteCall, ToOwner
-from banksman.server.http.connection import Sliced
+from banksman.server.api.route import HttpAnswer, OwnerFallback, Result, Route, RouteCall
+from banksman.server.http.connection import SlicedResponse
 from banksman.server.problems import Problem, away, session_of
 from banksman.server.server_settings import NAME_LENGTH_MAX
 from banksman.sessions.session import Session
 from banksman.sessions.status import Status
-from banksman.store.log import Known
+from banksman.store.log import KnownSession
 
 # What a take-over takes, beyond the lease: a claim, a look at the log, the end of what is left.
 TAKE_OVER_SECONDS = 10.0
@@ -100,13 +100,13 @@ class OwnerSilent(msgspec.Struct, frozen=True):
     why: str
 
 
-class Front:
+class OwnerProxy:
     """How the other hosts of a store are asked. All of it belongs to the loop of `host`, which is ours."""
 
-    def __init__(self, host: Host, cluster: Cluster, fleet: Fleet) -> None:
+    def __init__(self, host: Host, cluster: Cluster, hosts_view: HostView) -> None:
         self._host = host
         self.cluster = cluster
-        self.fleet = fleet
+        self.hosts_view = hosts_view
         # What was offered, under which epoch and when: to say so once a lease is enough.
         self._offered: dict[str, tuple[int, float]] = {}
 
@@ -132,7 +132,7 @@ class Front:
             raise
         if call.is_forwarded:
             return await self._as_owner(call, route, session)
-        if route.to_owner is ToOwner.READS:
+        if route.to_owner is OwnerFallback.READS:
             return await self._read(call, route, session)
         return await self._write(call, route, session)
 
@@ -198,7 +198,7 @@ class Front:
     async def _write(self, call: RouteCall, route: Route, session: Session) -> Result:
         kind = route.to_owner
         assert kind is not None
-        if kind is ToOwner.KEYED and call.key is None:
+        if kind is OwnerFallback.KEYED and call.key is None:
             # Whoever is told that nobody answers is told it, too, and may come again with it.
             call = replace(call, key=uuid.uuid4().hex)
         pause = RetryPause(self.patience)
@@ -206,7 +206,7 @@ class Front:
             found = await self._attempt(call, route, session, pause)
             if not isinstance(found, OwnerSilent):
                 return found
-            if kind is ToOwner.NOW or not pause.left:
+            if kind is OwnerFallback.NOW or not pause.left:
                 raise self.unreachable(session.id, found.why, pause, call.key)
             await self.wait_news(session.id, pause.take())
             session = session_of(self._host, session.id)
@@ -217,10 +217,12 @@ class Front:
         kind = route.to_owner
         if not is_here(session) and has_owner(session):
             # An owner that is at it says so, and one that says nothing for a while is not waited for.
-            seconds = max(0.1, pause.left) if kind is ToOwner.KEYED else WRITE_SECONDS_MAX
-            answer = await self.ask(session.id, _request(call, session), seconds, is_known=kind is not ToOwner.KEYED)
+            seconds = max(0.1, pause.left) if kind is OwnerFallback.KEYED else WRITE_SECONDS_MAX
+            answer = await self.ask(
+                session.id, _request(call, session), seconds, is_known=kind is not OwnerFallback.KEYED
+            )
             return answered(answer) if isinstance(answer, ForwardedResponse) else answer
-        if not is_here(session) and kind is ToOwner.NOW:
+        if not is_here(session) and kind is OwnerFallback.NOW:
             raise Refused("nobody has the session: nothing runs in it", session=session.id)
         if not is_here(session) and await self._needs_owner(session, kind) and not await self._may_take(session):
             try:
@@ -238,13 +240,13 @@ class Front:
                 raise
             return OwnerSilent(str(exc.args[0]))
 
-    async def _needs_owner(self, session: Session, kind: ToOwner | None) -> bool:
+    async def _needs_owner(self, session: Session, kind: OwnerFallback | None) -> bool:
         """Also to end it, if its host died with it open, or if somebody still waits there: who is to be refused is the
         owner's to say."""
         known = session.known
-        if kind is not ToOwner.ENDS or known is None:
-            return kind is not ToOwner.ENDS
-        return known.owner is not None or await self._host.is_waited_in(known)
+        if kind is not OwnerFallback.ENDS or known is None:
+            return kind is not OwnerFallback.ENDS
+        return known.owner is not None or await self._host.has_waiting_asks(known)
 
     async def ask(
         self, session: str, request: ForwardedRequest, seconds: float, *, is_known: bool = False
@@ -276,7 +278,7 @@ class Front:
         if known is None or (epoch == known.epoch and now < at + self.cluster.hosts.lease_seconds):
             return
         # Not before it is needed: whoever has a store of its own machine pays for none of it.
-        from banksman.cluster.host.unowned_sessions import offer_one  # noqa: PLC0415
+        from banksman.cluster.host.takeover import offer_one  # noqa: PLC0415
 
         await offer_one(self._host.log, self.cluster, known)
         while len(self._offered) >= OFFERED_MAX:
@@ -284,13 +286,13 @@ class Front:
         self._offered[known.id] = known.epoch, now
 
     async def _may_take(self, session: Session) -> bool:
-        return self.may_take() and self.fleet.can_take(await self._host.need_of(session.id))
+        return self.may_take() and self.hosts_view.can_take(await self._host.need_of(session.id))
 
     def may_take(self) -> bool:
         """Whether there is room on this very host."""
-        return self.fleet.has_room()
+        return self.hosts_view.has_room()
 
-    def state_of(self, status: Status, known: Known | None) -> str:
+    def state_of(self, status: Status, known: KnownSession | None) -> str:
         """As people are told it. Of one whose owner has died it is not said that it is gone: it is being taken over."""
         if status.phase in ("lost", "asleep") and known is not None and self._stuck(known.id) is not None:
             return "not movable"
@@ -318,7 +320,7 @@ class Front:
         told = why
         with contextlib.suppress(BanksmanError):
             found = self._host.session(session)
-            host = self.fleet.host_of(found.known)
+            host = self.hosts_view.host_of(found.known)
             owner = None if found.known is None else found.known.owner
             if host is not None:
                 known |= {"host": host.id, "pid": host.pid}
@@ -333,8 +335,8 @@ class Front:
         )
 
 
-def answered(response: ForwardedResponse) -> Sliced:
-    return Sliced(response.body, response.status, dict(response.headers))
+def answered(response: ForwardedResponse) -> SlicedResponse:
+    return SlicedResponse(response.body, response.status, dict(response.headers))
 
 
 def _request(call: RouteCall, session: Session, *, query: str | None = None) -> ForwardedRequest:

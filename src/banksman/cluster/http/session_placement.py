@@ -18,65 +18,65 @@ import msgspec
 from msgspec.structs import replace
 
 from banksman.cluster.http.forwarded_request import NOT_HERE, ForwardedRequest, ForwardedResponse, response_of
-from banksman.cluster.http.owner_proxy import Front, OwnerSilent, RetryPause, answered, has_owner, is_here
+from banksman.cluster.http.owner_proxy import OwnerProxy, OwnerSilent, RetryPause, answered, has_owner, is_here
 from banksman.errors import NoOwner, NotFound, NotOwner, Unreachable
 from banksman.server.api.messages import session_messages as messages
 from banksman.server.api.request_replay import session_id
 from banksman.server.problems import Problem
-from banksman.sessions import host_requirements
+from banksman.sessions import session_spec
 
 if TYPE_CHECKING:
     from banksman.server.api.route import Result, RouteCall
     from banksman.sessions.session import Session
 
 
-async def open_session(front: Front, call: RouteCall, here: Any) -> Result:
+async def open_session(proxy: OwnerProxy, call: RouteCall, here: Any) -> Result:
     """`here`: opens it on this host, given the call."""
     body: messages.OpenSession = call.body
     call = call if call.key is not None else replace(call, key=uuid.uuid4().hex)
     assert call.key is not None
     id = session_id(call.key)
-    need = host_requirements.need(host_requirements.checked(body.labels), body.agent if body.command is None else None)
+    need = session_spec.need(session_spec.checked(body.labels), body.agent if body.command is None else None)
     headers = {"content-type": "application/json", "idempotency-key": call.key}
     request = ForwardedRequest("POST", "/v1/sessions", headers, call.data)
-    pause = RetryPause(front.patience)
+    pause = RetryPause(proxy.patience)
     why = ""
     while pause.left:
         if body.name is not None:
             try:
-                await front.know(body.name)
+                await proxy.know(body.name)
             except Unreachable as exc:
                 why = str(exc.args[0])
-                await front.wait_news(id, pause.take())
+                await proxy.wait_news(id, pause.take())
                 continue
         session = _known(call, id, body.name)
         if session is not None and is_here(session):
             return await here(call)
         if session is not None and has_owner(session):
-            answer = await front.ask(session.id, request, pause.left)
+            answer = await proxy.ask(session.id, request, pause.left)
             if not isinstance(answer, OwnerSilent):
                 return answered(answer)
             why = answer.why
-            await front.wait_news(session.id, pause.take())
+            await proxy.wait_news(session.id, pause.take())
             continue
-        if front.may_take() and front.fleet.can_take(need):
+        if proxy.may_take() and proxy.hosts_view.can_take(need):
             try:
                 return await here(call)
             except NotOwner as exc:
                 if not _is_meant(call, id, body.name, exc.ids.get("session")):
                     raise
                 # Another one was faster: it is asked next.
-            await front.wait_news(id, pause.take())
+            await proxy.wait_news(id, pause.take())
             continue
-        front.fleet.check_satisfiable(need)
+        proxy.hosts_view.check_satisfiable(need)
         try:
-            data = await front.cluster.placement.place(id, need, request.encoded(), timeout=pause.left)
+            data = await proxy.cluster.placement.place(id, need, request.encoded(), timeout=pause.left)
         except Unreachable as exc:
             why = str(exc.args[0])
-            await front.wait_news(id, pause.take())
+            await proxy.wait_news(id, pause.take())
             continue
         except NoOwner as exc:
-            raise front.fleet.no_room(need) from exc
+            raise proxy.hosts_view.no_room(need) from exc
         # Empty: a host has opened it before, and could not say so. It is asked next.
         if data:
             answer = response_of(data)
@@ -87,9 +87,9 @@ async def open_session(front: Front, call: RouteCall, here: Any) -> Result:
                 is_lost = answer.status == NOT_HERE
             if not is_lost:
                 return answered(answer)
-        await front.wait_news(id, pause.take())
+        await proxy.wait_news(id, pause.take())
         why = "the host that took it does not have it any more"
-    raise front.unreachable(id, why or "no host has taken it", pause, call.key)
+    raise proxy.unreachable(id, why or "no host has taken it", pause, call.key)
 
 
 def _is_meant(call: RouteCall, id: str, name: str | None, holder: object) -> bool:
@@ -119,14 +119,14 @@ LOOK_SECONDS_MAX = 1.0
 HOSTS_AT_ONCE_MAX = 64
 
 
-async def filled(front: Front, listed: Sequence[messages.Session]) -> list[messages.Session]:
+async def filled(proxy: OwnerProxy, listed: Sequence[messages.Session]) -> list[messages.Session]:
     """The same sessions in the same order, with what their owners say of them."""
     owners = {_host(session) for session in listed if session.phase == "elsewhere"}
     places = asyncio.Semaphore(HOSTS_AT_ONCE_MAX)
 
     async def ask(host: str) -> tuple[str, dict[str, messages.Session] | None]:
         async with places:
-            return host, await _told(front, host)
+            return host, await _told(proxy, host)
 
     told = dict(await asyncio.gather(*map(ask, sorted(owners))))
     return [_filled(session, told.get(_host(session))) for session in listed]
@@ -146,10 +146,10 @@ def _filled(session: messages.Session, told: dict[str, messages.Session] | None)
     return found
 
 
-async def _told(front: Front, host: str) -> dict[str, messages.Session] | None:
+async def _told(proxy: OwnerProxy, host: str) -> dict[str, messages.Session] | None:
     """By id, what a host says of those that it has; None: it says nothing, or nothing that we understand."""
     with suppress(Problem, msgspec.DecodeError):
-        answer = await front.ask(f"host:{host}", ForwardedRequest("GET", "/v1/sessions"), LOOK_SECONDS_MAX)
+        answer = await proxy.ask(f"host:{host}", ForwardedRequest("GET", "/v1/sessions"), LOOK_SECONDS_MAX)
         if isinstance(answer, ForwardedResponse) and answer.status == 200:
             return {each.id: each for each in msgspec.json.decode(answer.body, type=messages.Sessions).sessions}
     return None

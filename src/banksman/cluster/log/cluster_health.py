@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from banksman.cluster.log.streams import NOT_FOUND, VERSION_MIN, Names
+from banksman.cluster.log.streams import NOT_FOUND, VERSION_MIN, StreamNames
 from banksman.cluster.nats import Nats
-from banksman.cluster.store_address import Address
+from banksman.cluster.store_address import StoreAddress
 from banksman.errors import StoreError, Unanswered, Unreachable, UsageError
 
 # A server on the same network introduces itself in a millisecond.
@@ -69,7 +69,7 @@ class NatsStream(Struct, frozen=True):
     lease: float | None = None
 
 
-class Syncing(Struct, frozen=True):
+class SyncInterval(Struct, frozen=True):
     """Of one server, by its monitoring port. `seconds` 0: always, before anything is acknowledged. None: not known."""
 
     place: str
@@ -85,7 +85,7 @@ class ClusterHealth(Struct, frozen=True):
     hint: str = ""
     streams: tuple[NatsStream, ...] = ()
     missing: tuple[str, ...] = ()
-    syncing: tuple[Syncing, ...] = ()
+    syncing: tuple[SyncInterval, ...] = ()
     # A client without credentials is let in, to the same streams.
     is_open: bool = False
 
@@ -95,7 +95,7 @@ class ClusterHealth(Struct, frozen=True):
         return max([len({server.id for server in up}), *(len(server.others) for server in up)])
 
 
-async def look(address: Address, *, monitors: Sequence[str] = ()) -> ClusterHealth:
+async def look(address: StoreAddress, *, monitors: Sequence[str] = ()) -> ClusterHealth:
     """`monitors`: where monitoring is, as `http://HOST:PORT`; without any, the usual port of each server is tried."""
     servers = await asyncio.gather(*(_introduced(server) for server in address.servers))
     up = [server for server in servers if not server.fault]
@@ -115,7 +115,7 @@ async def look(address: Address, *, monitors: Sequence[str] = ()) -> ClusterHeal
     return ClusterHealth(tuple(servers), streams=streams, missing=missing, syncing=syncing, is_open=is_open)
 
 
-async def _is_open(address: Address, *, is_made: bool) -> bool:
+async def _is_open(address: StoreAddress, *, is_made: bool) -> bool:
     """Come in as a client that knows the servers and nothing else, and look for our streams.
 
     A server may let strangers into another account (`no_auth_user`), where our streams are not: that one is not open.
@@ -124,7 +124,7 @@ async def _is_open(address: Address, *, is_made: bool) -> bool:
     if stranger == address:
         return True  # We came in, and had none.
     nats = Nats(stranger, name="banksman doctor")
-    verb = f"STREAM.INFO.{Names(address.prefix).events}" if is_made else "INFO"
+    verb = f"STREAM.INFO.{StreamNames(address.prefix).events}" if is_made else "INFO"
     try:
         async with asyncio.timeout(LOOK_SECONDS_MAX):
             await nats.connect()
@@ -176,8 +176,8 @@ def _server(place: str, said: dict[str, Any]) -> NatsServer:
     )
 
 
-async def _streams(address: Address) -> tuple[tuple[NatsStream, ...], tuple[str, ...]]:
-    names = Names(address.prefix)
+async def _streams(address: StoreAddress) -> tuple[tuple[NatsStream, ...], tuple[str, ...]]:
+    names = StreamNames(address.prefix)
     wanted = (names.events, names.records, names.hosts, names.work, f"OBJ_{names.blobs}")
     found: list[NatsStream] = []
     missing: list[str] = []
@@ -230,10 +230,10 @@ def _stream(name: str, answer: dict[str, Any], *, is_hosts: bool) -> NatsStream:
     )
 
 
-async def _syncing(servers: Sequence[NatsServer], monitors: Sequence[str]) -> tuple[Syncing, ...]:
+async def _syncing(servers: Sequence[NatsServer], monitors: Sequence[str]) -> tuple[SyncInterval, ...]:
     answers = await asyncio.gather(*(asyncio.to_thread(varz, monitor) for monitor in monitors))
     known = {str(answer.get("server_id")): answer for answer in answers if answer is not None}
-    return tuple(Syncing(server.place, _sync_seconds(known.get(server.id))) for server in servers)
+    return tuple(SyncInterval(server.place, _sync_seconds(known.get(server.id))) for server in servers)
 
 
 def varz(monitor: str) -> dict[str, Any] | None:
@@ -271,7 +271,7 @@ def _part(said: dict[str, Any], name: str) -> dict[str, Any]:
 USAGE_SECONDS_MAX = 5.0
 
 
-class Fullness(Struct, frozen=True):
+class StorageUse(Struct, frozen=True):
     """`place`: whose it is, the account's or a server's. `limit_bytes` None: there is none, or it is not told."""
 
     place: str
@@ -284,8 +284,8 @@ class Fullness(Struct, frozen=True):
 
 
 async def look_at_usage(
-    address: Address, servers: Collection[str], *, monitors: Sequence[str] = ()
-) -> tuple[Fullness, ...]:
+    address: StoreAddress, servers: Collection[str], *, monitors: Sequence[str] = ()
+) -> tuple[StorageUse, ...]:
     """`servers`: the ids of those that are meant; on the port of another cluster somebody else may answer. `monitors`:
     as in `look`. `StoreError`: we are not let in, or nobody answers."""
     usual = [f"http://{urlsplit(server).hostname}:{MONITOR_PORT}" for server in address.servers]
@@ -295,7 +295,7 @@ async def look_at_usage(
     return (*_of_account(await _account(address)), *told)
 
 
-async def _account(address: Address) -> dict[str, Any]:
+async def _account(address: StoreAddress) -> dict[str, Any]:
     nats = Nats(address, name="banksman doctor")
     try:
         async with asyncio.timeout(USAGE_SECONDS_MAX):
@@ -307,24 +307,24 @@ async def _account(address: Address) -> dict[str, Any]:
         await nats.close()
 
 
-def _of_account(said: dict[str, Any]) -> Iterator[Fullness]:
+def _of_account(said: dict[str, Any]) -> Iterator[StorageUse]:
     """An account may have a bound for each number of replicas, and is then told by them."""
     if "error" in said:
         return
     for name, tier in _part(said, "tiers").items() or [("", said)]:
         # Without a bound it says -1.
         limit = _number(_part(tier, "limits").get("max_storage"))
-        yield Fullness(
+        yield StorageUse(
             f"this account{', ' * bool(name)}{name}", _number(tier.get("storage")), limit if limit > 0 else None
         )
 
 
-def _of_server(said: dict[str, Any]) -> Iterator[Fullness]:
+def _of_server(said: dict[str, Any]) -> Iterator[StorageUse]:
     jetstream = _part(said, "jetstream")
     limit = _number(_part(jetstream, "config").get("max_storage"))
     if limit > 0:
         used = _number(_part(jetstream, "stats").get("storage"))
-        yield Fullness(f"server {said.get('server_name') or said.get('server_id')}", used, limit)
+        yield StorageUse(f"server {said.get('server_name') or said.get('server_id')}", used, limit)
 
 
 def _number(said: Any) -> int:

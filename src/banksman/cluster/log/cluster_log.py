@@ -23,43 +23,46 @@ from typing import Any
 import msgspec
 
 from banksman.cluster.log import maintenance
-from banksman.cluster.log.event_reader import Reading
-from banksman.cluster.log.host_leases import Leases
+from banksman.cluster.log.event_reader import EventReader
+from banksman.cluster.log.host_leases import HostLeases
 from banksman.cluster.log.journal import Journal
-from banksman.cluster.log.journal_recovery import Salvage
+from banksman.cluster.log.journal_recovery import JournalRecovery
 from banksman.cluster.log.message_codec import ClusterTranscripts, MessagePart, MessagePlace
-from banksman.cluster.log.multi_reader import Many
-from banksman.cluster.log.owner_requests import ClusterBus
+from banksman.cluster.log.owner_requests import ClusterOwnerRequests
 from banksman.cluster.log.placement import ClusterPlacement
 from banksman.cluster.log.publisher import Advance, Call, Claim, Delete, QueuedAppend, QueuedLease, QueuedRelease
-from banksman.cluster.log.session_directory import Directory
-from banksman.cluster.log.session_ownership import Owning
-from banksman.cluster.log.session_queues import AppendWaiters, Lines, outcome
+from banksman.cluster.log.session_directory import MultiReader, SessionDirectory
+from banksman.cluster.log.session_ownership import SessionOwnership
+from banksman.cluster.log.session_queues import AppendWaiters, SessionQueues, outcome
 from banksman.cluster.log.session_record import SessionRecord, SessionRecords
-from banksman.cluster.log.stream_mirror import Heads
+from banksman.cluster.log.stream_mirror import StreamHeads
 from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import Nats
-from banksman.cluster.store_address import Address
+from banksman.cluster.store_address import StoreAddress
 from banksman.core.session.event import Entry, Project
 from banksman.errors import StoreError, UsageError
-from banksman.store.checks import check_after, check_no_host, check_seq, check_text, checked_limit
 from banksman.store.log import (
     NUMBER_MAX,
     READ_EVENTS_MAX,
     Chunk,
     Done,
-    Guard,
     Head,
-    Known,
+    KnownSession,
     LogPhase,
-    ManyPage,
+    MultiSessionPage,
     Owner,
+    OwnershipListener,
     Page,
     ProjectOf,
     Snapshot,
     TurnPlace,
+    check_after,
+    check_no_host,
+    check_seq,
+    check_text,
+    checked_limit,
 )
-from banksman.store.turn_index import TurnIndexes
+from banksman.store.memory_session import TurnIndexes
 
 log = logging.getLogger("banksman")
 
@@ -80,7 +83,7 @@ class ClusterLog:
 
     is_durable: bool = True
 
-    def __init__(self, address: Address, folder: Path, *, bytes_max: int | None = None) -> None:
+    def __init__(self, address: StoreAddress, folder: Path, *, bytes_max: int | None = None) -> None:
         if bytes_max is not None and bytes_max < 1:
             raise UsageError("a log must keep something", hint="bytes_max is 1 or more", bytes_max=bytes_max)
         self._loop = asyncio.get_running_loop()
@@ -91,23 +94,23 @@ class ClusterLog:
         self._nats = Nats(address, name="banksman", on_up=self._on_up)
         self._streams = NatsStreams(self._nats, address)
         names = self._streams.names
-        self.hosts = Leases(self._nats, names, address.lease, self._streams.ensure_anew)
+        self.hosts = HostLeases(self._nats, names, address.lease, self._streams.ensure_anew)
         self.hosts.on_lost(self._on_lost)
         self._records = SessionRecords(self._nats, names, self._on_record)
-        self._owning = Owning(self._nats, names, self._records, self.hosts)
-        self._reading = Reading(self._nats, self._streams)
+        self._ownership = SessionOwnership(self._nats, names, self._records, self.hosts)
+        self._reading = EventReader(self._nats, self._streams)
         self._waiting = AppendWaiters()
         self._turns = TurnIndexes(self.read)
-        self._heads = Heads(self._nats, names, self._records.id_of, self._on_moved)
-        self._many = Many(self._reading, self._records, self._heads, self._waiting)
-        self._trimming = maintenance.Trimming(self._nats, self._owning, self._reading, self._heads, self._records)
+        self._heads = StreamHeads(self._nats, names, self._records.id_of, self._on_moved)
+        self._many = MultiReader(self._reading, self._records, self._heads, self._waiting)
+        self._trimming = maintenance.HistoryTrim(self._nats, self._ownership, self._reading, self._heads, self._records)
         self._journal = Journal(folder, self.hosts.id)
-        self._salvage = Salvage(self._nats, self._streams, folder)
+        self._journal_recovery = JournalRecovery(self._nats, self._streams, folder)
         self.transcripts = ClusterTranscripts(self._nats, self._streams)
-        self._lines = Lines(
+        self._lines = SessionQueues(
             nats=self._nats,
             streams=self._streams,
-            owning=self._owning,
+            ownership=self._ownership,
             leases=self.hosts,
             journal=self._journal,
             reading=self._reading,
@@ -117,8 +120,8 @@ class ClusterLog:
             trimming=self._trimming,
             transcripts=self.transcripts,
         )
-        self._directory = Directory(self._records, self._heads, self._owning, self._lines.tenancy_of)
-        self.bus = ClusterBus(self._nats, address.prefix, ensure=self._streams.ensure)
+        self._directory = SessionDirectory(self._records, self._heads, self._ownership, self._lines.owned_epoch_of)
+        self.bus = ClusterOwnerRequests(self._nats, address.prefix, ensure=self._streams.ensure)
         self.placement = ClusterPlacement(
             self._nats,
             address.prefix,
@@ -156,7 +159,7 @@ class ClusterLog:
         try:
             await self._nats.connect()
             for step in (self._streams.ensure_all, self.hosts.start, self._records.start):
-                await self._owning.patiently(step)
+                await self._ownership.patiently(step)
         except BaseException:
             await self.hosts.stop()
             await self._records.stop()
@@ -164,11 +167,11 @@ class ClusterLog:
             self._nats.renew()
             raise
         self._heads.start(self._waiting.sessions)
-        self._salvaging = self._spawn(self._salvage.run(self._journal))
+        self._salvaging = self._spawn(self._journal_recovery.run(self._journal))
         if self._phase is LogPhase.NEW:
             self._phase = LogPhase.OPEN
 
-    def guard(self, guard: Guard) -> None:
+    def guard(self, guard: OwnershipListener) -> None:
         self.hosts.guard(guard)
 
     def _on_up(self) -> None:
@@ -182,7 +185,7 @@ class ClusterLog:
         self._lines.lose()
         self.bus.fall_silent_nowait()
         # What was on its way may still find its place, once somebody answers.
-        self._salvaging = self._spawn(self._salvage.later(self._journal, self.hosts))
+        self._salvaging = self._spawn(self._journal_recovery.later(self._journal, self.hosts))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -290,7 +293,7 @@ class ClusterLog:
         await self.ready()
         check_text(session, name, agent)
         check_no_host(session)
-        restored = maintenance.Restoring(self._nats, self._streams, self._owning, self._records)
+        restored = maintenance.HistoryRestore(self._nats, self._streams, self._ownership, self._records)
         await restored.restore(session, name, agent, chunks, snapshot)
 
     def _late(self, session: str) -> StoreError | None:
@@ -343,13 +346,13 @@ class ClusterLog:
         place = await self._heads.look(session)
         if self._directory.record(session) is None:
             await self._records.find(session)
-        if self._lines.tenancy_of(session) is None and (place is None or after >= place.last):
+        if self._lines.owned_epoch_of(session) is None and (place is None or after >= place.last):
             place = await self._heads.look_closer(session)
         return self._directory.record(session), place
 
     async def find_turn(self, session: str, turn: str) -> TurnPlace | None:
         """The servers have no index of turns. The first lookup in a session reads its history once, and each later one
-        reads what was written since, as long as this process remembers it (`store/turn_index.py`)."""
+        reads what was written since, as long as this process remembers it (`store/memory_session.py`)."""
         await self.ready()
         record, _ = await self._look(session, NUMBER_MAX)
         if record is None:
@@ -385,7 +388,7 @@ class ClusterLog:
         *,
         sessions: Collection[str] | None = None,
         project_of: ProjectOf | None = None,
-    ) -> ManyPage:
+    ) -> MultiSessionPage:
         limit = checked_limit(limit)
         await self.ready()
         return await self._many.read(after, limit, sessions, project_of)
@@ -395,7 +398,7 @@ class ClusterLog:
         await self._many.wait_past(position)
 
     # -- the sessions of the store -----------------------------------------------------------------------------------
-    def sessions(self, after: str | None = None, limit: int | None = None) -> list[Known]:
+    def sessions(self, after: str | None = None, limit: int | None = None) -> list[KnownSession]:
         self._check_open()
         return self._directory.sessions(after, limit)
 
@@ -403,14 +406,14 @@ class ClusterLog:
         self._check_open()
         return self._directory.owned()
 
-    def find(self, id_or_name: str) -> Known | None:
+    def find(self, id_or_name: str) -> KnownSession | None:
         self._check_open()
         return self._directory.find(id_or_name)
 
     async def rename(self, session: str, name: str | None, *, expected: str | None) -> None:
         await self.ready()
         check_text(session, name)
-        await self._owning.rename(session, name, expected)
+        await self._ownership.rename(session, name, expected)
 
     async def trim(self, session: str, before: int) -> int:
         await self.ready()
@@ -434,7 +437,7 @@ class ClusterLog:
     async def note_stuck(self, session: str, why: str | None) -> None:
         """Why nobody can take it over, for people; None: somebody can. The next claim forgets it."""
         await self.ready()
-        await self._owning.update(session, lambda record: msgspec.structs.replace(record, stuck=why))
+        await self._ownership.update(session, lambda record: msgspec.structs.replace(record, stuck=why))
 
     def stuck_of(self, session: str) -> str | None:
         record, damaged = self._directory.record(session), self._records.damage_of(session)

@@ -26,6 +26,14 @@ BYTES_MAX = 32 << 20
 # What a message weighs besides its body.
 MESSAGE_BYTES = 512
 
+PAGE_MESSAGES = 64
+# The first question for a page of events: full messages would fill it. What is read beyond a page is read again for the
+# next one, so not more; where they are smaller, what is missing is asked for by what they hold.
+FIRST_MESSAGES = 6
+# A replica lags by milliseconds. One that lags for longer than these looks together is as good as none.
+LAG_SECONDS = 0.01
+LAG_LOOKS_MAX = 200
+
 
 class _Piece:
     def __init__(self) -> None:
@@ -93,24 +101,17 @@ class RecentMessages:
 # Where a session's event lies is found by halves (a look is a millisecond), unless it was read before: then it is
 # known.
 
-PAGE_MESSAGES = 64
-# The first question for a page of events: full messages would fill it. What is read beyond a page is read again for the
-# next one, so not more; where they are smaller, what is missing is asked for by what they hold.
-FIRST_MESSAGES = 6
 # Of so many sessions it is remembered where some of their events lie, and of each so many.
 SESSIONS_MAX, ANCHORS_MAX = 1024, 512
-# A replica lags by milliseconds. One that lags for longer than these looks together is as good as none.
-LAG_SECONDS = 0.01
-LAG_LOOKS_MAX = 200
 
 
-class Stored(NamedTuple):
+class StoredMessages(NamedTuple):
     subject: str
     place: MessagePlace
     body: MessageBody
 
 
-class Reading:
+class EventReader:
     def __init__(self, nats: Nats, streams: NatsStreams) -> None:
         self._nats = nats
         self._streams = streams
@@ -195,7 +196,9 @@ class Reading:
                 break
         return made
 
-    async def messages(self, session: str, begin: int, end: int, wanted: int | None = None) -> AsyncGenerator[Stored]:
+    async def messages(
+        self, session: str, begin: int, end: int, wanted: int | None = None
+    ) -> AsyncGenerator[StoredMessages]:
         """The session's messages from one sequence to another, both included, those that are kept. `wanted`: so many
         events are enough."""
         subject = self._names.event(session)
@@ -260,7 +263,7 @@ class Reading:
             await asyncio.sleep(LAG_SECONDS)
         raise Unanswered("the replicas lag behind what was committed")
 
-    async def opened(self, message: StreamMessage) -> Stored:
+    async def opened(self, message: StreamMessage) -> StoredMessages:
         place = message_codec.place_of(message)
         data: bytes | None = message.data
         if place.blob_name is not None:
@@ -270,7 +273,7 @@ class Reading:
                 raise StoreDamaged(
                     "a part of the history is not there", hint="is the object store whole?", blob=place.blob
                 )
-        return Stored(message.subject, place, message_codec.body_of(message, data))
+        return StoredMessages(message.subject, place, message_codec.body_of(message, data))
 
     async def last_seq(self) -> int:
         """Of the whole stream, as its leader has it."""
@@ -279,7 +282,7 @@ class Reading:
             raise Unanswered(f"{self._names.events} cannot be asked: {info['error'].get('description')}")
         return int(info["state"]["last_seq"])
 
-    async def one(self, session: str, seq: int) -> Stored | None:
+    async def one(self, session: str, seq: int) -> StoredMessages | None:
         """The session's message with this sequence."""
         for looks in range(LAG_LOOKS_MAX):
             found, _ = await self._nats.read(self._names.events, seq, self._names.event(session), 1)

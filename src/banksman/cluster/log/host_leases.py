@@ -2,8 +2,8 @@
 
 No clock of one machine is compared with another's. The servers count from when a heartbeat arrived; we count from when
 it was *sent*, and only if it was acknowledged, so by our count the lease ends earlier than by theirs. At `FENCE` of it
-we stop being the owner of anything, and all our processes are dead before the rest is over (`Guard`). Others may take
-our sessions only after the servers say that the lease has ended.
+we stop being the owner of anything, and all our processes are dead before the rest is over (`OwnershipListener`).
+Others may take our sessions only after the servers say that the lease has ended.
 
 A heartbeat goes out often: the servers may need seconds to choose a leader, and a host must not be fenced by that.
 
@@ -24,13 +24,13 @@ from importlib import metadata
 
 import msgspec
 
-from banksman.cluster.interfaces import Card, HostSeen
-from banksman.cluster.jetstream import StreamMessage, WrongLast
-from banksman.cluster.log.stream_mirror import Mirror
-from banksman.cluster.log.streams import Names
+from banksman.cluster.interfaces import HostReport, HostSeen
+from banksman.cluster.jetstream import StreamMessage, WrongLastSequence
+from banksman.cluster.log.stream_mirror import StreamMirror
+from banksman.cluster.log.streams import StreamNames
 from banksman.cluster.nats import ANSWER_SECONDS_MAX, Nats
 from banksman.errors import BanksmanError, NotOwner, StoreError, Unreachable
-from banksman.store.log import Guard
+from banksman.store.log import OwnershipListener
 
 log = logging.getLogger("banksman")
 
@@ -44,32 +44,32 @@ RETRY_SECONDS = 0.1
 class Heartbeat(msgspec.Struct, frozen=True):
     """A heartbeat."""
 
-    card: Card
+    card: HostReport
     pid: int
     version: str
     since: float
 
 
-class Leases:
+class HostLeases:
     """The hosts of a cluster, as one handle sees them, and its own place among them."""
 
-    def __init__(self, nats: Nats, names: Names, lease: float, ensure: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, nats: Nats, names: StreamNames, lease: float, ensure: Callable[[str], Awaitable[None]]) -> None:
         self.lease_seconds = lease
         self._ensure = ensure
         self._nats = nats
         self._names = names
         self._id = _new_id()
-        self._card = Card(name=socket.gethostname())
+        self._card = HostReport(name=socket.gethostname())
         self._since = time.time()
         # Of our last heartbeat, as far as we know: the next one is stored behind it, or not at all.
         self._seq = 0
-        self._mirror = Mirror(
+        self._mirror = StreamMirror(
             nats, names.hosts, f"{names.prefix}.host.*", f"{names.prefix}.live.host.*", self._on_change
         )
         self._seen: dict[str, HostSeen] = {}
         self._gone: list[Callable[[str], None]] = []
         self._lost: list[Callable[[], None]] = []
-        self._guards: list[Guard] = []
+        self._guards: list[OwnershipListener] = []
         # Why the last heartbeat was refused, by servers that can be reached.
         self._refusal: StoreError | None = None
         # When the heartbeat was sent that was acknowledged last; None: we have no lease.
@@ -107,7 +107,7 @@ class Leases:
         if not self.is_held:
             raise Unreachable("this host cannot reach its cluster", hint="it goes on as soon as it can")
 
-    def guard(self, guard: Guard) -> None:
+    def guard(self, guard: OwnershipListener) -> None:
         self._guards.append(guard)
         if self.is_held:
             guard.on_held(self._fence_at, self._dead_by)
@@ -144,7 +144,7 @@ class Leases:
         self._is_closed = True
         self._held_since = None
 
-    def announce(self, card: Card) -> None:
+    def announce(self, card: HostReport) -> None:
         self._card = card
         self._hurry.set()
 
@@ -190,7 +190,7 @@ class Leases:
         subject = self._names.host(id)
         try:
             seq = await self._nats.publish(subject, data, expected=self._seq, timeout=patience)
-        except WrongLast:
+        except WrongLastSequence:
             await self._look_back(id)
             return
         if id == self._id:

@@ -56,7 +56,7 @@ class JournalRow(NamedTuple):
     body: bytes
 
 
-class Noted(NamedTuple):
+class JournalEntry(NamedTuple):
     """What waits behind the messages of its subject: `held` events, the first of which is to be `first`."""
 
     subject: str
@@ -114,7 +114,7 @@ class Journal:
         """It is in the cluster. Written with what comes next: one that is found again is only published again."""
         self._work.put((lambda db: db.execute("delete from pending where id = ?", (id,)) and None, None))
 
-    def note(self, noted: Noted) -> None:
+    def note(self, noted: JournalEntry) -> None:
         """Nobody waits for that."""
         self._work.put((lambda db: db.execute("insert or replace into noted values (?,?,?,?,?)", noted) and None, None))
 
@@ -139,11 +139,11 @@ class Journal:
         self._work.put((note, answer))
         await answered
 
-    async def rows(self) -> tuple[list[JournalRow], list[Noted]]:
+    async def rows(self) -> tuple[list[JournalRow], list[JournalEntry]]:
         """What is on its way, in the order in which it was put, and what waits behind it."""
         found: asyncio.Future[None] = self._loop.create_future()
         rows: list[JournalRow] = []
-        noted: list[Noted] = []
+        noted: list[JournalEntry] = []
 
         def answer(exc: BaseException | None) -> None:
             if found.done():
@@ -264,7 +264,7 @@ class LeftJournal:
         return _rows(self._db)
 
     @property
-    def noted(self) -> list[Noted]:
+    def noted(self) -> list[JournalEntry]:
         return _noted(self._db)
 
     def drop(self, id: str) -> None:
@@ -328,8 +328,8 @@ def _rows(db: sqlite3.Connection) -> list[JournalRow]:
     return [JournalRow(*row) for row in found]
 
 
-def _noted(db: sqlite3.Connection) -> list[Noted]:
-    return [Noted(*row) for row in db.execute("select * from noted order by subject, epoch, first")]
+def _noted(db: sqlite3.Connection) -> list[JournalEntry]:
+    return [JournalEntry(*row) for row in db.execute("select * from noted order by subject, epoch, first")]
 
 
 def _pass_by(db: sqlite3.Connection, subject: str, epoch: int, last: int) -> None:

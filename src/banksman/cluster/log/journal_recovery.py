@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from banksman.cluster.jetstream import ID, WrongLast
+from banksman.cluster.jetstream import ID, WrongLastSequence
 from banksman.cluster.log import message_codec
-from banksman.cluster.log.host_leases import Leases
-from banksman.cluster.log.journal import Journal, JournalRow, LeftJournal, Noted, left_behind, store_of
+from banksman.cluster.log.host_leases import HostLeases
+from banksman.cluster.log.journal import Journal, JournalEntry, JournalRow, LeftJournal, left_behind, store_of
 from banksman.cluster.log.message_codec import EVENTS_MAX, MessageBody, MessagePart, MessagePlace
 from banksman.cluster.log.publisher import Call, QueuedAppend
 from banksman.cluster.log.streams import NatsStreams
@@ -42,7 +42,7 @@ def before_a_beginning(entries: Sequence[Entry]) -> Sequence[Entry]:
     return list(itertools.takewhile(lambda entry: entry[1] not in BEGINNINGS, entries))
 
 
-class Behind:
+class BlockedAppends:
     """Of one session, whose events are under `subject`."""
 
     def __init__(self, journal: Journal, subject: str) -> None:
@@ -75,7 +75,7 @@ class Behind:
             self._noted = first + len(entries) - 1
             snapshot = call.snapshot if is_whole else None
             body = message_codec.encode(MessageBody([MessagePart(call.part.at, entries)], snapshot, self._noted))
-            self._journal.note(Noted(self._subject, self._epoch, first, len(entries), body))
+            self._journal.note(JournalEntry(self._subject, self._epoch, first, len(entries), body))
         self._next = self._noted + 1 if is_whole else None
 
     def _follows(self, call: QueuedAppend, first: int) -> bool:
@@ -111,7 +111,7 @@ class Behind:
 # last one, and the message is what its owner said; else it is refused, and kept as a report. So nothing is ever put
 # behind what a new owner has said.
 #
-# What was noted behind a message (`Behind`) does not know the sequence that it follows. It has its place by
+# What was noted behind a message (`BlockedAppends`) does not know the sequence that it follows. It has its place by
 # the epoch and by the number of its first event: if what is last is of that epoch and ends just before it, it is what
 # comes next.
 
@@ -120,7 +120,7 @@ log = logging.getLogger("banksman")
 RETRY_SECONDS = 0.5
 
 
-class Salvage:
+class JournalRecovery:
     def __init__(self, nats: Nats, streams: NatsStreams, folder: Path) -> None:
         self._nats = nats
         self._streams = streams
@@ -152,7 +152,7 @@ class Salvage:
             except (Unreachable, KeyError):
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def later(self, journal: Journal, leases: Leases) -> None:
+    async def later(self, journal: Journal, leases: HostLeases) -> None:
         """What this host had on its way when it was fenced; as soon as somebody answers again."""
         rows, noted = await journal.rows()
         while (rows or noted) and not leases.is_held:  # noqa: ASYNC110  Nobody is told when a lease is held again.
@@ -207,7 +207,7 @@ class Salvage:
                 continue
             return last is not None and last.headers.get(ID) == row.id
 
-    async def _put_noted(self, noted: Sequence[Noted]) -> int:
+    async def _put_noted(self, noted: Sequence[JournalEntry]) -> int:
         """What one owner has noted of one session: the last event of it that is in its place."""
         stored = noted[0].first - 1
         while waiting := [one for one in noted if one.first > stored]:
@@ -246,7 +246,7 @@ class Salvage:
                     body = b""
                 await self._nats.publish(row.subject, body, expected=row.expected, id=row.id, headers=headers)
                 return True
-            except WrongLast:
+            except WrongLastSequence:
                 try:
                     last = await self._nats.last(self._names.events, row.subject)
                 except Unreachable:
@@ -262,7 +262,7 @@ class Salvage:
                 return False
 
 
-def _grouped(noted: Iterable[Noted]) -> list[list[Noted]]:
+def _grouped(noted: Iterable[JournalEntry]) -> list[list[JournalEntry]]:
     """By session and owner, each in its order."""
     return [list(group) for _, group in itertools.groupby(noted, lambda one: (one.subject, one.epoch))]
 
@@ -291,7 +291,7 @@ def _without_beginnings(row: JournalRow) -> JournalRow | None:
     return row._replace(id=f"{row.id}.told", header=header, body=message_codec.encode(MessageBody(parts)))
 
 
-def _packed(waiting: Sequence[Noted], before: MessagePlace) -> tuple[JournalRow, int]:
+def _packed(waiting: Sequence[JournalEntry], before: MessagePlace) -> tuple[JournalRow, int]:
     """As much of it as one message holds, behind the one before it; and its last event."""
     first, size = waiting[0], 0
     parts: list[MessagePart] = []

@@ -10,18 +10,17 @@ from contextlib import suppress
 
 import msgspec
 
-from banksman.cluster.jetstream import ID, WrongLast
+from banksman.cluster.jetstream import ID, WrongLastSequence
 from banksman.cluster.log import message_codec
-from banksman.cluster.log.event_reader import Reading
+from banksman.cluster.log.event_reader import EventReader
 from banksman.cluster.log.message_codec import NO_BLOB, MessageBody, MessagePart, MessagePlace
-from banksman.cluster.log.session_ownership import Owning
+from banksman.cluster.log.session_ownership import SessionOwnership
 from banksman.cluster.log.session_record import SessionRecord, SessionRecords
-from banksman.cluster.log.stream_mirror import Heads
+from banksman.cluster.log.stream_mirror import StreamHeads
 from banksman.cluster.log.streams import NatsStreams, token
 from banksman.cluster.nats import Nats
 from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError, UsageError
-from banksman.store.checks import checked
-from banksman.store.log import Chunk, Snapshot
+from banksman.store.log import Chunk, Snapshot, checked
 
 # What is forgotten of a session, oldest first: whole messages, and nothing that its last snapshot does not hold.
 #
@@ -64,12 +63,14 @@ class ClusterRetention:
         self._totals.pop(session, None)
 
 
-class Trimming:
+class HistoryTrim:
     """Forgets what need not be kept."""
 
-    def __init__(self, nats: Nats, owning: Owning, reading: Reading, heads: Heads, records: SessionRecords) -> None:
+    def __init__(
+        self, nats: Nats, ownership: SessionOwnership, reading: EventReader, heads: StreamHeads, records: SessionRecords
+    ) -> None:
         self._nats = nats
-        self._owning = owning
+        self._ownership = ownership
         self._reading = reading
         self._heads = heads
         self._records = records
@@ -102,10 +103,10 @@ class Trimming:
                 return found
             return msgspec.structs.replace(found, first=first, dropped=max(found.dropped, dropped))
 
-        await self._owning.update(session, forget)
+        await self._ownership.update(session, forget)
         border = min(dropped + 1, place.snapshot)
         await self.forget_blobs(session, border)
-        await self._owning.purge(session, border)
+        await self._ownership.purge(session, border)
 
     async def forget_blobs(self, session: str, before: int | None) -> None:
         """Those of the messages that are about to be purged; None: of all. Who dies over it leaves some behind, which
@@ -134,12 +135,12 @@ ATTEMPTS_MAX = 20
 RETRY_SECONDS = 0.5
 
 
-class Restoring:
-    def __init__(self, nats: Nats, streams: NatsStreams, owning: Owning, records: SessionRecords) -> None:
+class HistoryRestore:
+    def __init__(self, nats: Nats, streams: NatsStreams, ownership: SessionOwnership, records: SessionRecords) -> None:
         self._nats = nats
         self._streams = streams
         self._names = streams.names
-        self._owning = owning
+        self._ownership = ownership
         self._records = records
 
     async def restore(
@@ -150,14 +151,14 @@ class Restoring:
         chunks: Callable[[], Iterable[Chunk]],
         snapshot: Snapshot | None,
     ) -> None:
-        record = await self._owning.reserve(session, name, agent)
+        record = await self._ownership.reserve(session, name, agent)
         try:
-            await self._owning.purge(session, None)
+            await self._ownership.purge(session, None)
             shown = await self._fill(record, chunks, snapshot)
-            await self._owning.show(shown, name)
+            await self._ownership.show(shown, name)
         except BaseException:
             with suppress(BanksmanError):
-                await asyncio.shield(self._owning.delete(session))
+                await asyncio.shield(self._ownership.delete(session))
             raise
 
     async def _fill(
@@ -216,7 +217,7 @@ class Restoring:
                     subject, data, expected=before.seq, id=id, headers={message_codec.HEADER: header}
                 )
                 return message_codec.place(seq, header)
-            except WrongLast:
+            except WrongLastSequence:
                 last = await self._nats.last(self._names.events, subject)
                 if last is not None and last.headers.get(ID) == id:
                     return message_codec.place(last.seq, header)

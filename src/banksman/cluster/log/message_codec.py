@@ -20,6 +20,14 @@ from banksman.cluster.nats import Nats
 from banksman.core.session.event import Event, Project
 from banksman.errors import NoOwner, StoreDamaged, StoreError, Unanswered
 
+HEADER = "Banksman"
+# A message that is larger goes to the blobs: far below what a server takes (1 MiB), so that a page of them is small.
+MESSAGE_BYTES_MAX = 256 << 10
+# More events than that are two messages: a reader decodes a message as a whole.
+EVENTS_MAX = 200
+HERE = "."
+INLINE_BYTES_MAX = 512 << 10
+
 
 def event(subject: str, seq: int) -> StoreDamaged:
     """Of a session's events. What is behind the last good message is refused until it is taken out: nothing can follow
@@ -59,12 +67,6 @@ def record(subject: str, seq: int) -> StoreDamaged:
 #
 # A message with no events is a mark: the first of a new owner, or a snapshot alone.
 
-HEADER = "Banksman"
-# A message that is larger goes to the blobs: far below what a server takes (1 MiB), so that a page of them is small.
-MESSAGE_BYTES_MAX = 256 << 10
-# More events than that are two messages: a reader decodes a message as a whole.
-EVENTS_MAX = 200
-HERE = "."
 NO_BLOB, EARLIER_BLOB = "-", "+"
 
 
@@ -173,13 +175,12 @@ def events(session: str, epoch: int, first: int, body: MessageBody, project: Pro
 #
 # A server takes a message of 1 MiB at most, as it comes out of the box. A request or an answer may hold a picture.
 
-INLINE_BYTES_MAX = 512 << 10
 
 # The first byte of every message: what the rest of it is.
 INLINE, BLOB, REFUSED, FAILED, WORKING, WANTED = b"\x00", b"\x01", b"\x02", b"\x03", b"\x04", b"\x05"
 
 
-class Parcels:
+class LargePayloads:
     """`ensure` makes the bucket, if it is not there yet."""
 
     def __init__(self, nats: Nats, prefix: str, ensure: Callable[[str], Awaitable[None]] | None = None) -> None:

@@ -29,11 +29,11 @@ from functools import partial
 
 from banksman.cluster.interfaces import Answerer
 from banksman.cluster.jetstream import StreamMessage
-from banksman.cluster.log.message_codec import FAILED, REFUSED, WANTED, WORKING, Parcels
+from banksman.cluster.log.message_codec import FAILED, REFUSED, WANTED, WORKING, LargePayloads
 from banksman.cluster.log.streams import token
-from banksman.cluster.nats import Bell, Nats
+from banksman.cluster.nats import Nats, NatsSubscription
 from banksman.errors import NoOwner, StoreError, Unanswered, Unreachable
-from banksman.tasks import Owned
+from banksman.tasks import OwnedTasks
 
 log = logging.getLogger("banksman")
 
@@ -53,39 +53,39 @@ YES, NO = b"yes", b"no"
 
 
 @dataclass
-class Asking:
+class OutgoingOwnerRequest:
     """A question of ours. `answer` None: nobody hears it. `quiet_until`: so long nothing needs to be heard of it."""
 
     answer: asyncio.Future[bytes | None]
     quiet_until: float
 
 
-class Answering:
+class OwnerResponder:
     """One session's answers. `is_silent`: nothing that is asked, or was, is answered any more."""
 
     def __init__(self, answerer: Answerer) -> None:
         self.answerer = answerer
-        self.tasks = Owned()
-        self.bell: Bell | None = None
+        self.tasks = OwnedTasks()
+        self.wakeup: NatsSubscription | None = None
         self.is_heard = True
         self.is_silent = False
 
 
-class ClusterBus:
+class ClusterOwnerRequests:
     """`ensure` makes the bucket for what is large, if it is not there yet."""
 
     def __init__(self, nats: Nats, prefix: str, ensure: Callable[[str], Awaitable[None]] | None = None) -> None:
         self._nats = nats
         self._prefix = prefix
-        self._parcels = Parcels(nats, prefix, ensure)
-        self._answering: dict[str, Answering] = {}
+        self._large_payloads = LargePayloads(nats, prefix, ensure)
+        self._answering: dict[str, OwnerResponder] = {}
         # Those that hear nothing new, and still have something to answer.
-        self._left: set[Answering] = set()
-        self._chores = Owned()
-        self._echo: tuple[str, Bell] | None = None
+        self._left: set[OwnerResponder] = set()
+        self._chores = OwnedTasks()
+        self._echo: tuple[str, NatsSubscription] | None = None
         # Where answers to our questions come in, each under a key.
-        self._answers: tuple[str, Bell] | None = None
-        self._asking: dict[str, Asking] = {}
+        self._answers: tuple[str, NatsSubscription] | None = None
+        self._asking: dict[str, OutgoingOwnerRequest] = {}
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -101,29 +101,29 @@ class ClusterBus:
         try:
             async with asyncio.timeout_at(until):
                 inbox = await self._hear_answers()
-                question = await self._parcels.pack(data)
+                question = await self._large_payloads.pack(data)
         except (TimeoutError, Unanswered) as exc:
             # Not even the question is out.
             raise Unreachable(f"the owner of session {session} could not be asked: {exc}", session=session) from exc
         if not self._nats.is_up:
             raise Unreachable(f"the owner of session {session} cannot be asked: the cluster is away", session=session)
-        asking = Asking(loop.create_future(), loop.time() + HAS_IT_SECONDS_MAX)
+        asking = OutgoingOwnerRequest(loop.create_future(), loop.time() + HAS_IT_SECONDS_MAX)
         key = os.urandom(8).hex()
         self._asking[key] = asking
         try:
             await self._nats.tell(self._subject(session), question, reply=f"{inbox}.{key}")
             answer = await self._wait_answer(session, asking, until)
             try:
-                return await self._parcels.unpack(answer)
+                return await self._large_payloads.unpack(answer)
             finally:
-                if self._parcels.is_beside(answer):
-                    self._chores.start(self._parcels.drop(answer))
+                if self._large_payloads.is_beside(answer):
+                    self._chores.start(self._large_payloads.drop(answer))
         finally:
             del self._asking[key]
-            if self._parcels.is_beside(question):
-                self._chores.start(self._parcels.drop(question))
+            if self._large_payloads.is_beside(question):
+                self._chores.start(self._large_payloads.drop(question))
 
-    async def _wait_answer(self, session: str, asking: Asking, until: float) -> bytes:
+    async def _wait_answer(self, session: str, asking: OutgoingOwnerRequest, until: float) -> bytes:
         loop = asyncio.get_running_loop()
         while True:
             seconds = min(until, asking.quiet_until) - loop.time()
@@ -138,11 +138,11 @@ class ClusterBus:
     async def _hear_answers(self) -> str:
         if self._answers is None:
             inbox = self._nats.inbox()
-            bell = await self._nats.ring(f"{inbox}.*", self._on_answer)
+            wakeup = await self._nats.ring(f"{inbox}.*", self._on_answer)
             if self._answers is not None or self._is_closed:
-                await bell.stop()  # Another was faster.
+                await wakeup.stop()  # Another was faster.
             else:
-                self._answers = inbox, bell
+                self._answers = inbox, wakeup
         if self._answers is None:
             raise StoreError("the log is closed")
         return self._answers[0]
@@ -169,17 +169,17 @@ class ClusterBus:
         if before is not None:
             before.answerer = answerer
             return
-        answering = self._answering[session] = Answering(answerer)
+        answering = self._answering[session] = OwnerResponder(answerer)
         try:
-            bell = await self._nats.ring(self._subject(session), partial(self._on_question, answering))
+            wakeup = await self._nats.ring(self._subject(session), partial(self._on_question, answering))
         except BaseException:
             if self._answering.get(session) is answering:
                 del self._answering[session]
             raise
         if not answering.is_heard:
-            await bell.stop()  # Told otherwise meanwhile.
+            await wakeup.stop()  # Told otherwise meanwhile.
             return
-        answering.bell = bell
+        answering.wakeup = wakeup
         # Without an answer the connection is down, and the client subscribes again when it is back.
         with suppress(Unreachable, NoOwner):
             await self._wait_heard()
@@ -187,15 +187,15 @@ class ClusterBus:
     async def _wait_heard(self) -> None:
         if self._echo is None:
             subject = self._nats.inbox()
-            bell = await self._nats.ring(subject, lambda asked: self._say(asked.reply, b""))
+            wakeup = await self._nats.ring(subject, lambda asked: self._say(asked.reply, b""))
             if self._echo is not None or self._is_closed:
-                await bell.stop()  # Another was faster.
+                await wakeup.stop()  # Another was faster.
             else:
-                self._echo = subject, bell
+                self._echo = subject, wakeup
         if self._echo is not None:
             await self._nats.ask(self._echo[0], b"", timeout=HEARD_SECONDS_MAX)
 
-    def _on_question(self, answering: Answering, message: StreamMessage) -> None:
+    def _on_question(self, answering: OwnerResponder, message: StreamMessage) -> None:
         if answering.is_silent or not message.reply:
             return
         if not answering.is_heard:
@@ -209,7 +209,7 @@ class ClusterBus:
     def _questions(self) -> int:
         return sum(len(each.tasks) for each in (*self._answering.values(), *self._left))
 
-    async def _answer(self, answering: Answering, message: StreamMessage) -> None:
+    async def _answer(self, answering: OwnerResponder, message: StreamMessage) -> None:
         if not await self._is_wanted(message.reply):
             return
         working = self._chores.start(self._say_working(answering, message.reply))
@@ -224,7 +224,7 @@ class ClusterBus:
         except (Unreachable, NoOwner):
             return False  # Who asked is gone, or so far away that it has given up.
 
-    async def _say_working(self, answering: Answering, reply: str) -> None:
+    async def _say_working(self, answering: OwnerResponder, reply: str) -> None:
         seconds = HAS_IT_SECONDS
         while True:
             await asyncio.sleep(seconds)
@@ -234,10 +234,10 @@ class ClusterBus:
                 await self._nats.tell(reply, WORKING)
             seconds = WORKING_SECONDS
 
-    async def _answer_it(self, answering: Answering, message: StreamMessage) -> None:
+    async def _answer_it(self, answering: OwnerResponder, message: StreamMessage) -> None:
         try:
-            data = await self._parcels.unpack(message.data)
-            answer = await self._parcels.pack(await answering.answerer(data))
+            data = await self._large_payloads.unpack(message.data)
+            answer = await self._large_payloads.pack(await answering.answerer(data))
         except Exception as exc:
             # Whoever asked learns no more than that it does not know. What is wrong is said here.
             log.exception("! a question to a session's owner could not be answered: %s", message.subject)
@@ -246,7 +246,7 @@ class ClusterBus:
         if not answering.is_silent:
             with suppress(StoreError):
                 await self._nats.tell(message.reply, answer)
-        if self._parcels.is_beside(answer):
+        if self._large_payloads.is_beside(answer):
             self._chores.start(self._drop_later(answer))
 
     async def _drop_later(self, answer: bytes) -> None:
@@ -254,7 +254,7 @@ class ClusterBus:
         try:
             await asyncio.sleep(ANSWER_KEPT_SECONDS)
         finally:
-            await self._parcels.drop(answer)
+            await self._large_payloads.drop(answer)
 
     def _say(self, subject: str, data: bytes) -> None:
         async def say() -> None:
@@ -270,8 +270,8 @@ class ClusterBus:
             return
         answering.is_heard = False
         self._left = {other for other in self._left if len(other.tasks)} | {answering}
-        if answering.bell is not None:
-            await answering.bell.stop()
+        if answering.wakeup is not None:
+            await answering.wakeup.stop()
 
     def fall_silent_nowait(self, session: str | None = None) -> None:
         if session is None:
@@ -286,8 +286,8 @@ class ClusterBus:
             answering.tasks.cancel()
             # Kept until its tasks are over: they are still ours.
             self._left.add(answering)
-            if answering.bell is not None:
-                self._chores.start(answering.bell.stop())
+            if answering.wakeup is not None:
+                self._chores.start(answering.wakeup.stop())
 
     async def fall_silent(self, session: str | None = None) -> None:
         self.fall_silent_nowait(session)
@@ -301,7 +301,7 @@ class ClusterBus:
         self._is_closed = True
         await self.fall_silent()
         await self._chores.end()
-        for bell in (self._echo, self._answers):
-            if bell is not None:
-                await bell[1].stop()
+        for wakeup in (self._echo, self._answers):
+            if wakeup is not None:
+                await wakeup[1].stop()
         self._echo = self._answers = None

@@ -28,14 +28,14 @@ from typing import TypeVar
 
 import msgspec
 
-from banksman.cluster.jetstream import StreamMessage, Unheard, WrongLast
-from banksman.cluster.log.message_codec import Parcels
-from banksman.cluster.log.placement_queues import ACK_SECONDS, Needs
+from banksman.cluster.jetstream import StreamMessage, Unheard, WrongLastSequence
+from banksman.cluster.log.message_codec import LargePayloads
+from banksman.cluster.log.placement_queues import ACK_SECONDS, PlacementQueues
 from banksman.cluster.log.streams import token
-from banksman.cluster.nats import Nats, Pulls
+from banksman.cluster.nats import Nats, PullConsumer
 from banksman.cluster.nats import QueuedMessage as Pulled
 from banksman.errors import NoOwner, StoreError, Unanswered, Unreachable
-from banksman.tasks import Owned
+from banksman.tasks import OwnedTasks
 
 log = logging.getLogger("banksman")
 
@@ -70,7 +70,7 @@ class PlacementOrder(msgspec.Struct, omit_defaults=True):
 class PlacedJob:
     """One that was taken. Until it is done or given back, `working` is to be said more often than `ACK_SECONDS`."""
 
-    def __init__(self, order: PlacementOrder, pulled: Pulled, nats: Nats, parcels: Parcels) -> None:
+    def __init__(self, order: PlacementOrder, pulled: Pulled, nats: Nats, large_payloads: LargePayloads) -> None:
         self.session = order.session
         self.kind = order.kind
         self.need = tuple(order.need)
@@ -80,7 +80,7 @@ class PlacedJob:
         self._reply = order.reply
         self._pulled = pulled
         self._nats = nats
-        self._parcels = parcels
+        self._large_payloads = large_payloads
 
     def __repr__(self) -> str:
         return f"<Job {self.kind} {self.session} {self.deliveries}>"
@@ -109,7 +109,7 @@ class PlacedJob:
 
     async def _tell(self, answer: bytes) -> None:
         """Until it was heard, or nobody is there to hear it."""
-        parcel = await self._parcels.pack(answer)
+        parcel = await self._large_payloads.pack(answer)
         for _ in range(ANSWER_TRIES_MAX):
             try:
                 await self._nats.ask(f"{self._reply}.answer", parcel, timeout=WORD_SECONDS_MAX)
@@ -119,7 +119,7 @@ class PlacedJob:
                 break
             return
         log.warning("! session %s: whoever wanted it was not told that it is placed", self.session)
-        await self._parcels.drop(parcel)
+        await self._large_payloads.drop(parcel)
 
     async def again(self, seconds: float) -> None:
         await self._pulled.again(seconds)
@@ -165,11 +165,11 @@ class ClusterPlacement:
         self._stream = f"{prefix}-work"
         self._lease_seconds = lease_seconds
         self._pull_seconds = PULL * lease_seconds
-        self._parcels = Parcels(nats, prefix, ensure)
-        self._needs = Needs(nats, prefix, self._wake, ensure_anew)
+        self._large_payloads = LargePayloads(nats, prefix, ensure)
+        self._needs = PlacementQueues(nats, prefix, self._wake, ensure_anew)
         self._needs_read_at = float("-inf")
-        self._chores = Owned()
-        self._pulls: Pulls | None = None
+        self._chores = OwnedTasks()
+        self._pulls: PullConsumer | None = None
         # The needs that we have asked for, each until when an answer is believed in.
         self._asked: dict[str, float] = {}
         self._came: deque[tuple[str, Pulled]] = deque()
@@ -184,28 +184,28 @@ class ClusterPlacement:
         offer, seq = Offer(), 0
         inbox = self._nats.inbox()
         parcel = b""
-        bell = await self._nats.ring(f"{inbox}.*", lambda message: self._on_word(offer, message))
+        wakeup = await self._nats.ring(f"{inbox}.*", lambda message: self._on_word(offer, message))
         try:
             async with asyncio.timeout_at(until):
                 key = await _until_answered(lambda: self._needs.add(need))
-                parcel = await _until_answered(lambda: self._parcels.pack(request))
+                parcel = await _until_answered(lambda: self._large_payloads.pack(request))
                 order = PlacementOrder(session, OPEN, sorted(set(need)), request=parcel, reply=inbox)
                 seq = await self._store(key, order, until)
         except (TimeoutError, Unreachable) as exc:
             if offer.taken_at is None:
                 offer.is_given_up = True
-                self._discard(seq, parcel, bell.stop())
+                self._discard(seq, parcel, wakeup.stop())
                 words = f"session {session} could not be offered to any host: the cluster does not answer"
                 raise Unreachable(words, hint="try again", session=session) from exc
         except BaseException:
             offer.is_given_up = True
-            self._discard(seq, parcel, bell.stop())
+            self._discard(seq, parcel, wakeup.stop())
             raise
         try:
             return await self._wait_answer(session, offer, until)
         finally:
             offer.is_given_up = True
-            self._discard(seq if offer.taken_at is None else 0, parcel, bell.stop())
+            self._discard(seq if offer.taken_at is None else 0, parcel, wakeup.stop())
 
     async def _store(self, key: str, order: PlacementOrder, until: float) -> int:
         """Its seq. Until it is acknowledged, or the time is over: one that was stored unseen is asked for, and found to
@@ -237,9 +237,9 @@ class ClusterPlacement:
                 async with asyncio.timeout_at(until):
                     answer = await asyncio.shield(offer.answer)
                     try:
-                        return await self._parcels.unpack(answer)
+                        return await self._large_payloads.unpack(answer)
                     finally:
-                        self._chores.start(self._parcels.drop(answer))
+                        self._chores.start(self._large_payloads.drop(answer))
             except TimeoutError as exc:
                 if offer.taken_at is None:
                     raise NoOwner(f"no host took session {session} in time", session=session) from exc
@@ -273,7 +273,7 @@ class ClusterPlacement:
             if seq:
                 with suppress(StoreError):
                     await self._nats.api(f"STREAM.MSG.DELETE.{self._stream}", {"seq": seq, "no_erase": True})
-            await self._parcels.drop(parcel)
+            await self._large_payloads.drop(parcel)
             await stopping
 
         self._chores.start(discard())
@@ -281,7 +281,7 @@ class ClusterPlacement:
     async def resume(self, session: str, need: Sequence[str], epoch: int) -> None:
         key = await self._needs.add(need)
         order = PlacementOrder(session, RESUME, sorted(set(need)), epoch)
-        with suppress(WrongLast):  # There is one.
+        with suppress(WrongLastSequence):  # There is one.
             subject = f"{self._prefix}.place.{key}.r.{token(session)}"
             data = msgspec.json.encode(order)
             await self._put(key, lambda: self._nats.publish(subject, data, expected=0))
@@ -321,10 +321,10 @@ class ClusterPlacement:
             log.error("! a job cannot be understood, and is dropped: %s", exc)
             await pulled.done()
             return None
-        job = PlacedJob(order, pulled, self._nats, self._parcels)
+        job = PlacedJob(order, pulled, self._nats, self._large_payloads)
         if job.request:
             try:
-                job.request = await self._parcels.unpack(job.request)
+                job.request = await self._large_payloads.unpack(job.request)
             except (Unreachable, NoOwner):
                 # Whoever placed it is gone, and has taken it along; or the cluster has a bad moment.
                 self._give_back(pulled, AGAIN_SECONDS)

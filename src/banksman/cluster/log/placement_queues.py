@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from banksman.cluster.jetstream import StreamMessage
 from banksman.cluster.log.streams import NOT_FOUND
-from banksman.cluster.nats import Bell, Nats
+from banksman.cluster.nats import Nats, NatsSubscription
 from banksman.errors import Refused, StoreError, Unanswered
 
 log = logging.getLogger("banksman")
@@ -40,7 +40,7 @@ PENDING_MAX = 10_000
 ALREADY_EXISTS = (10148, 10105)
 
 
-class Needs:
+class PlacementQueues:
     """`on_new` is called when there is another. `ensure_stream` makes the stream of the queues, if it is not there."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Needs:
         self._is_full = False
         # Those whose consumer is known to be there.
         self._made: set[str] = set()
-        self._bell: Bell | None = None
+        self._wakeup: NatsSubscription | None = None
 
     def satisfied(self, labels: frozenset[str]) -> list[str]:
         """The keys of those that a host with these labels can serve."""
@@ -150,8 +150,8 @@ class Needs:
     # -- what others use ---------------------------------------------------------------------------------------------
     async def read(self) -> None:
         """All that are stored. A bell may have been missed, so this is called now and then."""
-        if self._bell is None:
-            self._bell = await self._nats.ring(f"{self._prefix}.live.rec.need.*", self._on_record)
+        if self._wakeup is None:
+            self._wakeup = await self._nats.ring(f"{self._prefix}.live.rec.need.*", self._on_record)
         if self._is_full:
             before, self._all, self._seq, self._is_full = self._all, {}, 0, False
             try:
@@ -205,9 +205,9 @@ class Needs:
             self._on_new()
 
     async def stop(self) -> None:
-        bell, self._bell = self._bell, None
-        if bell is not None:
-            await bell.stop()
+        wakeup, self._wakeup = self._wakeup, None
+        if wakeup is not None:
+            await wakeup.stop()
 
 
 def _key(need: Sequence[str]) -> str:

@@ -12,15 +12,21 @@ from typing import Any
 
 from msgspec import Struct
 
-from banksman.cluster.jetstream import WrongLast
+from banksman.cluster.jetstream import WrongLastSequence
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.journal import JournalRow
 from banksman.cluster.log.message_codec import MessagePart
-from banksman.cluster.log.session_ownership import Owning, Tenancy
+from banksman.cluster.log.session_ownership import OwnedEpoch, SessionOwnership
 from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import ID, Nats
 from banksman.errors import NotOwner, StoreDamaged, StoreError, Unreachable
 from banksman.store.log import Done
+
+log = logging.getLogger("banksman")
+RETRY_SECONDS = 0.05
+RETRY_SECONDS_MAX = 1.0
+# For so long the servers may be behind what they have acknowledged: as long as it takes to choose a leader, and more.
+SHORT_SECONDS_MAX = 20.0
 
 
 @dataclass(slots=True, eq=False)
@@ -90,30 +96,23 @@ Call = QueuedAppend | Advance | QueuedLease | QueuedRelease | WriterCall | Claim
 # the session is that one's. Or it is older than what we were told is stored: a leader that was just chosen may not have
 # got to it yet, and if it never does, the servers have lost it.
 
-log = logging.getLogger("banksman")
 
-RETRY_SECONDS = 0.05
-RETRY_SECONDS_MAX = 1.0
-# For so long the servers may be behind what they have acknowledged: as long as it takes to choose a leader, and more.
-SHORT_SECONDS_MAX = 20.0
-
-
-class Publishing(Struct, frozen=True):
+class Publisher(Struct, frozen=True):
     nats: Nats
     streams: NatsStreams
-    owning: Owning
+    ownership: SessionOwnership
 
-    async def until_known(self, tenancy: Tenancy, row: JournalRow, is_ours: Callable[[], bool]) -> int:
+    async def until_known(self, owned_epoch: OwnedEpoch, row: JournalRow, is_ours: Callable[[], bool]) -> int:
         """The sequence under which it is stored. `NotOwner`: it is not ours to say any more. `StoreError`: the servers
         have refused it, and it is not there. `StoreDamaged`: nor is what it was to follow."""
-        session = tenancy.record.id
+        session = owned_epoch.record.id
         wait, is_put, is_sent = RETRY_SECONDS, False, False
         short_since: float | None = None
         is_blob = message_codec.place(0, row.header).blob_name == row.id
         blobs = self.streams.names.blobs
         while True:
             if not is_ours():
-                raise NotOwner("this host has lost its lease", session=session, epoch=tenancy.epoch)
+                raise NotOwner("this host has lost its lease", session=session, epoch=owned_epoch.epoch)
             try:
                 if is_blob and not is_put:
                     await self.streams.ensure(blobs)
@@ -122,9 +121,9 @@ class Publishing(Struct, frozen=True):
                 body = b"" if is_blob else row.body
                 headers = {message_codec.HEADER: row.header}
                 return await self.nats.publish(row.subject, body, expected=row.expected, id=row.id, headers=headers)
-            except WrongLast as exc:
+            except WrongLastSequence as exc:
                 with suppress(Unreachable):
-                    stored, is_short = await self._look_back(tenancy, row)
+                    stored, is_short = await self._look_back(owned_epoch, row)
                     if stored is not None:
                         return stored
                     short_since = (short_since or time.monotonic()) if is_short else None
@@ -142,24 +141,24 @@ class Publishing(Struct, frozen=True):
             await asyncio.sleep(wait)
             wait = min(wait * 2, RETRY_SECONDS_MAX)
 
-    async def _look_back(self, tenancy: Tenancy, row: JournalRow) -> tuple[int | None, bool]:
+    async def _look_back(self, owned_epoch: OwnedEpoch, row: JournalRow) -> tuple[int | None, bool]:
         """Where it is stored, though nobody told us; None: it is not, and what is last is what it was to follow, or
         older (True). `NotOwner`: it is another's."""
         last = await self.nats.last(self.streams.names.events, row.subject)
         if last is not None and last.headers.get(ID) == row.id:
             return last.seq, False
         seq = 0 if last is None else last.seq
-        if seq <= row.expected and await self._is_known_still(tenancy):
+        if seq <= row.expected and await self._is_known_still(owned_epoch):
             return None, seq < row.expected
         if last is not None:
             message_codec.place_of(last)  # No writer's at all, and who mends that is not us: `StoreDamaged`.
-        session = tenancy.record.id
+        session = owned_epoch.record.id
         raise NotOwner("another writer has the session", hint="claim it anew", session=session, seq=seq)
 
-    async def _is_known_still(self, tenancy: Tenancy) -> bool:
+    async def _is_known_still(self, owned_epoch: OwnedEpoch) -> bool:
         """Whether it was not deleted meanwhile, with all its messages."""
-        found = await self.owning.find(tenancy.record.id)
-        return found is not None and found.tenure == tenancy.record.tenure
+        found = await self.ownership.find(owned_epoch.record.id)
+        return found is not None and found.tenure == owned_epoch.record.tenure
 
 
 def _shortened(session: str, row: JournalRow) -> StoreDamaged:

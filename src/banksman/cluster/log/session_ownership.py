@@ -20,12 +20,12 @@ from typing import TypeVar
 
 import msgspec
 
-from banksman.cluster.jetstream import ID, Write, WrongLast
+from banksman.cluster.jetstream import ID, BatchMessage, WrongLastSequence
 from banksman.cluster.log import message_codec
-from banksman.cluster.log.host_leases import Leases
+from banksman.cluster.log.host_leases import HostLeases
 from banksman.cluster.log.message_codec import MessagePlace
 from banksman.cluster.log.session_record import FoundRecord, LeaseRecord, OwnerRecord, SessionRecord, SessionRecords
-from banksman.cluster.log.streams import Names, token
+from banksman.cluster.log.streams import StreamNames, token
 from banksman.cluster.nats import Nats
 from banksman.errors import NameTaken, NotOwner, StoreError, Unanswered, Unreachable, UsageError
 from banksman.store.log import Owner
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
-class Tenancy:
+class OwnedEpoch:
     """A session that is ours: under which host id and epoch, and where its events are."""
 
     host: str
@@ -55,8 +55,8 @@ class Tenancy:
         return self.place.last
 
 
-class Owning:
-    def __init__(self, nats: Nats, names: Names, records: SessionRecords, leases: Leases) -> None:
+class SessionOwnership:
+    def __init__(self, nats: Nats, names: StreamNames, records: SessionRecords, leases: HostLeases) -> None:
         self._nats = nats
         self._names = names
         self._records = records
@@ -67,7 +67,7 @@ class Owning:
         return (await self._records.find(session)).record
 
     # -- claiming ----------------------------------------------------------------------------------------------------
-    async def claim(self, session: str, name: str | None, agent: str | None) -> Tenancy:
+    async def claim(self, session: str, name: str | None, agent: str | None) -> OwnedEpoch:
         self._leases.check_held()
         host = self._leases.id
         # The same one however often it is tried: under another, which we may have by then, nobody would let go of it.
@@ -79,7 +79,7 @@ class Owning:
             # Else nobody could have it for as long as we live.
             await self.release(session, record.epoch, message_codec.BEGINNING)
             raise
-        return Tenancy(host, record, place)
+        return OwnedEpoch(host, record, place)
 
     async def _claim_record(
         self, session: str, name: str | None, agent: str | None, owner: OwnerRecord
@@ -121,7 +121,8 @@ class Owning:
         )
 
     async def _free_name(self, name: str, session: str) -> int:
-        """Where the name's record must be for the session to have it. `NameTaken`; `WrongLast` if the session has it:
+        """Where the name's record must be for the session to have it. `NameTaken`; `WrongLastSequence` if the session
+        has it:
         an earlier try, which was not answered, took effect since its record was read."""
         holder, seq = await self._records.find_name(name)
         if holder is not None:
@@ -130,7 +131,7 @@ class Owning:
                 # A name goes together with its session, so it is no session's: nobody has written that.
                 raise message_codec.record(self._names.record("name", name), seq)
             if holder == session:
-                raise WrongLast(f"{session} has the name {name} by now")
+                raise WrongLastSequence(f"{session} has the name {name} by now")
             raise NameTaken(f"another session has the name {name}", hint="take another name", session=holder)
         return seq
 
@@ -177,49 +178,49 @@ class Owning:
         return message_codec.place(seq, header)
 
     # -- while it is ours --------------------------------------------------------------------------------------------
-    async def advance(self, tenancy: Tenancy) -> None:
+    async def advance(self, owned_epoch: OwnedEpoch) -> None:
         """Raise its epoch by one."""
-        wanted = tenancy.epoch + 1
+        wanted = owned_epoch.epoch + 1
 
         async def advance() -> SessionRecord:
-            found = await self._records.find(tenancy.record.id)
-            record = self._ours(tenancy, found)
+            found = await self._records.find(owned_epoch.record.id)
+            record = self._ours(owned_epoch, found)
             if record.epoch == wanted:
                 return record  # It was not answered, and was done.
             record = msgspec.structs.replace(record, epoch=wanted)
             await self._records.change(self._records.write(record, found.seq))
             return record
 
-        tenancy.record = await self.patiently(advance)
+        owned_epoch.record = await self.patiently(advance)
 
-    async def lease(self, tenancy: Tenancy, name: str | None, settle: Callable[[str], Awaitable[None]]) -> None:
+    async def lease(self, owned_epoch: OwnedEpoch, name: str | None, settle: Callable[[str], Awaitable[None]]) -> None:
         """`NotOwner`, naming the holder, if another session has it, whose owner lives. `settle`: what was called before
         for that session, here, is done first."""
 
         async def lease() -> None:
-            writes: list[Write] = []
-            if name is not None and name != tenancy.lease:
+            writes: list[BatchMessage] = []
+            if name is not None and name != owned_epoch.lease:
                 holder, seq = await self._records.find_lease(name)
-                if holder is not None and holder.session != tenancy.record.id:
+                if holder is not None and holder.session != owned_epoch.record.id:
                     await settle(holder.session)
-                if holder is not None and holder.session != tenancy.record.id and await self._is_valid(holder):
+                if holder is not None and holder.session != owned_epoch.record.id and await self._is_valid(holder):
                     raise NotOwner(
                         f"{name} is in the hands of session {holder.session}",
                         hint="close that one first",
                         session=holder.session,
                     )
-                mine = LeaseRecord(tenancy.record.id, tenancy.record.tenure)
+                mine = LeaseRecord(owned_epoch.record.id, owned_epoch.record.tenure)
                 writes.append(self._records.write_lease(name, mine, seq))
-            if tenancy.lease is not None and tenancy.lease != name:
-                holder, seq = await self._records.find_lease(tenancy.lease)
-                if holder is not None and holder.session == tenancy.record.id:
-                    writes.append(self._records.write_lease(tenancy.lease, None, seq))
+            if owned_epoch.lease is not None and owned_epoch.lease != name:
+                holder, seq = await self._records.find_lease(owned_epoch.lease)
+                if holder is not None and holder.session == owned_epoch.record.id:
+                    writes.append(self._records.write_lease(owned_epoch.lease, None, seq))
             if writes:
                 await self._records.change(*writes)
 
-        self._ours(tenancy, await self.patiently(lambda: self._records.find(tenancy.record.id)))
+        self._ours(owned_epoch, await self.patiently(lambda: self._records.find(owned_epoch.record.id)))
         await self.patiently(lease)
-        tenancy.lease = name
+        owned_epoch.lease = name
 
     async def _is_valid(self, lease: LeaseRecord) -> bool:
         """Whether whoever took it is still the owner of that session, and lives."""
@@ -229,10 +230,10 @@ class Owning:
         host = record.owner.host
         return self._leases.is_alive(host) or not await self._leases.is_dead(host)
 
-    def _ours(self, tenancy: Tenancy, found: FoundRecord) -> SessionRecord:
+    def _ours(self, owned_epoch: OwnedEpoch, found: FoundRecord) -> SessionRecord:
         record = found.record
-        if record is None or record.tenure != tenancy.record.tenure or record.owner is None:
-            raise _superseded(tenancy.record.id, tenancy.epoch)
+        if record is None or record.tenure != owned_epoch.record.tenure or record.owner is None:
+            raise _superseded(owned_epoch.record.id, owned_epoch.epoch)
         return record
 
     def is_ours(self, session: str, epoch: int) -> bool:
@@ -408,7 +409,7 @@ class Owning:
         while True:
             try:
                 return await attempt()
-            except WrongLast as exc:
+            except WrongLastSequence as exc:
                 if time.monotonic() > give_up:
                     raise Unanswered("others change the same all the time", hint="try again") from exc
                 continue

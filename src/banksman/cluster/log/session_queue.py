@@ -21,24 +21,24 @@ from typing import Protocol
 from msgspec import Struct
 
 from banksman.cluster.log import message_codec
-from banksman.cluster.log.host_leases import Leases
+from banksman.cluster.log.host_leases import HostLeases
 from banksman.cluster.log.journal import Journal, JournalRow
-from banksman.cluster.log.journal_recovery import OVERDUE_SECONDS, Behind
+from banksman.cluster.log.journal_recovery import OVERDUE_SECONDS, BlockedAppends
 from banksman.cluster.log.message_codec import MessageBody, MessagePlace
 from banksman.cluster.log.publisher import (
     Advance,
     Call,
     Claim,
     Delete,
-    Publishing,
+    Publisher,
     QueuedAppend,
     QueuedCall,
     QueuedLease,
     QueuedRelease,
     WriterCall,
 )
-from banksman.cluster.log.session_ownership import Owning, Tenancy
-from banksman.cluster.log.streams import Names, NatsStreams, token
+from banksman.cluster.log.session_ownership import OwnedEpoch, SessionOwnership
+from banksman.cluster.log.streams import NatsStreams, StreamNames, token
 from banksman.cluster.nats import Nats
 from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError, Unreachable
 
@@ -55,7 +55,7 @@ class QueueListener(Protocol):
         """Until another session of this log, which is about to be released, is."""
         ...
 
-    def on_tenancy(self, session: str, tenancy: Tenancy | None) -> None: ...
+    def on_owned_epoch(self, session: str, owned_epoch: OwnedEpoch | None) -> None: ...
     def on_deleted(self, session: str) -> None: ...
     def on_published(self, seconds: float) -> None: ...
     def on_idle(self, session: str) -> None: ...
@@ -67,26 +67,26 @@ class QueueContext(Struct, frozen=True, kw_only=True):
 
     nats: Nats
     streams: NatsStreams
-    owning: Owning
-    leases: Leases
+    ownership: SessionOwnership
+    leases: HostLeases
     journal: Journal
     hears: QueueListener
 
     @property
-    def names(self) -> Names:
+    def names(self) -> StreamNames:
         return self.streams.names
 
 
-class Line:
+class SessionQueue:
     def __init__(self, session: str, writing: QueueContext) -> None:
         self._session = session
         self._with = writing
         self._calls: deque[Call] = deque()
-        self._publishing = Publishing(writing.nats, writing.streams, writing.owning)
-        self._behind = Behind(writing.journal, writing.names.event(session))
+        self._publishing = Publisher(writing.nats, writing.streams, writing.ownership)
+        self._behind = BlockedAppends(writing.journal, writing.names.event(session))
         # What is out of the line and not answered yet: whatever becomes of the task, it is.
         self._doing: Sequence[Call] = ()
-        self.tenancy: Tenancy | None = None
+        self.owned_epoch: OwnedEpoch | None = None
         self._task: asyncio.Task[None] | None = None
         # The last failure under the present epoch, and the last of which the writer was told.
         self._failure = 0
@@ -110,7 +110,7 @@ class Line:
     @property
     def last_epoch(self) -> int:
         """Under which it will be ours when all that waits is done."""
-        epoch = 0 if self.tenancy is None else self.tenancy.epoch
+        epoch = 0 if self.owned_epoch is None else self.owned_epoch.epoch
         return epoch + sum(isinstance(call, Advance) for call in self._calls)
 
     @property
@@ -122,7 +122,7 @@ class Line:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
-        self.tenancy = None
+        self.owned_epoch = None
         self._fail_all(error)
 
     def _fail_all(self, error: StoreError) -> None:
@@ -139,10 +139,10 @@ class Line:
 
     def lose(self) -> None:
         """It is ours no more: another has it, or the lease is lost."""
-        tenancy, self.tenancy = self.tenancy, None
+        owned_epoch, self.owned_epoch = self.owned_epoch, None
         self._behind.stop()
-        if tenancy is not None:
-            self._with.hears.on_tenancy(self._session, None)
+        if owned_epoch is not None:
+            self._with.hears.on_owned_epoch(self._session, None)
 
     # -- one after the other -----------------------------------------------------------------------------------------
     async def _work(self) -> None:
@@ -166,10 +166,10 @@ class Line:
             case QueuedCall():
                 self._doing = (self._calls.popleft(),)
                 await self._answer_asked(call)
-            case QueuedRelease() if self.tenancy is None:
+            case QueuedRelease() if self.owned_epoch is None:
                 self._doing = (self._calls.popleft(),)
                 # Nobody here has it. It may be ours all the same, by its record: after a release that was not heard.
-                if self._with.owning.is_ours(self._session, call.epoch):
+                if self._with.ownership.is_ours(self._session, call.epoch):
                     await self._release(call.epoch, message_codec.BEGINNING)
             case _:
                 self._doing = (self._calls.popleft(),)
@@ -184,27 +184,27 @@ class Line:
                     self._answer(call, error)
 
     async def _do(self, call: WriterCall) -> None:
-        tenancy = self.tenancy
-        assert tenancy is not None
-        owning = self._with.owning
+        owned_epoch = self.owned_epoch
+        assert owned_epoch is not None
+        ownership = self._with.ownership
         match call:
             case Advance():
-                await owning.advance(tenancy)
-                if self.tenancy is tenancy:  # And was not lost meanwhile.
-                    self._with.hears.on_tenancy(self._session, tenancy)
+                await ownership.advance(owned_epoch)
+                if self.owned_epoch is owned_epoch:  # And was not lost meanwhile.
+                    self._with.hears.on_owned_epoch(self._session, owned_epoch)
             case QueuedLease(name=name):
-                await owning.lease(tenancy, name, self._with.hears.settle)
+                await ownership.lease(owned_epoch, name, self._with.hears.settle)
             case QueuedRelease():
-                self.tenancy = None
-                self._with.hears.on_tenancy(self._session, None)
-                await self._release(tenancy.epoch, tenancy.place)
+                self.owned_epoch = None
+                self._with.hears.on_owned_epoch(self._session, None)
+                await self._release(owned_epoch.epoch, owned_epoch.place)
             case _:
                 raise AssertionError(call)
 
     async def _release(self, epoch: int, place: MessagePlace) -> None:
         self._is_releasing = True
         try:
-            await self._with.owning.release(self._session, epoch, place)
+            await self._with.ownership.release(self._session, epoch, place)
         finally:
             self._is_releasing = False
 
@@ -217,8 +217,8 @@ class Line:
                     value = await self._claim(name, agent)
                 case Delete():
                     value = None
-                    await self._with.owning.delete(self._session, self._forget_blobs)
-                    self.tenancy = None
+                    await self._with.ownership.delete(self._session, self._forget_blobs)
+                    self.owned_epoch = None
                     self._with.hears.on_deleted(self._session)
                 case _:
                     raise AssertionError(call)
@@ -228,9 +228,9 @@ class Line:
             return
         if not call.answer.done():
             call.answer.set_result(value)
-        elif isinstance(call, Claim) and self.tenancy is not None:
+        elif isinstance(call, Claim) and self.owned_epoch is not None:
             # Whoever wanted it was cancelled, and would never let go of it.
-            self.put(QueuedRelease(self.tenancy.epoch, self.told, None))
+            self.put(QueuedRelease(self.owned_epoch.epoch, self.told, None))
 
     async def _forget_blobs(self) -> None:
         try:
@@ -241,22 +241,22 @@ class Line:
             log.warning("! session=%s deleted, but its blobs were not: %s", self._session, exc)
 
     async def _claim(self, name: str | None, agent: str | None) -> int:
-        tenancy = await self._with.owning.claim(self._session, name, agent)
-        if tenancy.host != self._with.leases.id:
+        owned_epoch = await self._with.ownership.claim(self._session, name, agent)
+        if owned_epoch.host != self._with.leases.id:
             raise NotOwner("this host has just lost its lease", session=self._session)
-        self.tenancy = tenancy
+        self.owned_epoch = owned_epoch
         self._failure = self.told = 0
-        self._with.hears.on_tenancy(self._session, tenancy)
-        self._with.hears.on_stored(self._session, tenancy.place, 0, MessageBody(()))
-        return tenancy.epoch
+        self._with.hears.on_owned_epoch(self._session, owned_epoch)
+        self._with.hears.on_stored(self._session, owned_epoch.place, 0, MessageBody(()))
+        return owned_epoch.epoch
 
     # -- answering ---------------------------------------------------------------------------------------------------
     def _refusal(self, call: WriterCall) -> StoreError | NotOwner | None:
         if call.error is not None:
             return call.error
-        tenancy = self.tenancy
-        if tenancy is None or call.epoch != tenancy.epoch:
-            current = 0 if tenancy is None else tenancy.epoch
+        owned_epoch = self.owned_epoch
+        if owned_epoch is None or call.epoch != owned_epoch.epoch:
+            current = 0 if owned_epoch is None else owned_epoch.epoch
             return NotOwner(
                 "another writer has the session",
                 hint="claim it anew",
@@ -269,7 +269,7 @@ class Line:
         return None
 
     def _answer(self, call: WriterCall, error: StoreError | NotOwner | None) -> None:
-        is_of_owner = self.tenancy is not None and call.epoch == self.tenancy.epoch
+        is_of_owner = self.owned_epoch is not None and call.epoch == self.owned_epoch.epoch
         is_lease_taken = isinstance(call, QueuedLease) and isinstance(error, NotOwner)
         if error is not None and is_of_owner and call.told >= self._failure and not is_lease_taken:
             self._failure += 1
@@ -313,8 +313,8 @@ class Line:
     def _take_batch(self) -> list[QueuedAppend]:
         """The appends at the head of the line that follow one another, as many as one message holds."""
         batch: list[QueuedAppend] = []
-        tenancy = self.tenancy
-        seq = 0 if tenancy is None else tenancy.seq
+        owned_epoch = self.owned_epoch
+        seq = 0 if owned_epoch is None else owned_epoch.seq
         size = events = 0
         while self._calls:
             call = self._calls[0]
@@ -330,19 +330,19 @@ class Line:
         return batch
 
     def _misplaced(self, call: QueuedAppend) -> NotOwner:
-        assert self.tenancy is not None
+        assert self.owned_epoch is not None
         return NotOwner(
             "the session is not where its writer believes",
             hint="claim it anew",
             session=self._session,
             expected_seq=call.expected_seq,
-            seq=self.tenancy.seq,
+            seq=self.owned_epoch.seq,
         )
 
     async def _store(self, batch: Sequence[QueuedAppend]) -> None:
-        tenancy = self.tenancy
-        assert tenancy is not None
-        before = tenancy.place
+        owned_epoch = self.owned_epoch
+        assert owned_epoch is not None
+        before = owned_epoch.place
         parts = [call.part for call in batch if call.part.entries]
         count = sum(len(part.entries) for part in parts)
         seq, snapshot, snapshot_seq = before.last, None, 0
@@ -354,12 +354,12 @@ class Line:
         data = message_codec.encode(body)
         # With something of its own: one before it, behind the same message, may have been refused and arrive after all.
         # Under its name the servers would take this one for it, and tell us that this is stored.
-        id = f"{token(self._session)}.{tenancy.epoch}.{before.seq}.{os.urandom(4).hex()}"
+        id = f"{token(self._session)}.{owned_epoch.epoch}.{before.seq}.{os.urandom(4).hex()}"
         blob = before.blob_after
         if len(data) > message_codec.MESSAGE_BYTES_MAX:
             blob = id
         header = message_codec.header(
-            epoch=tenancy.epoch,
+            epoch=owned_epoch.epoch,
             first=before.last + 1,
             held=count,
             snapshot=before.snapshot if snapshot is None else None,
@@ -373,13 +373,13 @@ class Line:
         except StoreError:
             self._behind.forget()
             raise
-        overdue = asyncio.get_running_loop().call_later(OVERDUE_SECONDS, self._fall_behind, tenancy, seq + 1)
+        overdue = asyncio.get_running_loop().call_later(OVERDUE_SECONDS, self._fall_behind, owned_epoch, seq + 1)
         try:
-            message_seq = await self._publishing.until_known(tenancy, row, lambda: self._is_ours(tenancy))
+            message_seq = await self._publishing.until_known(owned_epoch, row, lambda: self._is_ours(owned_epoch))
         except NotOwner:
             leases = self._with.leases
             if (
-                leases.id == tenancy.host and leases.is_held
+                leases.id == owned_epoch.host and leases.is_held
             ):  # Else it may still find its place: see `journal_recovery.py`.
                 self._with.journal.report(row)
                 self._behind.report()
@@ -397,13 +397,13 @@ class Line:
         self._with.journal.drop(id)
         self._behind.pass_by(seq)
         self._with.hears.on_published(time.perf_counter() - began)
-        tenancy.place = message_codec.place(message_seq, header)
-        self._with.hears.on_stored(self._session, tenancy.place, len(data), body)
-        await self._with.hears.after_stored(self._session, tenancy.place, len(data))
+        owned_epoch.place = message_codec.place(message_seq, header)
+        self._with.hears.on_stored(self._session, owned_epoch.place, len(data), body)
+        await self._with.hears.after_stored(self._session, owned_epoch.place, len(data))
 
-    def _is_ours(self, tenancy: Tenancy) -> bool:
-        return self.tenancy is tenancy and self._with.leases.is_held
+    def _is_ours(self, owned_epoch: OwnedEpoch) -> bool:
+        return self.owned_epoch is owned_epoch and self._with.leases.is_held
 
-    def _fall_behind(self, tenancy: Tenancy, first: int) -> None:
-        if self.tenancy is tenancy:
-            self._behind.begin(tenancy.epoch, first, self._calls)
+    def _fall_behind(self, owned_epoch: OwnedEpoch, first: int) -> None:
+        if self.owned_epoch is owned_epoch:
+            self._behind.begin(owned_epoch.epoch, first, self._calls)

@@ -8,21 +8,25 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from typing import TypeAlias
 
-from banksman.cluster.log.event_reader import Reading
-from banksman.cluster.log.host_leases import Leases
+from banksman.cluster.log.event_reader import EventReader
+from banksman.cluster.log.host_leases import HostLeases
 from banksman.cluster.log.journal import Journal
-from banksman.cluster.log.maintenance import ClusterRetention, Trimming
+from banksman.cluster.log.maintenance import ClusterRetention, HistoryTrim
 from banksman.cluster.log.message_codec import ClusterTranscripts, MessageBody, MessagePlace
 from banksman.cluster.log.publisher import QueuedRelease
-from banksman.cluster.log.session_ownership import Owning, Tenancy
-from banksman.cluster.log.session_queue import Line, QueueContext
-from banksman.cluster.log.stream_mirror import Heads
+from banksman.cluster.log.session_ownership import OwnedEpoch, SessionOwnership
+from banksman.cluster.log.session_queue import QueueContext, SessionQueue
+from banksman.cluster.log.stream_mirror import StreamHeads
 from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import Nats
 from banksman.errors import StoreError
 
 # Its result is the error to raise, so that none is lost with a future whose task was cancelled meanwhile.
 Waiter: TypeAlias = "asyncio.Future[StoreError | None]"
+
+log = logging.getLogger("banksman")
+# For a session of ours that is about to be released, and has what another wants. Two could wait for each other.
+SETTLE_SECONDS_MAX = 1.0
 
 
 class AppendWaiters:
@@ -101,30 +105,25 @@ async def outcome(waiter: Waiter) -> None:
 # The lines of a log, one for each session that is ours or of which something is asked; and what is made of what they
 # tell: who reads hears of it, it is counted, and what need not be kept is forgotten.
 
-log = logging.getLogger("banksman")
 
-# For a session of ours that is about to be released, and has what another wants. Two could wait for each other.
-SETTLE_SECONDS_MAX = 1.0
-
-
-class Lines:
+class SessionQueues:
     def __init__(
         self,
         *,
         nats: Nats,
         streams: NatsStreams,
-        owning: Owning,
-        leases: Leases,
+        ownership: SessionOwnership,
+        leases: HostLeases,
         journal: Journal,
-        reading: Reading,
-        heads: Heads,
+        reading: EventReader,
+        heads: StreamHeads,
         waiting: AppendWaiters,
         retention: ClusterRetention,
-        trimming: Trimming,
+        trimming: HistoryTrim,
         transcripts: ClusterTranscripts,
     ) -> None:
         self._writing = QueueContext(
-            nats=nats, streams=streams, owning=owning, leases=leases, journal=journal, hears=self
+            nats=nats, streams=streams, ownership=ownership, leases=leases, journal=journal, hears=self
         )
         self._reading = reading
         self._heads = heads
@@ -132,24 +131,24 @@ class Lines:
         self._retention = retention
         self._trimming = trimming
         self._transcripts = transcripts
-        self._all: dict[str, Line] = {}
+        self._all: dict[str, SessionQueue] = {}
         self.counters: dict[str, float] = dict.fromkeys(
             ("commits", "events", "bytes", "commit_seconds", "failures"), 0.0
         )
 
-    def of(self, session: str) -> Line:
+    def of(self, session: str) -> SessionQueue:
         line = self._all.get(session)
         if line is None:
-            line = self._all[session] = Line(session, self._writing)
+            line = self._all[session] = SessionQueue(session, self._writing)
         return line
 
-    def tenancy_of(self, session: str) -> Tenancy | None:
+    def owned_epoch_of(self, session: str) -> OwnedEpoch | None:
         line = self._all.get(session)
-        return None if line is None else line.tenancy
+        return None if line is None else line.owned_epoch
 
     @property
     def owned(self) -> int:
-        return sum(line.tenancy is not None for line in list(self._all.values()))
+        return sum(line.owned_epoch is not None for line in list(self._all.values()))
 
     def lose(self) -> None:
         """Nothing is ours any more."""
@@ -159,7 +158,7 @@ class Lines:
     def release(self) -> None:
         """All that is ours, behind what waits."""
         for line in list(self._all.values()):
-            if line.tenancy is not None:
+            if line.owned_epoch is not None:
                 line.put(QueuedRelease(line.last_epoch, line.told, None))
 
     async def stop(self, seconds: float) -> None:
@@ -201,14 +200,14 @@ class Lines:
     def on_idle(self, session: str) -> None:
         """Nothing waits in its line. If it is not ours either, there is nothing to remember."""
         line = self._all.get(session)
-        if line is not None and line.is_idle and line.tenancy is None:
+        if line is not None and line.is_idle and line.owned_epoch is None:
             del self._all[session]
 
     def on_failure(self) -> None:
         self.counters["failures"] += 1
 
-    def on_tenancy(self, session: str, tenancy: Tenancy | None) -> None:
-        if tenancy is None:
+    def on_owned_epoch(self, session: str, owned_epoch: OwnedEpoch | None) -> None:
+        if owned_epoch is None:
             self._heads.give(session)
             self._retention.forget(session)
         else:

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from banksman.cluster.jetstream import StreamMessage, Write
+from banksman.cluster.jetstream import BatchMessage, StreamMessage
 from banksman.cluster.log import message_codec
-from banksman.cluster.log.stream_mirror import Mirror
-from banksman.cluster.log.streams import TOMBSTONE_SECONDS, Names, token
+from banksman.cluster.log.stream_mirror import StreamMirror
+from banksman.cluster.log.streams import TOMBSTONE_SECONDS, StreamNames, token
 from banksman.cluster.nats import Nats
 from banksman.errors import StoreDamaged
 
@@ -93,7 +93,7 @@ class SessionRecords:
     """The records of a store: as the leader has them, for who changes one; and as they were last heard of, for who only
     looks."""
 
-    def __init__(self, nats: Nats, names: Names, on_change: Callable[[str, SessionRecord | None], None]) -> None:
+    def __init__(self, nats: Nats, names: StreamNames, on_change: Callable[[str, SessionRecord | None], None]) -> None:
         self._nats = nats
         self._names = names
         self._tell = on_change
@@ -103,7 +103,7 @@ class SessionRecords:
         self._damaged: dict[str, StoreDamaged] = {}
         self.named: dict[str, str] = {}
         self._subjects = f"{names.prefix}.rec.session."
-        self._mirror = Mirror(
+        self._mirror = StreamMirror(
             nats,
             names.records,
             f"{names.prefix}.rec.session.*",
@@ -183,27 +183,27 @@ class SessionRecords:
             raise message_codec.record(message.subject, message.seq) from exc
 
     # -- changes, each of which may be one of several ----------------------------------------------------------------
-    def write(self, record: SessionRecord, expected: int) -> Write:
-        return Write(self._names.record("session", record.id), encode(record), expected)
+    def write(self, record: SessionRecord, expected: int) -> BatchMessage:
+        return BatchMessage(self._names.record("session", record.id), encode(record), expected)
 
-    def erase(self, session: str, expected: int) -> Write:
-        return Write(self._names.record("session", session), b"", expected, TOMBSTONE)
+    def erase(self, session: str, expected: int) -> BatchMessage:
+        return BatchMessage(self._names.record("session", session), b"", expected, TOMBSTONE)
 
-    def write_name(self, name: str, session: str, expected: int) -> Write:
-        return Write(self._names.record("name", name), session.encode(), expected)
+    def write_name(self, name: str, session: str, expected: int) -> BatchMessage:
+        return BatchMessage(self._names.record("name", name), session.encode(), expected)
 
-    def erase_name(self, name: str, expected: int | None = None) -> Write:
-        return Write(self._names.record("name", name), b"", expected, TOMBSTONE)
+    def erase_name(self, name: str, expected: int | None = None) -> BatchMessage:
+        return BatchMessage(self._names.record("name", name), b"", expected, TOMBSTONE)
 
-    def write_lease(self, name: str, lease: LeaseRecord | None, expected: int) -> Write:
+    def write_lease(self, name: str, lease: LeaseRecord | None, expected: int) -> BatchMessage:
         data = b"" if lease is None else encode(lease)
-        return Write(self._names.record("lease", name), data, expected, TOMBSTONE if lease is None else {})
+        return BatchMessage(self._names.record("lease", name), data, expected, TOMBSTONE if lease is None else {})
 
-    def write_deleted(self, epoch: int, expected: int) -> Write:
-        return Write(self._names.record("meta", "deleted"), b"%d" % epoch, expected)
+    def write_deleted(self, epoch: int, expected: int) -> BatchMessage:
+        return BatchMessage(self._names.record("meta", "deleted"), b"%d" % epoch, expected)
 
-    async def change(self, *writes: Write) -> None:
-        """All of them or none; `WrongLast`, `Unanswered`. What was changed is known here when it returns."""
+    async def change(self, *writes: BatchMessage) -> None:
+        """All of them or none; `WrongLastSequence`, `Unanswered`. What was changed is known here when it returns."""
         last = await self._nats.publish_all(writes)
         for number, write in enumerate(writes, last - len(writes) + 1):
             if write.subject.startswith(self._subjects):

@@ -22,9 +22,9 @@ from banksman.cluster.jetstream import StreamMessage
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.message_codec import MessagePlace
 from banksman.cluster.log.session_record import LeaseRecord, SessionRecord
-from banksman.cluster.log.streams import Names, token
+from banksman.cluster.log.streams import StreamNames, token
 from banksman.cluster.nats import Nats
-from banksman.cluster.store_address import Address
+from banksman.cluster.store_address import StoreAddress
 from banksman.errors import StoreDamaged
 
 CHECK_SECONDS_MAX = 10.0
@@ -33,7 +33,7 @@ FAULTS_MAX = 5
 PAGE_MESSAGES = 256
 
 
-class Contents(msgspec.Struct, frozen=True):
+class StoreContents(msgspec.Struct, frozen=True):
     """`faults`: what is damaged, each with its hint. `remains`: subjects with events that belong to no session.
     `blobs`: names of blobs that belong to none. `is_checked`: it was read to the end."""
 
@@ -54,18 +54,18 @@ class _Events:
     blobs: dict[str, MessagePlace] = field(default_factory=dict[str, MessagePlace])
 
 
-async def look(address: Address) -> Contents:
+async def look(address: StoreAddress) -> StoreContents:
     """Raises `Unreachable`, `UsageError`. The streams of events and records must be there."""
     nats = Nats(address, name="banksman doctor")
     await nats.connect()
     try:
-        return await _StoreLook(nats, Names(address.prefix)).look()
+        return await _StoreLook(nats, StreamNames(address.prefix)).look()
     finally:
         await nats.close()
 
 
 class _StoreLook:
-    def __init__(self, nats: Nats, names: Names) -> None:
+    def __init__(self, nats: Nats, names: StreamNames) -> None:
         self._nats = nats
         self._names = names
         self._faults: list[tuple[str, str]] = []
@@ -74,7 +74,7 @@ class _StoreLook:
         self._records: dict[str, SessionRecord] = {}
         self._unreadable: set[str] = set()
 
-    async def look(self) -> Contents:
+    async def look(self) -> StoreContents:
         is_checked = await self._read_events()
         blobs = await self._read_blobs()
         await self._read_records()
@@ -83,7 +83,7 @@ class _StoreLook:
                 await self._compare(record, events, blobs)
         known = self._records.keys() | self._unreadable
         remains = [part for part in self._events if part not in known]
-        return Contents(
+        return StoreContents(
             sessions=len(self._records),
             faults=tuple(self._faults[:FAULTS_MAX]),
             remains=tuple([part for part in remains if await self._last(part) is not None]),

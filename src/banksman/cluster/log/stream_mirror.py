@@ -20,8 +20,8 @@ from contextlib import suppress
 from banksman.cluster.jetstream import StreamMessage
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.message_codec import MessagePlace
-from banksman.cluster.log.streams import Names
-from banksman.cluster.nats import Bell, Nats
+from banksman.cluster.log.streams import StreamNames
+from banksman.cluster.nats import Nats, NatsSubscription
 from banksman.errors import StoreDamaged, StoreError, Unanswered
 
 log = logging.getLogger("banksman")
@@ -40,13 +40,18 @@ SUBJECT = "Nats-Subject"
 # Tells what a subject holds now; None: nothing any more.
 OnChange = Callable[[str, StreamMessage | None], None]
 
+# Of those that nobody waits for, so many are still heard of.
+KEPT_MAX = 2048
+# At so many of them, each time: that it happens is rare, and a look is a question to the leader.
+LOOKS_MAX = 200
 
-class Mirror:
-    def __init__(self, nats: Nats, stream: str, subjects: str, bell: str, on_change: OnChange) -> None:
+
+class StreamMirror:
+    def __init__(self, nats: Nats, stream: str, subjects: str, wakeup: str, on_change: OnChange) -> None:
         self._nats = nats
         self._stream = stream
         self._subjects = subjects
-        self._bell_subject = bell
+        self._bell_subject = wakeup
         self._on_change = on_change
         self._seqs: dict[str, int] = {}
         # Those that hold nothing any more, in the order of their ends.
@@ -54,14 +59,14 @@ class Mirror:
         self._read_to = 0
         self._rung_for = 0
         self._rung = asyncio.Event()
-        self._bell: Bell | None = None
+        self._wakeup: NatsSubscription | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stale = False
 
     async def start(self) -> None:
         """All that is stored by now is known when it returns."""
-        if self._bell is None:
-            self._bell = await self._nats.ring(self._bell_subject, self._on_bell)
+        if self._wakeup is None:
+            self._wakeup = await self._nats.ring(self._bell_subject, self._on_wakeup)
         await self._load()
         self._task = asyncio.get_running_loop().create_task(self._follow())
 
@@ -69,9 +74,9 @@ class Mirror:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
-        if self._bell is not None:
-            await self._bell.stop()
-            self._bell = None  # It may be started again, on another connection.
+        if self._wakeup is not None:
+            await self._wakeup.stop()
+            self._wakeup = None  # It may be started again, on another connection.
 
     def put(self, message: StreamMessage) -> None:
         """What was just written, or read from the leader."""
@@ -94,7 +99,7 @@ class Mirror:
         self._is_stale = True
         self._rung.set()
 
-    def _on_bell(self, message: StreamMessage) -> None:
+    def _on_wakeup(self, message: StreamMessage) -> None:
         subject = message.headers.get(SUBJECT)
         if subject is not None and message.seq == self._read_to + 1:
             self._read_to = message.seq
@@ -173,25 +178,20 @@ class Mirror:
 # up a bell; it is taken down when nobody has looked for a while. Who follows all sessions has one bell for all.
 
 
-# Of those that nobody waits for, so many are still heard of.
-KEPT_MAX = 2048
-# At so many of them, each time: that it happens is rare, and a look is a question to the leader.
-LOOKS_MAX = 200
-
 # Told with the session and its place when it has changed.
 OnMoved = Callable[[str, MessagePlace], None]
 
 
-class Heads:
-    def __init__(self, nats: Nats, names: Names, id_of: Callable[[str], str | None], on_moved: OnMoved) -> None:
+class StreamHeads:
+    def __init__(self, nats: Nats, names: StreamNames, id_of: Callable[[str], str | None], on_moved: OnMoved) -> None:
         self._nats = nats
         self._names = names
         self._id_of = id_of
         self._on_moved = on_moved
         self._places: dict[str, MessagePlace] = {}
-        self._bells: OrderedDict[str, Bell | None] = OrderedDict()
+        self._wakeups: OrderedDict[str, NatsSubscription | None] = OrderedDict()
         self._begun: dict[str, asyncio.Task[None]] = {}
-        self._all: Bell | None = None
+        self._all: NatsSubscription | None = None
         self._ours: set[str] = set()
         self._wanted: Callable[[], set[str]] = set
         self._task: asyncio.Task[None] | None = None
@@ -216,7 +216,7 @@ class Heads:
     # -- what is known -----------------------------------------------------------------------------------------------
     def place(self, session: str) -> MessagePlace | None:
         """As far as it is known; and from now on it is heard of."""
-        if session not in self._ours and session not in self._bells and session not in self._begun:
+        if session not in self._ours and session not in self._wakeups and session not in self._begun:
             self._begin(session)
         return self._places.get(session)
 
@@ -225,9 +225,9 @@ class Heads:
 
     async def look(self, session: str) -> MessagePlace | None:
         """As the servers have it now, for a session that was not heard of until now; else as it is known."""
-        if session in self._ours or session in self._bells:
-            if session in self._bells:
-                self._bells.move_to_end(session)
+        if session in self._ours or session in self._wakeups:
+            if session in self._wakeups:
+                self._wakeups.move_to_end(session)
             return self._places.get(session)
         await asyncio.shield(self._begun.get(session) or self._begin(session))
         return self._places.get(session)
@@ -267,7 +267,7 @@ class Heads:
     # -- bells -------------------------------------------------------------------------------------------------------
     async def hear_all(self) -> None:
         if self._all is None:
-            self._all = await self._nats.ring(f"{self._names.prefix}.live.ev.*", self._on_bell)
+            self._all = await self._nats.ring(f"{self._names.prefix}.live.ev.*", self._on_wakeup)
 
     def _begin(self, session: str) -> asyncio.Task[None]:
         task = self._begun[session] = asyncio.get_running_loop().create_task(self._hear(session))
@@ -277,25 +277,25 @@ class Heads:
     async def _hear(self, session: str) -> None:
         try:
             # The bell first, then the look: nothing falls between.
-            bell = await self._nats.ring(
-                self._names.event_bell(session), lambda message: self._on_ring(session, message)
+            wakeup = await self._nats.ring(
+                self._names.event_wakeup(session), lambda message: self._on_ring(session, message)
             )
-            self._bells[session] = bell
+            self._wakeups[session] = wakeup
             await self.look_closer(session)
         except StoreError as exc:
             log.debug("session %s cannot be heard of now: %s", session, exc)
-        while len(self._bells) > KEPT_MAX and self._drop_oldest():
+        while len(self._wakeups) > KEPT_MAX and self._drop_oldest():
             pass
 
     def _drop_oldest(self) -> bool:
         wanted = self._wanted()
-        for session, bell in self._bells.items():
+        for session, wakeup in self._wakeups.items():
             if session not in wanted:
-                del self._bells[session]
+                del self._wakeups[session]
                 if session not in self._ours:  # Of those nobody else tells us where they are.
                     self._places.pop(session, None)
-                if bell is not None:
-                    task = asyncio.get_running_loop().create_task(bell.stop())
+                if wakeup is not None:
+                    task = asyncio.get_running_loop().create_task(wakeup.stop())
                     self._stop.append(task)
                     task.add_done_callback(self._stop.remove)
                 return True
@@ -307,7 +307,7 @@ class Heads:
             with suppress(StoreDamaged):
                 self.put(session, message_codec.place_of(message))
 
-    def _on_bell(self, message: StreamMessage) -> None:
+    def _on_wakeup(self, message: StreamMessage) -> None:
         session = self._id_of(message.subject.rpartition(".")[2])
         if session is not None:
             self._on_ring(session, message)

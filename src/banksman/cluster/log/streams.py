@@ -9,10 +9,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from banksman.cluster.nats import Nats
-from banksman.cluster.store_address import Address
+from banksman.cluster.store_address import StoreAddress
 from banksman.errors import StoreDamaged, StoreError, Unanswered, UsageError
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+log = logging.getLogger("banksman")
+# Within this time the same append, told twice, is stored once. Whoever repeats it later is refused by the sequence.
+DUPLICATE_SECONDS = 120.0
+# What says that a record was deleted is kept for whoever was away, and then goes too.
+TOMBSTONE_SECONDS = 3600
+VERSION_MIN = (2, 12)
+RECORDS_AT_ONCE = 500
+# A stream of that name is there already, made by another in this very moment, maybe not quite as we would have.
+NAME_IN_USE = 10058
+# No such stream; and what a server says that cannot have so many replicas.
+NOT_FOUND = 10059
+NO_JETSTREAM = (10039, 10076)
+TOO_MANY_REPLICAS = (10005, 10074, 10052)
+_HINT = "see docs/cluster.md; `banksman doctor --store …` looks closer"
 
 
 def token(text: str) -> str:
@@ -40,23 +55,8 @@ def token(text: str) -> str:
 # Of each, `P.live.…` rings at once when something was stored. Everything is in files: what was acknowledged survives
 # the death of every server, if they are told to sync (docs/cluster.md).
 
-log = logging.getLogger("banksman")
 
-# Within this time the same append, told twice, is stored once. Whoever repeats it later is refused by the sequence.
-DUPLICATE_SECONDS = 120.0
-# What says that a record was deleted is kept for whoever was away, and then goes too.
-TOMBSTONE_SECONDS = 3600
-VERSION_MIN = (2, 12)
-RECORDS_AT_ONCE = 500
-# A stream of that name is there already, made by another in this very moment, maybe not quite as we would have.
-NAME_IN_USE = 10058
-# No such stream; and what a server says that cannot have so many replicas.
-NOT_FOUND = 10059
-NO_JETSTREAM = (10039, 10076)
-TOO_MANY_REPLICAS = (10005, 10074, 10052)
-
-
-class Names:
+class StreamNames:
     """Of the streams and subjects under one prefix."""
 
     def __init__(self, prefix: str) -> None:
@@ -70,7 +70,7 @@ class Names:
     def event(self, session: str) -> str:
         return f"{self.prefix}.ev.{token(session)}"
 
-    def event_bell(self, session: str) -> str:
+    def event_wakeup(self, session: str) -> str:
         return f"{self.prefix}.live.ev.{token(session)}"
 
     def record(self, what: str, key: str) -> str:
@@ -83,10 +83,10 @@ class Names:
 class NatsStreams:
     """Makes what is missing, once for each."""
 
-    def __init__(self, nats: Nats, address: Address) -> None:
+    def __init__(self, nats: Nats, address: StoreAddress) -> None:
         self._nats = nats
         self._address = address
-        self.names = Names(address.prefix)
+        self.names = StreamNames(address.prefix)
         self._made: set[str] = set()
 
     async def ensure_all(self) -> None:
@@ -205,7 +205,7 @@ class NatsStreams:
                 "compression": "s2",
                 "republish": {
                     "src": f"{prefix}.ev.*",
-                    "dest": _bell(prefix, "ev"),
+                    "dest": _wakeup(prefix, "ev"),
                     "headers_only": True,
                 },
             },
@@ -225,7 +225,7 @@ class NatsStreams:
                 # Whoever watches hears of an end as of everything else.
                 "subject_delete_marker_ttl": _nanoseconds(max(60.0, 4 * self._address.lease)),
                 "allow_rollup_hdrs": True,
-                "republish": {"src": f"{prefix}.host.*", "dest": _bell(prefix, "host")},
+                "republish": {"src": f"{prefix}.host.*", "dest": _wakeup(prefix, "host")},
             },
             names.work: {"subjects": [f"{prefix}.place.>"], "retention": "workqueue", "allow_msg_ttl": True},
             names.blobs: {
@@ -241,10 +241,7 @@ class NatsStreams:
         return f"OBJ_{name}" if name == self.names.blobs else name
 
 
-_HINT = "see docs/cluster.md; `banksman doctor --store …` looks closer"
-
-
-def _bell(prefix: str, what: str) -> str:
+def _wakeup(prefix: str, what: str) -> str:
     """Where it rings: what stood for the star stands there too."""
     return f"{prefix}.live.{what}.{{{{wildcard(1)}}}}"
 

@@ -2,8 +2,8 @@
 
 A dialect reads each line by itself, without memory: that is the path of every token. What cannot be understood without
 knowing what was said before (a reply says only the number of its request) comes out as `Told`, and is resolved by a
-`Speech`: what one process was told and has said so far, a frozen value in the session's state like all others. A
-dialect whose every frame says all there is to know needs none, and is spoken as it is: `Plain`.
+`ProtocolState`: what one process was told and has said so far, a frozen value in the session's state like all others. A
+dialect whose every frame says all there is to know needs none, and is spoken as it is: `StatelessProtocol`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from banksman.core.dialects.meaning import Meaning, NeedsConversation, Requested
-from banksman.core.json_schema.regex import NoPattern, TooMuch, compiled
+from banksman.core.json_schema.regex import BadPattern, MatchTooCostly, compiled
 from banksman.core.session.permissions import Decision, Verdict
 from banksman.core.wire import jsonrpc
-from banksman.core.wire.jsonrpc import Notice
+from banksman.core.wire.jsonrpc import Notification
 
 # What one program does otherwise than its protocol says: measured, kept in its profile, and put right by its dialect.
 #
@@ -54,7 +54,7 @@ def fault(pattern: str) -> str | None:
     one that is followed in a bounded time, whatever it meets."""
     try:
         compiled(pattern)
-    except NoPattern as exc:
+    except BadPattern as exc:
         return str(exc)
     return None
 
@@ -62,7 +62,7 @@ def fault(pattern: str) -> str | None:
 def _matches(pattern: str, text: str) -> bool:
     try:
         return compiled(pattern).search(text)
-    except TooMuch:
+    except MatchTooCostly:
         # What cannot be judged is no proof of an error.
         return False
 
@@ -112,16 +112,16 @@ class Setup(Struct, frozen=True, kw_only=True):
 PLAIN = Setup()
 
 
-class Spoken(Struct, frozen=True):
+class ProtocolOutput(Struct, frozen=True):
     """What came of saying or hearing something: the memory from now on, frames to be written, in order, and what it
     means to the turn."""
 
-    speech: Speech
+    protocol: ProtocolState
     frames: tuple[bytes, ...] = ()
     meanings: tuple[Meaning, ...] = ()
 
 
-class Speech(Protocol):
+class ProtocolState(Protocol):
     """One process's conversation with us, so far. Frozen; every method is pure, and total but for `UsageError`, which
     says that something of the caller's cannot be sent."""
 
@@ -144,36 +144,36 @@ class Speech(Protocol):
         """Whether a line is about another conversation than ours: it is no turn's."""
         ...
 
-    def handshake(self, request: str) -> Spoken:
+    def handshake(self, request: str) -> ProtocolOutput:
         """The first word to a new process. When all that it takes is done, `Replied(request)` is heard."""
         ...
 
-    def hurry(self) -> Spoken:
+    def hurry(self) -> ProtocolOutput:
         """The handshake has lasted as long as it may. If there is something in it that can be done without, it goes on
         without; the same speech again: there is not."""
         ...
 
-    def hear(self, told: NeedsConversation) -> Spoken: ...
+    def hear(self, told: NeedsConversation) -> ProtocolOutput: ...
 
-    def prompt(self, ref: str, prompt: Prompt) -> Spoken: ...
+    def prompt(self, ref: str, prompt: Prompt) -> ProtocolOutput: ...
 
-    def interrupt(self, request: str) -> Spoken: ...
+    def interrupt(self, request: str) -> ProtocolOutput: ...
 
-    def setting(self, request: str, name: str, value: str) -> Spoken:
+    def setting(self, request: str, name: str, value: str) -> ProtocolOutput:
         """A change of the model, or of the permission mode. `Replied(request)` is heard, at once or later."""
         ...
 
-    def answer(self, asked: Requested, decision: Decision) -> Spoken: ...
+    def answer(self, asked: Requested, decision: Decision) -> ProtocolOutput: ...
 
-    def rule(self, asked: Requested, verdict: Verdict | None) -> Spoken: ...
+    def rule(self, asked: Requested, verdict: Verdict | None) -> ProtocolOutput: ...
 
-    def respond(self, asked: Requested, response: Mapping[str, Any]) -> Spoken: ...
+    def respond(self, asked: Requested, response: Mapping[str, Any]) -> ProtocolOutput: ...
 
-    def refuse(self, asked: Requested, error: str) -> Spoken:
+    def refuse(self, asked: Requested, error: str) -> ProtocolOutput:
         """We do not take this request; the agent goes on without."""
         ...
 
-    def cancel(self, asked: Requested) -> Spoken:
+    def cancel(self, asked: Requested) -> ProtocolOutput:
         """Its turn is being stopped: it needs no answer any more."""
         ...
 
@@ -208,7 +208,7 @@ class Dialect(Protocol):
         """What a line that was too long to keep means, as far as its two ends tell."""
         ...
 
-    def begin(self, setup: Setup) -> Speech:
+    def begin(self, setup: Setup) -> ProtocolState:
         """With a process that was told nothing yet."""
         ...
 
@@ -235,7 +235,7 @@ class Dialect(Protocol):
         ...
 
 
-class Words(Protocol):
+class FrameWriter(Protocol):
     """What is written in a dialect without memory: one frame for each wish. A frame ends with a newline, and contains
     no other."""
 
@@ -264,10 +264,10 @@ class Words(Protocol):
         ...
 
 
-class Plain(Struct, frozen=True):
+class StatelessProtocol(Struct, frozen=True):
     """The speech of a dialect without memory."""
 
-    words: Words
+    words: FrameWriter
     setup: Setup = PLAIN
 
     @property
@@ -285,41 +285,41 @@ class Plain(Struct, frozen=True):
     def is_aside(self, line: bytes) -> bool:
         return False
 
-    def hurry(self) -> Spoken:
-        return Spoken(self)
+    def hurry(self) -> ProtocolOutput:
+        return ProtocolOutput(self)
 
-    def handshake(self, request: str) -> Spoken:
-        return Spoken(self, (self.words.handshake(request, self.setup),))
+    def handshake(self, request: str) -> ProtocolOutput:
+        return ProtocolOutput(self, (self.words.handshake(request, self.setup),))
 
-    def hear(self, told: NeedsConversation) -> Spoken:
-        return Spoken(self)
+    def hear(self, told: NeedsConversation) -> ProtocolOutput:
+        return ProtocolOutput(self)
 
-    def prompt(self, ref: str, prompt: Prompt) -> Spoken:
-        return Spoken(self, (self.words.prompt(ref, prompt),))
+    def prompt(self, ref: str, prompt: Prompt) -> ProtocolOutput:
+        return ProtocolOutput(self, (self.words.prompt(ref, prompt),))
 
-    def interrupt(self, request: str) -> Spoken:
-        return Spoken(self, (self.words.interrupt(request),))
+    def interrupt(self, request: str) -> ProtocolOutput:
+        return ProtocolOutput(self, (self.words.interrupt(request),))
 
-    def setting(self, request: str, name: str, value: str) -> Spoken:
-        return Spoken(self, (self.words.setting(request, name, value),))
+    def setting(self, request: str, name: str, value: str) -> ProtocolOutput:
+        return ProtocolOutput(self, (self.words.setting(request, name, value),))
 
-    def answer(self, asked: Requested, decision: Decision) -> Spoken:
-        return Spoken(self, (self.words.answer(asked, decision),))
+    def answer(self, asked: Requested, decision: Decision) -> ProtocolOutput:
+        return ProtocolOutput(self, (self.words.answer(asked, decision),))
 
-    def rule(self, asked: Requested, verdict: Verdict | None) -> Spoken:
-        return Spoken(self, (self.words.rule(asked, verdict),))
+    def rule(self, asked: Requested, verdict: Verdict | None) -> ProtocolOutput:
+        return ProtocolOutput(self, (self.words.rule(asked, verdict),))
 
-    def respond(self, asked: Requested, response: Mapping[str, Any]) -> Spoken:
-        return Spoken(self, (self.words.respond(asked, response),))
+    def respond(self, asked: Requested, response: Mapping[str, Any]) -> ProtocolOutput:
+        return ProtocolOutput(self, (self.words.respond(asked, response),))
 
-    def refuse(self, asked: Requested, error: str) -> Spoken:
-        return Spoken(self, (self.words.refuse(asked.request, error),))
+    def refuse(self, asked: Requested, error: str) -> ProtocolOutput:
+        return ProtocolOutput(self, (self.words.refuse(asked.request, error),))
 
-    def cancel(self, asked: Requested) -> Spoken:
+    def cancel(self, asked: Requested) -> ProtocolOutput:
         return self.refuse(asked, "cancelled")
 
 
-class InWords:
+class StatelessDialect:
     __slots__ = ()
 
     def has_forgotten(self, stderr: str) -> bool:
@@ -363,7 +363,7 @@ def is_aside(line: bytes, conversation: str | None, member: str) -> bool:
 
 
 def _is_about_another(message: jsonrpc.Message, conversation: str, member: str) -> bool:
-    if not isinstance(message, Notice):
+    if not isinstance(message, Notification):
         return False
     name = message.named.get(member)
     return isinstance(name, str) and name != conversation

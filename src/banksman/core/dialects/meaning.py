@@ -100,7 +100,7 @@ class PromptRefused(Struct, frozen=True):
     ref: str
 
 
-class Wants(enum.StrEnum):
+class RequestPurpose(enum.StrEnum):
     """What an agent's request is for."""
 
     # May it use this tool? Somebody decides.
@@ -126,7 +126,7 @@ class Requested(Struct, frozen=True):
     """
 
     request: str
-    wants: Wants
+    wants: RequestPurpose
     subtype: str = ""
     tool: str = ""
     input: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -146,7 +146,7 @@ class Forgot(Struct, frozen=True):
 
 
 class NeedsConversation(Struct, frozen=True):
-    """What only the memory of this process can tell: see `Speech`. `message` is the dialect's own."""
+    """What only the memory of this process can tell: see `Conversation`. `message` is the dialect's own."""
 
     message: Any
 

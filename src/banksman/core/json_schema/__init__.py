@@ -14,14 +14,13 @@ doubles the work with each level, so the steps are counted.
 
 Patterns are matched without backtracking: see regex.py.
 
-**Layers.** json_value.py knows JSON but no schema, regex.py knows text but no JSON, schema_check.py knows schemas but
-no value. validator.py brings them together. Each imports only those named before it.
+**Layers.** json_value.py knows JSON but no schema, regex.py knows text but no JSON. validator.py checks a schema, and
+then values against it. Each imports only those named before it.
 """
 
 from __future__ import annotations
 
 from banksman.core.json_schema.json_value import STEPS_MAX, VALUE_DEPTH_MAX
-from banksman.core.json_schema.schema_check import SCHEMA_DEPTH_MAX, check
-from banksman.core.json_schema.validator import NESTED_MAX, fault
+from banksman.core.json_schema.validator import NESTED_MAX, SCHEMA_DEPTH_MAX, check, fault
 
 __all__ = ["NESTED_MAX", "SCHEMA_DEPTH_MAX", "STEPS_MAX", "VALUE_DEPTH_MAX", "check", "fault"]

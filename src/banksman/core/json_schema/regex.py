@@ -30,17 +30,17 @@ REMEMBERED_MAX = 10_000
 HINT = "as Python's re writes them, without references, looking ahead or behind, or flags but (?i), (?m) and (?s)"
 
 
-class NoPattern(Exception):
+class BadPattern(Exception):
     """Why a text cannot be used as a pattern."""
 
 
-class TooMuch(Exception):
+class MatchTooCostly(Exception):
     """The value cannot be judged. Not a fault, which `not` would turn into a fit."""
 
 
 @lru_cache(maxsize=256)
 def compiled(text: str) -> Pattern:
-    """Raises `NoPattern` for a text that is not a pattern, or that has no automaton."""
+    """Raises `BadPattern` for a text that is not a pattern, or that has no automaton."""
     return Pattern(text)
 
 
@@ -70,13 +70,13 @@ class Pattern:
             self._ignores_case = bool(flags & re.IGNORECASE)
             self._start = self._sequence(tree, 0)
         except (re.error, RecursionError, OverflowError, Warning) as exc:
-            raise NoPattern(f"is no pattern: {exc}") from exc
+            raise BadPattern(f"is no pattern: {exc}") from exc
         except (AttributeError, LookupError, TypeError, ValueError) as exc:
             # Flags that exclude each other, or a tree of a shape that this file does not know.
-            raise NoPattern(f"cannot be read: {exc}") from exc
+            raise BadPattern(f"cannot be read: {exc}") from exc
 
     def search(self, text: str) -> bool:
-        """Whether it matches anywhere in the text. Raises `TooMuch` after `STEPS_MAX` steps."""
+        """Whether it matches anywhere in the text. Raises `MatchTooCostly` after `STEPS_MAX` steps."""
         states: frozenset[int] = frozenset()
         before, steps = "", 0
         for index in range(len(text) + 1):
@@ -86,7 +86,7 @@ class Pattern:
                 return True
             steps += 1 + len(reached)
             if steps > STEPS_MAX:
-                raise TooMuch(f"cannot be checked: the pattern {self._text!r:.60} takes too long")
+                raise MatchTooCostly(f"cannot be checked: the pattern {self._text!r:.60} takes too long")
             states = self._next(reached, after) if after else frozenset()
             before = after
         return False
@@ -235,8 +235,8 @@ class Pattern:
                 raise self._refused(str(code).lower())
 
     @staticmethod
-    def _refused(what: str) -> NoPattern:
-        return NoPattern(f"cannot be followed in a bounded time: {what}")
+    def _refused(what: str) -> BadPattern:
+        return BadPattern(f"cannot be followed in a bounded time: {what}")
 
 
 def _is_any(_: str) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from banksman.core.dialects.dialect import Plain
+from banksman.core.dialects.dialect import StatelessProtocol
 from banksman.core.dialects.meaning import (
     Forgot,
     Meaning,
@@ -38,12 +38,12 @@ from banksman.core.dialects.meaning import (
 from banksman.core.session import ask_queue, idle_process, questions, settings, turn_end, watchdogs
 from banksman.core.session import event as kinds
 from banksman.core.session import turn as turns
-from banksman.core.session.effects import BeReady, HoldConversation
+from banksman.core.session.effects import HoldConversation, ReportReady
 from banksman.core.session.facts import FramesRead, Timer
-from banksman.core.session.state import Naming, ProcessPhase, Stale, Store
+from banksman.core.session.state import ProcessPhase, PromptNaming, Replacement, Store
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn, TurnPhase
-from banksman.core.session.watchdogs import Name
+from banksman.core.session.watchdogs import ClockName
 from banksman.errors import AgentError
 
 HANDSHAKE = "handshake"
@@ -84,25 +84,25 @@ def read_frames(work: Transition, fact: FramesRead) -> None:
     _wait_for_quiet(work)
     if work.state.clocks:
         has_progress = len(fact.lines) > idle
-        names = (Name.BYTES, Name.PROGRESS) if has_progress else (Name.BYTES,)
+        names = (ClockName.BYTES, ClockName.PROGRESS) if has_progress else (ClockName.BYTES,)
         work.set(clocks=watchdogs.wind(work.state.clocks, work.at, *names))
 
 
 def _recites(work: Transition) -> bool:
-    speech = work.state.process.speech
-    return speech is not None and speech.recites
+    protocol = work.state.process.protocol
+    return protocol is not None and protocol.recites
 
 
 def _keep(work: Transition, lines: Sequence[bytes], *, recites: bool | None = None) -> None:
     if lines and work.state.store is Store.WORKING:
         kind = kinds.RECITED if (_recites(work) if recites is None else recites) else kinds.UPDATE
         tag = work.speaker
-        speech = work.state.process.speech
-        if tag is None or speech is None or isinstance(speech, Plain):
+        protocol = work.state.process.protocol
+        if tag is None or protocol is None or isinstance(protocol, StatelessProtocol):
             work.entries += [(tag, kind, line) for line in lines]
         else:
             # What is said in another conversation than ours is kept, and is nobody's turn.
-            work.entries += [(None if speech.is_aside(line) else tag, kind, line) for line in lines]
+            work.entries += [(None if protocol.is_aside(line) else tag, kind, line) for line in lines]
 
 
 def hear(work: Transition, meaning: Meaning) -> None:
@@ -118,12 +118,12 @@ def hear(work: Transition, meaning: Meaning) -> None:
         case Replied():
             _on_reply(work, meaning)
         case PromptTaken(ref=ref):
-            work.set_process(naming=Naming.PRESENT)
+            work.set_process(naming=PromptNaming.PRESENT)
             _our_prompt_was_named(work, (ref,), is_opened=False)
         case TurnOpened():
             _on_opened(work, meaning)
         case PromptSettled():
-            work.set_process(naming=Naming.PRESENT)
+            work.set_process(naming=PromptNaming.PRESENT)
             _on_settled(work, meaning)
         case PromptRefused(ref=ref):
             _on_refused(work, ref)
@@ -149,10 +149,10 @@ def _on_reply(work: Transition, reply: Replied) -> None:
             work.cancel_timer(Timer.START, str(process.number))
             if reply.error is None:
                 work.set_process(phase=ProcessPhase.READY, was_ready=True)
-                if process.speech is not None and process.speech.conversation is not None:
+                if process.protocol is not None and process.protocol.conversation is not None:
                     work.set(is_adopted=False)  # It has found the one that it was to go on with.
                 work.set(resume_failures=0)
-                work.do(BeReady(process.number))
+                work.do(ReportReady(process.number))
                 settings.tell_ready(work)
                 idle_process.grow_old(work)
             else:
@@ -189,7 +189,7 @@ def _on_opened(work: Transition, opened: TurnOpened) -> None:
         _end_ours(work, turn, turn.boundary or _UNTOLD)
         turn = work.state.turn
     if opened.refs:
-        work.set_process(naming=Naming.PRESENT)
+        work.set_process(naming=PromptNaming.PRESENT)
         is_ours = _our_prompt_was_named(work, opened.refs, is_opened=True)
     else:
         # It does not say what it works on. Where prompts are named, ours has not begun before it was named.
@@ -198,7 +198,7 @@ def _on_opened(work: Transition, opened: TurnOpened) -> None:
             and turn.is_open
             and opened.origin is None
             and work.state.own is None
-            and (turn.is_opened or work.state.process.naming is not Naming.PRESENT)
+            and (turn.is_opened or work.state.process.naming is not PromptNaming.PRESENT)
         )
     if not is_ours:
         if work.state.own is None:
@@ -270,9 +270,9 @@ def _log_own_episode(work: Transition, boundary: TurnOver) -> None:
 def know_conversation(work: Transition) -> None:
     """The agent is about to be told something that must not be lost. Before that there is nothing to go on with, and
     some agents do not find a conversation in which nothing was said."""
-    speech = work.state.process.speech
-    if speech is not None and speech.conversation is not None:
-        _know_conversation(work, speech.conversation)
+    protocol = work.state.process.protocol
+    if protocol is not None and protocol.conversation is not None:
+        _know_conversation(work, protocol.conversation)
 
 
 def _know_conversation(work: Transition, conversation: str) -> None:
@@ -318,12 +318,12 @@ def _resolved(work: Transition, meaning: Meaning) -> tuple[tuple[Meaning, ...], 
     """What it means with what was said before, and what is answered to it at once."""
     if not isinstance(meaning, NeedsConversation):
         return (meaning,), ()
-    speech = work.state.process.speech
-    if speech is None:
+    protocol = work.state.process.protocol
+    if protocol is None:
         return (), ()  # Of a process that nothing was said to: it is on its way out.
-    spoken = speech.hear(meaning)
-    work.set_process(speech=spoken.speech)
-    return spoken.meanings, spoken.frames
+    output = protocol.hear(meaning)
+    work.set_process(protocol=output.protocol)
+    return output.meanings, output.frames
 
 
 def _wait_for_quiet(work: Transition) -> None:
@@ -331,8 +331,8 @@ def _wait_for_quiet(work: Transition) -> None:
     for more of them begins anew. Not for ever: what does not end is not the end of a turn. And likewise of one that
     recites, and does not say when it is over with that."""
     process = work.state.process
-    if process.phase is ProcessPhase.STARTING and work.at < process.start_due and process.speech is not None:
-        recital_seconds = process.speech.quiet_seconds
+    if process.phase is ProcessPhase.STARTING and work.at < process.start_due and process.protocol is not None:
+        recital_seconds = process.protocol.quiet_seconds
         if recital_seconds:
             work.start_timer(recital_seconds, Timer.START, str(process.number))
     turn = work.state.turn
@@ -379,7 +379,7 @@ def _notice_overflow(work: Transition, over: TurnOver) -> None:
         error=over.error or "the conversation is too long for the model",
     )
     work.set(conversation=None, fork_of=None, spent=0.0, overflows=0)
-    work.set_process(stale=Stale.NOW, has_overflowed=True)
+    work.set_process(stale=Replacement.NOW, has_overflowed=True)
     work.do(HoldConversation(None))
 
 
@@ -395,7 +395,7 @@ def _use_tools(work: Transition, began: tuple[str, ...] = (), ended: tuple[str, 
 
 def _is_certain(work: Transition, turn: Turn, over: TurnOver) -> bool:
     """Whether nothing that the agent may still say could make this another's boundary."""
-    return bool(over.refs) or turn.is_opened or work.state.process.naming is Naming.ABSENT
+    return bool(over.refs) or turn.is_opened or work.state.process.naming is PromptNaming.ABSENT
 
 
 def _seems_over(work: Transition, turn: Turn) -> bool:
@@ -416,7 +416,7 @@ def _may_be_of(work: Transition, turn: Turn, over: TurnOver) -> bool:
     if turn.is_opened:
         return True
     process = work.state.process
-    if process.naming is Naming.PRESENT or work.state.own is not None:
+    if process.naming is PromptNaming.PRESENT or work.state.own is not None:
         return False
     return turn.can_interrupt or not process.announces
 
@@ -464,8 +464,8 @@ def settle(work: Transition, turn: Turn) -> None:
         # It names only what was added to the turn, and the agent has not said that it is done with the rest.
         turn_end.end_steered(work, turn, boundary)
         return
-    if work.state.process.naming is Naming.UNKNOWN:
-        work.set_process(naming=Naming.ABSENT)
+    if work.state.process.naming is PromptNaming.UNKNOWN:
+        work.set_process(naming=PromptNaming.ABSENT)
     if turn.settled is None:
         work.set_process(settles=False)  # It says no such thing; the next turn does not wait for it.
     _end_ours(work, turn, turn.boundary or _UNTOLD)

@@ -11,7 +11,7 @@ from banksman.core.session.ask_queue import Hold
 from banksman.core.session.effects import Accept, EndHold, GiveReceipt, Reject
 from banksman.core.session.facts import QuestionAnswered, Timer
 from banksman.core.session.outcome import By, Kind, Receipt
-from banksman.core.session.state import MaySteer, Mode, Naming, ProcessPhase, Session, Store, not_open
+from banksman.core.session.state import MaySteer, Mode, ProcessPhase, PromptNaming, Session, Store, not_open
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Ask, Cause, Turn, TurnPhase, queued
 from banksman.errors import BanksmanError, Busy, QueueFull
@@ -120,7 +120,7 @@ def send_steered(work: Transition, key: str, id: str) -> None:
         return
     ask = next(ask for ask in turn.steered if ask.id == id)
     work.set_turn(replace(turn, unsent=tuple(other for other in turn.unsent if other != id)))
-    work.speak(turn.id, lambda speech: speech.prompt(ask.ref, ask.prompt), PromptRefused(ask.ref))
+    work.speak(turn.id, lambda protocol: protocol.prompt(ask.ref, ask.prompt), PromptRefused(ask.ref))
 
 
 def _takes_prompts(state: Session, turn: Turn) -> bool:
@@ -128,7 +128,7 @@ def _takes_prompts(state: Session, turn: Turn) -> bool:
     it answers then would be taken for the answer to whatever was sent next."""
     is_running = turn.phase is TurnPhase.RUNNING and turn.boundary is None and turn.settled is None
     process = state.process
-    is_there = process.phase is ProcessPhase.READY and process.naming is Naming.PRESENT
+    is_there = process.phase is ProcessPhase.READY and process.naming is PromptNaming.PRESENT
     return is_running and is_there and state.own is None
 
 

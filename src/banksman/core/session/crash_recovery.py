@@ -17,7 +17,7 @@ from typing import Any
 from banksman.core.session import event as kinds
 from banksman.core.session import questions
 from banksman.core.session.event import Entry, entry
-from banksman.core.session.history import OpenQuestion, Past
+from banksman.core.session.history import OpenQuestion, SessionHistory
 from banksman.core.session.outcome import By, Kind
 from banksman.core.session.turn import Turn
 from banksman.core.wire.redaction import REDACTED
@@ -26,7 +26,7 @@ MAIMED = "its prompt held a secret, which is not kept: ask again"
 ERROR = "the host died while the turn was open: the agent may have done it, or a part of it"
 
 
-def settle(past: Past, *, swept: Sequence[str] = ()) -> list[Entry]:
+def settle(past: SessionHistory, *, swept: Sequence[str] = ()) -> list[Entry]:
     """The entries to be appended, none if nothing was open. `swept`: what was found of its processes, and ended."""
     session = past.session
     waiting = [ask for turn in session.queue if isinstance(turn, Turn) for ask in turn.asks]
@@ -54,7 +54,7 @@ def settle(past: Past, *, swept: Sequence[str] = ()) -> list[Entry]:
     return [*entries, recovered]
 
 
-def _without_process(past: Past, question: OpenQuestion) -> Entry:
+def _without_process(past: SessionHistory, question: OpenQuestion) -> Entry:
     options: Mapping[str, Any] = {} if past.opened is None else past.opened.get("options", {})
     keeps = options.get("question_after_crash") == "keep"
     # One with a secret in it is not what was asked, and would never be asked again.
@@ -65,7 +65,9 @@ def _without_process(past: Past, question: OpenQuestion) -> Entry:
     )
 
 
-def _ended(past: Past, id: str, kind: Kind, by: By, error: str | None, *, spent: float | None, **more: object) -> Entry:
+def _ended(
+    past: SessionHistory, id: str, kind: Kind, by: By, error: str | None, *, spent: float | None, **more: object
+) -> Entry:
     return entry(
         id,
         kinds.TURN_ENDED,

@@ -23,7 +23,7 @@ from banksman.core.session.effects import (
 from banksman.core.session.event import entry
 from banksman.core.session.facts import AppendFailed, Timer
 from banksman.core.session.outcome import By, Kind, Outcome, Receipt
-from banksman.core.session.state import OVER, MaySteer, MayWrite, OwnOver, Store
+from banksman.core.session.state import OVER, AgentTurnEnded, MaySteer, MayWrite, Store
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn, TurnPhase
 from banksman.errors import BanksmanError
@@ -50,7 +50,7 @@ def commit(work: Transition, seq: int) -> None:
                     work.set_turn(replace(turn, may_write=True))
             case MaySteer(key=key, ask=ask):
                 asks.send_steered(work, key, ask)
-            case OwnOver():
+            case AgentTurnEnded():
                 pass
             case _:
                 work.do(deferred)
@@ -113,8 +113,8 @@ def _lose_store(work: Transition, kind: Kind, error: BanksmanError) -> None:
     for hold in (state.hold, *(waiting for waiting in state.queue if isinstance(waiting, Hold))):
         if hold is not None:
             work.do(EndHold(hold.id, error))
-    own = [deferred for _, deferred in state.deferred if isinstance(deferred, OwnOver)]
-    for over in (*own, *(() if state.own is None else (OwnOver(state.own.id, state.own.seq),))):
+    own = [deferred for _, deferred in state.deferred if isinstance(deferred, AgentTurnEnded)]
+    for over in (*own, *(() if state.own is None else (AgentTurnEnded(state.own.id, state.own.seq),))):
         if over.seq <= state.committed:
             turn_end.log_ended(work, over.turn, outcome, By.EXIT)
     work.set(queue=(), collecting=(), hold=None, turn=None, own=None, clocks=())

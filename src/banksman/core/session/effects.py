@@ -85,7 +85,7 @@ class Resolve(Struct, frozen=True):
     outcome: Outcome
 
 
-class PassOn(Struct, frozen=True):
+class LeaveInLog(Struct, frozen=True):
     """The ask has no outcome from us, ever: it waits in the log, for whoever has the session next."""
 
     turn: str
@@ -168,13 +168,13 @@ class HoldConversation(Struct, frozen=True):
     conversation: str | None
 
 
-class BeReady(Struct, frozen=True):
+class ReportReady(Struct, frozen=True):
     """The process has begun to listen: another may start."""
 
     process: int
 
 
-class BeIdle(Struct, frozen=True):
+class ReportIdle(Struct, frozen=True):
     """Nobody needs the process just now."""
 
 
@@ -199,7 +199,7 @@ Effect = (
     | Accept
     | Reject
     | Resolve
-    | PassOn
+    | LeaveInLog
     | GiveReceipt
     | GrantHold
     | EndHold
@@ -211,8 +211,8 @@ Effect = (
     | EndTerminals
     | SettingTaken
     | HoldConversation
-    | BeReady
-    | BeIdle
+    | ReportReady
+    | ReportIdle
     | AskToSave
     | Finish
 )

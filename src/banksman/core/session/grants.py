@@ -13,7 +13,7 @@ from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold, Queue, Waiting
 from banksman.core.session.effects import GrantHold
 from banksman.core.session.facts import Timer
-from banksman.core.session.state import MayWrite, Mode, ProcessPhase, Session, Stale, Stdin, Store
+from banksman.core.session.state import MayWrite, Mode, ProcessPhase, Replacement, Session, Stdin, Store
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Cause, Move, Turn, TurnPhase
 
@@ -59,7 +59,7 @@ def _write_prompt(work: Transition) -> None:
     if turn is None or turn.phase is not TurnPhase.STARTING or not turn.may_write or not _is_free(state):
         return
     assert turn.ask is not None
-    if state.process.stale is Stale.NOW:
+    if state.process.stale is Replacement.NOW:
         # Since it was granted the process has become another than it should have: not one byte of it was sent.
         turn_end.put_back(work, turn.requeued())
         return
@@ -67,7 +67,7 @@ def _write_prompt(work: Transition) -> None:
     work.set(turn=turn, clocks=watchdogs.wound(state.config.clocks, work.at))
     agent_output.know_conversation(work)
     unsaid = TurnOver(refs=(turn.ref,), is_error=True)
-    work.speak(turn.id, lambda speech: speech.prompt(turn.ref, turn.prompt), unsaid)
+    work.speak(turn.id, lambda protocol: protocol.prompt(turn.ref, turn.prompt), unsaid)
     work.arm_clocks(turn)
 
 

@@ -18,13 +18,19 @@ from banksman.core.session import ask_queue
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.event import Entry, Event
-from banksman.core.session.idempotency import IdempotencyKey, IdempotencyKeys
-from banksman.core.session.outcome import Kind
+from banksman.core.session.outcome import IdempotencyKey, IdempotencyKeys, Kind
 from banksman.core.session.permissions import Verdict
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Mode, ProcessState, Session
 from banksman.core.session.turn import Ask, Turn, TurnPhase, queued
 from banksman.errors import StoreTooNew
+
+_FRAMES = kinds.FRAMES
+_NO_KEYS = IdempotencyKeys()
+# The form of a snapshot. One of another form is not read: the events are, from the first one.
+VERSION = 1
+_OF_SESSION = ("conversation", "fork_of", "is_adopted", "spent", "cost", "settings", "turn", "own", "own_count", "mode")
+_OF_PAST = ("questions", "process")
 
 
 def replay(events: Iterable[Event], config: Config, after: Session | None = None) -> Session:
@@ -201,18 +207,14 @@ def _led_by_next(turn: Turn, rest: tuple[Ask, ...]) -> Turn | None:
 #
 # A log is read from its last snapshot on, never from its beginning: a session of a million events opens as fast as one
 # of a thousand. The snapshot is nothing but the fold, written down; `fold` from it and `fold` from the first event give
-# the same `Past`, which is tested at every prefix. So there is one way to know what a session is, and no second account
-# of it that could be older than the first.
+# the same `SessionHistory`, which is tested at every prefix. So there is one way to know what a session is, and no
+# second account of it that could be older than the first.
 #
 # Besides the session's state (see above) the past knows how the session was opened, which idempotency keys were
 # used, which questions wait, and which process was started last: who recovers a session looks whether that is still
 # there.
 
-_FRAMES = kinds.FRAMES
 _kind_of = itemgetter(1)
-_NO_KEYS = IdempotencyKeys()
-# The form of a snapshot. One of another form is not read: the events are, from the first one.
-VERSION = 1
 
 
 class OpenQuestion(msgspec.Struct, frozen=True, array_like=True):
@@ -224,7 +226,7 @@ class OpenQuestion(msgspec.Struct, frozen=True, array_like=True):
     is_kept: bool = False
 
 
-class Born(msgspec.Struct, frozen=True, array_like=True):
+class LastProcess(msgspec.Struct, frozen=True, array_like=True):
     """The process that was started last: its pid, its keeper's and its host's, each with the time of its start, which
     no other process of that pid has, in this boot of the machine."""
 
@@ -241,20 +243,20 @@ class Born(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.astuple(self)
 
 
-class Past(msgspec.Struct, frozen=True, kw_only=True):
+class SessionHistory(msgspec.Struct, frozen=True, kw_only=True):
     session: Session
     opened: Mapping[str, Any] | None = None
     keys: IdempotencyKeys = _NO_KEYS
     questions: tuple[OpenQuestion, ...] = ()
-    process: Born | None = None
+    process: LastProcess | None = None
 
 
-def beginning(config: Config) -> Past:
+def beginning(config: Config) -> SessionHistory:
     """Of a session that has no events."""
-    return Past(session=Session(config=config))
+    return SessionHistory(session=Session(config=config))
 
 
-def fold(past: Past, entries: Iterable[Entry]) -> Past:
+def fold(past: SessionHistory, entries: Iterable[Entry]) -> SessionHistory:
     """The past with these after it. Frames of the agent, which are nearly all, change nothing but the count."""
     seq = past.session.head
     entries = tuple(entries)
@@ -268,12 +270,12 @@ def fold(past: Past, entries: Iterable[Entry]) -> Past:
     return replace(past, session=replace(past.session, head=seq, committed=seq))
 
 
-def fold_events(past: Past, events: Iterable[Event]) -> Past:
+def fold_events(past: SessionHistory, events: Iterable[Event]) -> SessionHistory:
     """The same, of events that were read."""
     return fold(past, ((event.turn, event.kind, event.data) for event in events))
 
 
-def _fold(past: Past, event: Event) -> Past:
+def _fold(past: SessionHistory, event: Event) -> SessionHistory:
     past = replace(past, session=fold_event(past.session, event))
     match event.kind:
         case kinds.SESSION_OPENED:
@@ -291,7 +293,7 @@ def _fold(past: Past, event: Event) -> Past:
             question = OpenQuestion(event.body["question"], event.turn, event.data.decode())
             return replace(past, questions=(*(q for q in past.questions if q.id != question.id), question))
         case kinds.QUESTION_KEPT:
-            kept = (_nobodys(q, is_kept=True) if q.id == event.body["question"] else q for q in past.questions)
+            kept = (_unowned_sessions(q, is_kept=True) if q.id == event.body["question"] else q for q in past.questions)
             return replace(past, questions=tuple(kept))
         case kinds.QUESTION_ANSWERED:
             left = tuple(question for question in past.questions if question.id != event.body["question"])
@@ -300,30 +302,31 @@ def _fold(past: Past, event: Event) -> Past:
             # While the log was broken nothing was written, no answer either; and the process that had asked was ended.
             return replace(past, questions=tuple(question for question in past.questions if question.is_kept))
         case kinds.PROCESS_STARTED:
-            return replace(past, process=msgspec.convert(event.body.get("born"), Born | None))
+            return replace(past, process=msgspec.convert(event.body.get("born"), LastProcess | None))
         case _:
             return past
 
 
-def _end(past: Past, event: Event) -> Past:
+def _end(past: SessionHistory, event: Event) -> SessionHistory:
     """Mostly there is nothing of it: neither a key, nor a question."""
     keys = past.keys.ended(event.turn, Kind(event.body["outcome"]))
     if keys is not past.keys:
         past = replace(past, keys=keys)
     if any(question.turn == event.turn for question in past.questions):
         # It did not wait for them: they are of a task in its background, which goes on. See `questioning.leave`.
-        left = (_nobodys(q) if q.turn == event.turn else q for q in past.questions)
+        left = (_unowned_sessions(q) if q.turn == event.turn else q for q in past.questions)
         past = replace(past, questions=tuple(left))
     return past
 
 
-def _nobodys(question: OpenQuestion, *, is_kept: bool = False) -> OpenQuestion:
+def _unowned_sessions(question: OpenQuestion, *, is_kept: bool = False) -> OpenQuestion:
     return replace(question, turn=None, is_kept=is_kept or question.is_kept)
 
 
 # -- snapshots -------------------------------------------------------------------------------------------------------
 class _Saved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What folding can change, by the names of `Session` and `Past`. All else is as it is in a new session. A name that
+    """What folding can change, by the names of `Session` and `SessionHistory`. All else is as it is in a new session. A
+    name that
     is not known is an error: to pass over it would be to make another session of it."""
 
     version: int
@@ -343,21 +346,19 @@ class _Saved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     opened: dict[str, Any] | None = None
     keys: tuple[IdempotencyKey, ...] = ()
     questions: tuple[OpenQuestion, ...] = ()
-    process: Born | None = None
+    process: LastProcess | None = None
 
 
 class _Form(msgspec.Struct, frozen=True):
     version: int
 
 
-_OF_SESSION = ("conversation", "fork_of", "is_adopted", "spent", "cost", "settings", "turn", "own", "own_count", "mode")
-_OF_PAST = ("questions", "process")
 _encoder = msgspec.json.Encoder()
 _form_decoder = msgspec.json.Decoder(_Form)
 _decoder = msgspec.json.Decoder(_Saved)
 
 
-def encode(past: Past) -> bytes:
+def encode(past: SessionHistory) -> bytes:
     session = past.session
     assert session.committed == session.head
     # Holds are their holders', and die with them: the log knows of none.
@@ -376,7 +377,7 @@ def encode(past: Past) -> bytes:
     return _encoder.encode(saved)
 
 
-def decode(data: bytes, config: Config) -> Past:
+def decode(data: bytes, config: Config) -> SessionHistory:
     """`StoreTooNew`: it was written by a later version, in a form that this one does not know. `ValueError`: it was
     written by nobody."""
     try:
@@ -385,7 +386,7 @@ def decode(data: bytes, config: Config) -> Past:
         raise ValueError("it is nested too deep for anything that was ever encoded") from exc
 
 
-def _decode(data: bytes, config: Config) -> Past:
+def _decode(data: bytes, config: Config) -> SessionHistory:
     version = _form_decoder.decode(data).version
     if version != VERSION:
         hint = "a newer Banksman has written it: use that one"
@@ -400,4 +401,4 @@ def _decode(data: bytes, config: Config) -> Past:
         **{name: getattr(saved, name) for name in _OF_SESSION},
     )
     parts = {name: getattr(saved, name) for name in _OF_PAST}
-    return Past(session=session, opened=saved.opened, keys=IdempotencyKeys(saved.keys), **parts)
+    return SessionHistory(session=session, opened=saved.opened, keys=IdempotencyKeys(saved.keys), **parts)

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from banksman.core.session import asks
 from banksman.core.session import event as kinds
-from banksman.core.session.effects import AskToSave, BeIdle
+from banksman.core.session.effects import AskToSave, ReportIdle
 from banksman.core.session.facts import Timer
 from banksman.core.session.outcome import Kind
-from banksman.core.session.state import Mode, ProcessPhase, ProcessState, Session, Stale, Store
+from banksman.core.session.state import Mode, ProcessPhase, ProcessState, Replacement, Session, Store
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn, TurnPhase
 from banksman.errors import AgentError
@@ -28,14 +28,14 @@ def look(work: Transition) -> None:
     """Whether somebody needs the process has changed, perhaps."""
     state = work.state
     if _is_idle(state):
-        if state.process.stale is not Stale.NO:
-            retire(work, "old" if state.process.stale is Stale.WHEN_QUIET else "stale")
+        if state.process.stale is not Replacement.NO:
+            retire(work, "old" if state.process.stale is Replacement.WHEN_QUIET else "stale")
         elif state.idle_since is None:
             count = state.idle_count + 1
             work.set(idle_since=work.at, idle_count=count)
             if state.config.idle_seconds is not None:
                 work.start_timer(state.config.idle_seconds, Timer.IDLE, _idle_key(work.state))
-            work.do(BeIdle())
+            work.do(ReportIdle())
     else:
         wake(work)
 
@@ -81,9 +81,9 @@ def must_replace(state: Session, turn: Turn) -> str | None:
     """Why this turn cannot have the process that is there, if it cannot."""
     process = state.process
     assert process.phase is ProcessPhase.READY
-    if process.stale is Stale.NOW:
+    if process.stale is Replacement.NOW:
         return "stale"
-    if process.stale is Stale.WHEN_QUIET and not (process.tasks or state.questions or state.callbacks):
+    if process.stale is Replacement.WHEN_QUIET and not (process.tasks or state.questions or state.callbacks):
         return "old"
     if turn.ask is None or turn.ask.is_last:
         return None  # What it is to put down only this process knows, whatever its answers look like.
@@ -96,10 +96,10 @@ def on_old(work: Transition, subject: str) -> None:
     # Without a limit: the session was opened again, and its process may grow old now.
     if subject != str(process.number) or process.phase is not ProcessPhase.READY or config.recycle_seconds is None:
         return
-    if process.stale is not Stale.NO:
+    if process.stale is not Replacement.NO:
         return
     if config.save_prompt is None:
-        work.set_process(stale=Stale.WHEN_QUIET)
+        work.set_process(stale=Replacement.WHEN_QUIET)
     else:
         if not any(turn.ask is not None and turn.ask.is_last for turn in _turns(work.state)):
             work.do(AskToSave(config.save_prompt))

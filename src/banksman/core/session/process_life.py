@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from banksman.core.dialects.dialect import Plain
+from banksman.core.dialects.dialect import StatelessProtocol
 from banksman.core.process_facts import Exited, ProcessGone, Started
 from banksman.core.session import agent_output, asks, grants, idle_process, questions, settings, timers, turn_end
 from banksman.core.session import event as kinds
@@ -38,11 +38,11 @@ def started(work: Transition, fact: Started, epoch: int) -> None:
             forks=process.forks,
             **dict(state.settings),
         )
-        work.set_process(speech=state.config.dialect.begin(setup))
-        work.speak(None, lambda speech: speech.handshake(f"{agent_output.HANDSHAKE}-{number}"))
+        work.set_process(protocol=state.config.dialect.begin(setup))
+        work.speak(None, lambda protocol: protocol.handshake(f"{agent_output.HANDSHAKE}-{number}"))
         seconds = state.config.start_seconds
         work.set_process(start_due=work.at + seconds)
-        is_plain = isinstance(work.state.process.speech, Plain)
+        is_plain = isinstance(work.state.process.protocol, StatelessProtocol)
         work.start_timer(seconds if is_plain else min(seconds, timers.HURRY_SECONDS), Timer.START, str(number))
 
 

@@ -20,12 +20,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from banksman.core.dialects.meaning import Requested, Wants
+from banksman.core.dialects.meaning import Requested, RequestPurpose
 from banksman.core.session import event as kinds
 from banksman.core.session import permissions
 from banksman.core.session.effects import AskHuman, CallBack, CloseCallback, CloseQuestion, TellAnswer
 from banksman.core.session.facts import CallbackAnswered, Timer
-from banksman.core.session.history import OpenQuestion, Past
+from banksman.core.session.history import OpenQuestion, SessionHistory
 from banksman.core.session.permissions import Decision, Verdict
 from banksman.core.session.state import AgentRequest, KeptQuestion, ProcessPhase, Store
 from banksman.core.session.transition import Transition
@@ -38,23 +38,23 @@ CALLBACKS_MAX = 64
 
 
 def on_request(work: Transition, asked: Requested) -> None:
-    speech = work.state.process.speech
-    if speech is not None and speech.recites:
+    protocol = work.state.process.protocol
+    if protocol is not None and protocol.recites:
         # It repeats what it had asked in another process: nobody is to answer that again.
-        work.speak(None, lambda speech: speech.cancel(asked))
+        work.speak(None, lambda protocol: protocol.cancel(asked))
         return
     match asked.wants:
-        case Wants.PERMISSION | Wants.ELICITATION:
+        case RequestPurpose.PERMISSION | RequestPurpose.ELICITATION:
             _ask(work, asked)
-        case Wants.RULING:
+        case RequestPurpose.RULING:
             # Of a call too large to be read to its name nobody knows what the rules say.
             verdict = _verdict(work, asked, work.state.speaking) if asked.tool else Verdict.DENY
-            work.speak(work.speaker, lambda speech: speech.rule(asked, verdict))
-        case Wants.HOOK | Wants.TOOL:
+            work.speak(work.speaker, lambda protocol: protocol.rule(asked, verdict))
+        case RequestPurpose.HOOK | RequestPurpose.TOOL:
             _call_back(work, asked)
-        case Wants.WORKSPACE:
+        case RequestPurpose.WORKSPACE:
             _serve(work, asked)
-        case Wants.UNKNOWN:
+        case RequestPurpose.UNKNOWN:
             _refuse(work, asked, f"Banksman does not answer {asked.subtype!r}")
 
 
@@ -85,7 +85,7 @@ def _ask(work: Transition, asked: Requested) -> None:
     if not state.process.is_there or state.process.phase is ProcessPhase.STOPPING:
         return  # It could not be told the answer. And one that was stopped since the log failed has no names any more.
     if speaking is not None and speaking.phase is TurnPhase.INTERRUPTING:
-        work.speak(work.speaker, lambda speech: speech.cancel(asked))
+        work.speak(work.speaker, lambda protocol: protocol.cancel(asked))
         return
     if any(question.asked.request == asked.request for question in state.questions):
         return  # Asked again, and not answered yet.
@@ -94,9 +94,9 @@ def _ask(work: Transition, asked: Requested) -> None:
         return
     id = _name(work)
     work.set(questions=(*state.questions, AgentRequest(id, work.speaker, asked)))
-    if asked.wants is Wants.WORKSPACE:
+    if asked.wants is RequestPurpose.WORKSPACE:
         # Whether it may, is what is asked: whoever answers need not know who does it then.
-        asked = replace(asked, wants=Wants.PERMISSION)
+        asked = replace(asked, wants=RequestPurpose.PERMISSION)
     work.log(
         work.speaker,
         kinds.QUESTION_ASKED,
@@ -107,7 +107,7 @@ def _ask(work: Transition, asked: Requested) -> None:
         input=asked.input,
         details=asked.details,
     )
-    verdict = _verdict(work, asked, speaking) if asked.wants is Wants.PERMISSION else None
+    verdict = _verdict(work, asked, speaking) if asked.wants is RequestPurpose.PERMISSION else None
     # Used up in any case; but what a rule says now comes before what somebody said then.
     kept = decision_for(work, asked)
     if verdict in (Verdict.ALLOW, Verdict.DENY):
@@ -140,8 +140,8 @@ def answer(work: Transition, id: str, decision: Decision) -> AgentRequest | None
     question = next((question for question in work.state.questions if question.id == id), None)
     if question is not None:
         asked = question.asked
-        if asked.wants is not Wants.WORKSPACE:
-            work.speak(question.turn, lambda speech: speech.answer(asked, decision))
+        if asked.wants is not RequestPurpose.WORKSPACE:
+            work.speak(question.turn, lambda protocol: protocol.answer(asked, decision))
         elif decision.allows:
             _call_back(work, asked)
         else:
@@ -158,7 +158,7 @@ def expire(work: Transition, id: str) -> None:
     message = f"nobody answered within {seconds:g} s"
     question = next((question for question in work.state.questions if question.id == id), None)
     # Nobody can say for somebody else what they would have entered.
-    is_permission = question is not None and question.asked.wants is Wants.PERMISSION
+    is_permission = question is not None and question.asked.wants is RequestPurpose.PERMISSION
     allows = work.state.config.question_default == "allow" and is_permission
     answer(work, id, Decision(allows=allows, message=message, by="expiry"))
 
@@ -168,7 +168,7 @@ def close(work: Transition, *turns: str | None) -> None:
     for question in work.state.questions:
         if question.turn in turns:
             asked = question.asked
-            work.speak(question.turn, lambda speech, asked=asked: speech.cancel(asked))
+            work.speak(question.turn, lambda protocol, asked=asked: protocol.cancel(asked))
             forget(work, question.id, "cancelled", by="turn")
 
 
@@ -205,9 +205,9 @@ def _call_back(work: Transition, asked: Requested) -> None:
     if any(other.request == asked.request for other in state.callbacks):
         return
     speaking = state.speaking
-    if asked.wants is Wants.WORKSPACE and speaking is not None and speaking.phase is TurnPhase.INTERRUPTING:
+    if asked.wants is RequestPurpose.WORKSPACE and speaking is not None and speaking.phase is TurnPhase.INTERRUPTING:
         # What it would begin now would outlive the turn, and what it would write was told to stop.
-        work.speak(work.speaker, lambda speech: speech.cancel(asked))
+        work.speak(work.speaker, lambda protocol: protocol.cancel(asked))
         return
     if len(state.callbacks) >= CALLBACKS_MAX:
         _refuse(work, asked, "too many callbacks are running")
@@ -225,7 +225,7 @@ def on_called(work: Transition, fact: CallbackAnswered) -> None:
         _refuse(work, asked, fact.error)
     else:
         response = fact.response
-        work.speak(work.speaker, lambda speech: speech.respond(asked, response))
+        work.speak(work.speaker, lambda protocol: protocol.respond(asked, response))
 
 
 def _forget_callback(work: Transition, request: str) -> None:
@@ -245,7 +245,7 @@ def forget_all(work: Transition) -> None:
 
 # -- both ------------------------------------------------------------------------------------------------------------
 def _refuse(work: Transition, asked: Requested, error: str) -> None:
-    work.speak(work.speaker, lambda speech: speech.refuse(asked, error))
+    work.speak(work.speaker, lambda protocol: protocol.refuse(asked, error))
 
 
 # Questions that outlive the process that asked them: kept through a crash, if that is the session's policy.
@@ -258,14 +258,14 @@ def _refuse(work: Transition, asked: Requested, error: str) -> None:
 # its name. An answer is remembered by the host that took it, and no longer.
 
 
-def kept(past: Past) -> tuple[KeptQuestion, ...]:
+def kept(past: SessionHistory) -> tuple[KeptQuestion, ...]:
     """Those of a session that is taken over."""
     return tuple(KeptQuestion(question.id, requested(question)) for question in past.questions if question.is_kept)
 
 
 def is_about_a_tool(question: OpenQuestion) -> bool:
     """Only of those can be told whether another is the same: what a user is to enter is asked in words."""
-    return bool(msgspec.json.decode(question.about)["wants"] == Wants.PERMISSION)
+    return bool(msgspec.json.decode(question.about)["wants"] == RequestPurpose.PERMISSION)
 
 
 def requested(question: OpenQuestion) -> Requested:
@@ -273,7 +273,7 @@ def requested(question: OpenQuestion) -> Requested:
     return Requested(
         # Before we had names of our own for questions, theirs was the agent's.
         request=about.get("request", question.id),
-        wants=Wants(about["wants"]),
+        wants=RequestPurpose(about["wants"]),
         tool=about["tool"],
         input=about["input"],
         details=about["details"],

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from banksman.core.dialects.dialect import Plain
+from banksman.core.dialects.dialect import StatelessProtocol
 from banksman.core.dialects.meaning import Replied
 from banksman.core.session import event as kinds
 from banksman.core.session import idle_process
 from banksman.core.session.effects import SettingTaken
 from banksman.core.session.facts import Reconfigured, SettingAsked, Timer
-from banksman.core.session.state import Change, Mode, ProcessPhase, Stale, Store, not_open
+from banksman.core.session.state import Mode, PendingSetting, ProcessPhase, Replacement, Store, not_open
 from banksman.core.session.transition import Transition
 from banksman.errors import AgentError, BanksmanError, Closed, QueueFull
 
@@ -34,20 +34,20 @@ def ask(work: Transition, fact: SettingAsked) -> None:
         work.do(SettingTaken(fact.change, QueueFull(f"{CHANGES_MAX} changes are waiting", hint="try again later")))
     elif process.phase is ProcessPhase.STARTING and not process.is_there:
         # It waits for its place, and is started with this; or it was started a moment ago, and is told when it listens.
-        _take(work, Change("", fact.change, fact.name, fact.value), by="start")
+        _take(work, PendingSetting("", fact.change, fact.name, fact.value), by="start")
         request = f"setting-{process.number}-{process.requests + 1}"
-        again = Change(request, "", fact.name, fact.value)
+        again = PendingSetting(request, "", fact.name, fact.value)
         others = tuple(change for change in process.changes if change.name != fact.name)
         work.set_process(requests=process.requests + 1, changes=(*others, again))
     elif process.phase in (ProcessPhase.READY, ProcessPhase.STARTING):
         request = f"setting-{process.number}-{process.requests + 1}"
-        change = Change(request, fact.change, fact.name, fact.value)
+        change = PendingSetting(request, fact.change, fact.name, fact.value)
         work.set_process(requests=process.requests + 1, changes=(*process.changes, change))
         if process.phase is ProcessPhase.READY:
             _tell(work, change)
     else:
         # The next one is started with all of them.
-        _take(work, Change("", fact.change, fact.name, fact.value), by="start")
+        _take(work, PendingSetting("", fact.change, fact.name, fact.value), by="start")
 
 
 def tell_ready(work: Transition) -> None:
@@ -56,9 +56,9 @@ def tell_ready(work: Transition) -> None:
         _tell(work, change)
 
 
-def _tell(work: Transition, change: Change) -> None:
+def _tell(work: Transition, change: PendingSetting) -> None:
     config = work.state.config
-    work.speak(None, lambda speech: speech.setting(change.request, change.name, change.value))
+    work.speak(None, lambda protocol: protocol.setting(change.request, change.name, change.value))
     work.start_timer(config.setting_seconds, Timer.SETTING, change.request)
 
 
@@ -70,7 +70,7 @@ def reconfigure(work: Transition, fact: Reconfigured) -> None:
         # Whoever takes the session over opens it as the log says that it was opened the last time.
         work.log(None, kinds.SESSION_OPENED, **fact.opened)
     if fact.replaces:
-        work.set_process(stale=Stale.NOW)
+        work.set_process(stale=Replacement.NOW)
         # What crashed was another.
         work.cancel_timer(Timer.BACKOFF, str(work.state.process.number))
         work.set(crashes=0, is_backing_off=False)
@@ -110,9 +110,9 @@ def expire(work: Transition, request: str) -> None:
     if change is None:
         return
     _forget(work, change)
-    if isinstance(work.state.process.speech, Plain):
+    if isinstance(work.state.process.protocol, StatelessProtocol):
         _take(work, change, by="respawn")
-        work.set_process(stale=Stale.NOW)
+        work.set_process(stale=Replacement.NOW)
     else:
         # It takes its settings in words, and another process would be told the very same.
         seconds = work.state.config.setting_seconds
@@ -129,16 +129,16 @@ def forget_all(work: Transition) -> None:
             _told(work, change, Closed("the session was closed before the agent had it"))
 
 
-def _find(work: Transition, request: str) -> Change | None:
+def _find(work: Transition, request: str) -> PendingSetting | None:
     return next((change for change in work.state.process.changes if change.request == request), None)
 
 
-def _forget(work: Transition, change: Change) -> None:
+def _forget(work: Transition, change: PendingSetting) -> None:
     work.set_process(changes=tuple(other for other in work.state.process.changes if other is not change))
     work.cancel_timer(Timer.SETTING, change.request)
 
 
-def _take(work: Transition, change: Change, *, by: str) -> None:
+def _take(work: Transition, change: PendingSetting, *, by: str) -> None:
     kept = tuple(pair for pair in work.state.settings if pair[0] != change.name)
     work.state = replace(work.state, settings=(*kept, (change.name, change.value)))
     work.log(None, kinds.SESSION_SETTING, name=change.name, value=change.value, by=by)
@@ -146,12 +146,12 @@ def _take(work: Transition, change: Change, *, by: str) -> None:
         work.after_commit(SettingTaken(change.id))
 
 
-def _told(work: Transition, change: Change, error: BanksmanError | None = None) -> None:
+def _told(work: Transition, change: PendingSetting, error: BanksmanError | None = None) -> None:
     """Whoever waits for it, if anybody does."""
     if change.id:
         work.do(SettingTaken(change.id, error))
 
 
-def _age(change: Change) -> int:
+def _age(change: PendingSetting) -> int:
     """The number of its request: later ones are higher."""
     return int(change.request.rpartition("-")[2])

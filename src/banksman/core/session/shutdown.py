@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from banksman.core.session import ask_queue, idle_process, turn_end
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold
-from banksman.core.session.effects import Accept, EndHold, Finish, PassOn, StartTimer
+from banksman.core.session.effects import Accept, EndHold, Finish, LeaveInLog, StartTimer
 from banksman.core.session.facts import AskMoved, AskWithdrawn, CallerFact, CloseAsked, InterruptAsked, Timer
 from banksman.core.session.outcome import By, Kind
 from banksman.core.session.state import OVER, Mode, ProcessPhase, Session, Store, not_open
@@ -138,7 +138,7 @@ def finish(work: Transition) -> None:
         work.log(None, kinds.SESSION_LEFT, queued=waiting)
         work.set(mode=Mode.LEFT)
         for id in waiting:
-            work.after_commit(PassOn(id))
+            work.after_commit(LeaveInLog(id))
         work.after_commit(Finish())
 
 
@@ -164,7 +164,7 @@ def has_gone(state: Session) -> bool:
 def take_back(work: Transition) -> None:
     """It has not left yet, after all, and says so again when it does."""
     if _is_going(work.state):
-        kept = tuple(pair for pair in work.state.deferred if not isinstance(pair[1], PassOn | Finish))
+        kept = tuple(pair for pair in work.state.deferred if not isinstance(pair[1], LeaveInLog | Finish))
         work.set(mode=Mode.PARTING, deferred=kept)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from banksman.core.dialects.dialect import Speech
+from banksman.core.dialects.dialect import ProtocolState
 from banksman.core.dialects.meaning import Requested
 from banksman.core.session.ask_queue import Hold, Queue
-from banksman.core.session.effects import Accept, Finish, GiveReceipt, PassOn, Resolve, SettingTaken, TellAnswer
+from banksman.core.session.effects import Accept, Finish, GiveReceipt, LeaveInLog, Resolve, SettingTaken, TellAnswer
 from banksman.core.session.event import Entry
 from banksman.core.session.permissions import Decision
 from banksman.core.session.session_config import Config
@@ -58,7 +58,7 @@ class Stdin(enum.Enum):
     BROKEN = enum.auto()
 
 
-class Stale(enum.IntEnum):
+class Replacement(enum.IntEnum):
     """Whether the process is to be replaced, and how much that may cost."""
 
     NO = 0
@@ -68,7 +68,7 @@ class Stale(enum.IntEnum):
     NOW = 2
 
 
-class Naming(enum.Enum):
+class PromptNaming(enum.Enum):
     """Whether this process says which prompt it is working on. Not before it has spoken do we know."""
 
     UNKNOWN = enum.auto()
@@ -76,7 +76,7 @@ class Naming(enum.Enum):
     ABSENT = enum.auto()
 
 
-class Change(Struct, frozen=True):
+class PendingSetting(Struct, frozen=True):
     """A setting that the agent was told to change, by this request; `id` names the promise to tell what came of it, and
     is empty where nobody waits."""
 
@@ -96,7 +96,7 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     stdin: Stdin = Stdin.FREE
     outbox: tuple[bytes, ...] = ()
     frames_sent: int = 0
-    naming: Naming = Naming.UNKNOWN
+    naming: PromptNaming = PromptNaming.UNKNOWN
     # It says when it is done with a prompt, as far as we know.
     settles: bool = True
     # It has announced a turn at least once: one that never does is taken at its boundary's word.
@@ -107,14 +107,14 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     unacknowledged: tuple[tuple[str, str], ...] = ()
     requests: int = 0
     # Changes of settings that it has not answered.
-    changes: tuple[Change, ...] = ()
+    changes: tuple[PendingSetting, ...] = ()
     # What runs in its background, whether a turn is open or not.
     tasks: tuple[str, ...] = ()
     # What its answers look like, if that was asked for at its start.
     schema: Mapping[str, Any] | None = None
-    stale: Stale = Stale.NO
+    stale: Replacement = Replacement.NO
     # What it was told and has said so far, as far as its dialect must know it.
-    speech: Speech | None = None
+    protocol: ProtocolState | None = None
     # The conversation that it was started to go on with; or, if it forks, to begin with.
     resumes: str | None = None
     forks: bool = False
@@ -168,7 +168,7 @@ class MayWrite(Struct, frozen=True):
     key: str
 
 
-class OwnOver(Struct, frozen=True):
+class AgentTurnEnded(Struct, frozen=True):
     """A turn of the agent's own is over: nobody waits for it, but it must not be left open if its end is lost."""
 
     turn: str
@@ -184,7 +184,18 @@ class MaySteer(Struct, frozen=True):
 
 
 # What is held back until the log has what it rests on.
-Deferred = Accept | Resolve | PassOn | GiveReceipt | MayWrite | OwnOver | Finish | MaySteer | SettingTaken | TellAnswer
+Deferred = (
+    Accept
+    | Resolve
+    | LeaveInLog
+    | GiveReceipt
+    | MayWrite
+    | AgentTurnEnded
+    | Finish
+    | MaySteer
+    | SettingTaken
+    | TellAnswer
+)
 
 
 class Session(Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from banksman.core.dialects.dialect import Plain
+from banksman.core.dialects.dialect import StatelessProtocol
 from banksman.core.session import (
     agent_output,
     durability,
@@ -92,11 +92,11 @@ def _may_hurry(work: Transition) -> bool:
     """A handshake of several steps may wait for one that it can do without, and then goes on. Looked at now and then,
     and not only at the end: nobody should wait a minute for that."""
     process = work.state.process
-    if process.speech is None or isinstance(process.speech, Plain):
+    if process.protocol is None or isinstance(process.protocol, StatelessProtocol):
         return False
-    work.speak(None, lambda speech: speech.hurry())
+    work.speak(None, lambda protocol: protocol.hurry())
     left = process.start_due - work.at
-    if left <= 0 and work.state.process.speech is process.speech:
+    if left <= 0 and work.state.process.protocol is process.protocol:
         return False
     work.start_timer(min(HURRY_SECONDS, left) if left > 0 else HURRY_SECONDS, Timer.START, str(process.number))
     return True

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from banksman.core.dialects.dialect import Speech, Spoken
+from banksman.core.dialects.dialect import ProtocolOutput, ProtocolState
 from banksman.core.dialects.meaning import Meaning, TurnOver
 from banksman.core.session import event as kinds
 from banksman.core.session import watchdogs
@@ -23,7 +23,7 @@ from banksman.core.session.effects import (
     Effect,
     Finish,
     GiveReceipt,
-    PassOn,
+    LeaveInLog,
     Resolve,
     SettingTaken,
     StartProcess,
@@ -107,7 +107,7 @@ class Transition:
                 self.do(deferred)
             case TellAnswer():
                 self.do(replace(deferred, error=self.state.store_error))
-            case PassOn():
+            case LeaveInLog():
                 raise AssertionError("whoever waited has an end when the log fails")
             case _:
                 pass  # Nothing is accepted, and nothing is sent, without a log.
@@ -145,22 +145,24 @@ class Transition:
                 self.set_turn(replace(turn.moved(Move.STOP), cause=Cause.REPLACE))
         self.stop_process(error)
 
-    def speak(self, turn: str | None, say: Callable[[Speech], Spoken], unsaid: Meaning | None = None) -> None:
+    def speak(
+        self, turn: str | None, say: Callable[[ProtocolState], ProtocolOutput], unsaid: Meaning | None = None
+    ) -> None:
         """Say something to the agent, in its own words, if there is one that was spoken to. `unsaid`: what it means if
         it cannot be said after all. All that callers say is checked before it comes in here, but each by itself."""
-        speech = self.state.process.speech
-        if speech is not None:
+        protocol = self.state.process.protocol
+        if protocol is not None:
             try:
-                spoken = say(speech)
+                output = say(protocol)
             except UsageError as exc:
                 if unsaid is None:
                     raise
                 self.heard.append(replace(unsaid, error=str(exc)) if isinstance(unsaid, TurnOver) else unsaid)
                 return
-            self.set_process(speech=spoken.speech)
-            for frame in spoken.frames:
+            self.set_process(protocol=output.protocol)
+            for frame in output.frames:
                 self.send(turn, frame)
-            self.heard += spoken.meanings
+            self.heard += output.meanings
 
     def send(self, turn: str | None, data: bytes) -> None:
         """One whole frame to the agent, in its turn. To a process that is on its way out nothing is sent."""

@@ -12,7 +12,7 @@ from banksman.core.session import turn as turns
 from banksman.core.session.effects import GiveReceipt, Resolve
 from banksman.core.session.facts import Timer
 from banksman.core.session.outcome import By, Kind, Outcome, Receipt
-from banksman.core.session.state import Mode, OwnOver, ProcessPhase, Stale
+from banksman.core.session.state import AgentTurnEnded, Mode, ProcessPhase, Replacement
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Ask, Cause, Move, Turn, TurnPhase
 from banksman.errors import AgentError, BanksmanError, Closed
@@ -75,7 +75,7 @@ def interrupt(work: Transition, turn: Turn) -> None:
     if work.state.config.dialect.acknowledges_interrupts:
         unacknowledged = (*unacknowledged, (request, turn.key))
     work.set_process(requests=process.requests + 1, unacknowledged=unacknowledged)
-    work.speak(turn.id, lambda speech: speech.interrupt(request))
+    work.speak(turn.id, lambda protocol: protocol.interrupt(request))
 
 
 def end_by_boundary(work: Transition, turn: Turn, boundary: TurnOver) -> None:
@@ -155,7 +155,7 @@ def end(
             work.set(clocks=())
         # Many an agent says only at its end what a turn of its own was for.
         log_ended(work, turn.id, outcome, by, origin=boundary.origin or turn.origin)
-        work.after_commit(OwnOver(turn.id, turn.seq))
+        work.after_commit(AgentTurnEnded(turn.id, turn.seq))
     else:
         _end_ours(work, turn, outcome, by, boundary)
     if turn.cause is not None and by is By.BOUNDARY:
@@ -171,7 +171,7 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
     state = work.state
     work.set(turn=None, clocks=())
     if turn.ask.is_last and outcome.kind in (Kind.DONE, Kind.FAILED):
-        work.set_process(stale=max(state.process.stale, Stale.WHEN_QUIET))
+        work.set_process(stale=max(state.process.stale, Replacement.WHEN_QUIET))
     if state.hold is not None and turn.ask.hold == state.hold.id:
         work.watch_hold()
     # A prompt that was added, and of which the agent has said nothing since, is still before it: it will come to it by

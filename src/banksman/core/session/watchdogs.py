@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 
-class Name(enum.StrEnum):
+class ClockName(enum.StrEnum):
     START = "start"
     BYTES = "bytes"
     PROGRESS = "progress"
@@ -30,7 +30,7 @@ class Name(enum.StrEnum):
 
 
 class Clock(Struct, frozen=True):
-    name: Name
+    name: ClockName
     seconds: float
     # When it was wound up. While it stands still, the time that had passed is kept instead.
     since: float
@@ -64,13 +64,13 @@ Clocks = tuple[Clock, ...]
 def wound(limits: Mapping[str, float | None], at: float) -> Clocks:
     """The clocks of a turn that starts now; the ones that watch a tool or a question stand still."""
     return tuple(
-        Clock(name, seconds, at, passed=0.0 if name in (Name.TOOL, Name.HUMAN) else None)
-        for name in Name
-        if name is not Name.START and (seconds := limits.get(name)) is not None
+        Clock(name, seconds, at, passed=0.0 if name in (ClockName.TOOL, ClockName.HUMAN) else None)
+        for name in ClockName
+        if name is not ClockName.START and (seconds := limits.get(name)) is not None
     )
 
 
-def wind(clocks: Clocks, at: float, *names: Name) -> Clocks:
+def wind(clocks: Clocks, at: float, *names: ClockName) -> Clocks:
     """What these watch for has happened."""
     if not any(clock.name in names for clock in clocks):
         return clocks
@@ -87,13 +87,13 @@ def attend(clocks: Clocks, at: float, *, has_tool: bool, has_question: bool) -> 
     return tuple(_set_running(clock, at, _may_run(clock.name, has_tool, has_question)) for clock in clocks)
 
 
-def _may_run(name: Name, has_tool: bool, has_question: bool) -> bool:
+def _may_run(name: ClockName, has_tool: bool, has_question: bool) -> bool:
     match name:
-        case Name.HUMAN:
+        case ClockName.HUMAN:
             return has_question
-        case Name.TOOL:
+        case ClockName.TOOL:
             return has_tool and not has_question
-        case Name.OVERALL:
+        case ClockName.OVERALL:
             return not has_question
         case _:
             return not has_tool and not has_question
@@ -105,7 +105,7 @@ def _set_running(clock: Clock, at: float, is_running: bool) -> Clock:
     if is_running:
         assert clock.passed is not None
         # A clock that watches one tool or one question begins anew with each.
-        passed = 0.0 if clock.name in (Name.TOOL, Name.HUMAN) else clock.passed
+        passed = 0.0 if clock.name in (ClockName.TOOL, ClockName.HUMAN) else clock.passed
         return replace(clock, since=at - passed, passed=None, has_warned=clock.has_warned and passed > 0)
     return replace(clock, passed=at - clock.since)
 

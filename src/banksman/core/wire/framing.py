@@ -18,9 +18,9 @@ The pieces put together are the whole line; head and tail are copies of its two 
 it was, as far as that can be told, without the file. Lines before and after it are framed as ever.
 
 **Cost.** This is on the path of every token, so `feed` is `bytes.split` and two passes in C (is there a `\r`, is there
-a blank). Its answer is a plain list, or a `Mixed` if there is something oversize: the caller asks once a chunk, never
-once a line. No line is measured either: a chunk is at most as long as the limit (a longer one is cut), so only the line
-that was begun in an earlier chunk can be oversize, and that one is counted piece by piece.
+a blank). Its answer is a plain list, or a `MixedChunk` if there is something oversize: the caller asks once a chunk,
+never once a line. No line is measured either: a chunk is at most as long as the limit (a longer one is cut), so only
+the line that was begun in an earlier chunk can be oversize, and that one is counted piece by piece.
 
 **A slow trickle** is linear: what was searched for a newline is not searched again, and what is held is copied when it
 is gathered and when its newline comes, not with each chunk. Small pieces are gathered because an object of two bytes
@@ -74,7 +74,7 @@ class OversizeEnded(Struct, frozen=True):
 Framed = bytes | OversizeBegan | OversizePiece | OversizeEnded
 
 
-class Mixed(Struct, frozen=True):
+class MixedChunk(Struct, frozen=True):
     """What a chunk held, in order, if part of it is oversize. Rare."""
 
     items: tuple[Framed, ...]
@@ -113,7 +113,7 @@ class Framing:
         """Whether we are inside an oversize line: it began, and has not ended."""
         return isinstance(self._open, _Oversize)
 
-    def feed(self, data: bytes) -> list[bytes] | Mixed:
+    def feed(self, data: bytes) -> list[bytes] | MixedChunk:
         """The lines that these bytes complete, and what they add to an oversize one. The list is the caller's."""
         assert self._open is not _ENDED, "bytes after the end"
         if len(data) > self._frame_bytes_max:
@@ -125,7 +125,7 @@ class Framing:
         if self._open is not None:
             if not lines:
                 oversize = self._continue(rest)
-                return Mixed(tuple(oversize)) if oversize else lines
+                return MixedChunk(tuple(oversize)) if oversize else lines
             oversize = self._complete(lines)
         if rest:
             # It is no longer than the chunk, hence within the limit.
@@ -138,14 +138,14 @@ class Framing:
             lines = [line for line in lines if line]
             self.blank += count - len(lines)
         self.lines += len(lines)
-        return Mixed((*oversize, *lines)) if oversize else lines
+        return MixedChunk((*oversize, *lines)) if oversize else lines
 
-    def end(self) -> list[bytes] | Mixed:
+    def end(self) -> list[bytes] | MixedChunk:
         """No more bytes will come: the last line, if its newline never came. A half-written `\\r\\n` counts as one."""
         assert self._open is not _ENDED, "the end came twice"
         # Agents do exit without a last newline, and a result must count however its process went. So the end of the
         # stream is a newline, if there is anything for it to end; it is not a byte that came in.
-        answer: list[bytes] | Mixed = []
+        answer: list[bytes] | MixedChunk = []
         if self._open is not None:
             answer = self.feed(b"\n")
             self.bytes_in -= 1
@@ -153,20 +153,20 @@ class Framing:
         self._open = _ENDED
         return answer
 
-    def _feed_in_parts(self, data: bytes) -> list[bytes] | Mixed:
+    def _feed_in_parts(self, data: bytes) -> list[bytes] | MixedChunk:
         """Keep `feed`'s promise to itself, that no line inside a chunk can be oversize."""
         size = self._frame_bytes_max
         lines: list[bytes] = []
         mixed: list[Framed] = []
         for start in range(0, len(data), size):
             answer = self.feed(data[start : start + size])
-            if isinstance(answer, Mixed):
+            if isinstance(answer, MixedChunk):
                 # What came so far comes first.
                 mixed += [*lines, *answer.items]
                 lines = []
             else:
                 lines += answer
-        return Mixed((*mixed, *lines)) if mixed else lines
+        return MixedChunk((*mixed, *lines)) if mixed else lines
 
     def _continue(self, piece: bytes) -> list[Framed]:
         """Add to the open line what has no newline in it, and say what is to be spilled of it."""

@@ -2,9 +2,10 @@
 in pending_requests.py.
 
 **What is read.** A line is one message or several: agents are seen to send garbage, and the standard allows batches.
-Whatever is no message is `Garbage`, and costs nothing but itself. A message that cannot be read as a whole (too deep,
-a text that is none, too long to keep) is read as far as it goes, and `is_cut`: a reply that is not understood is a
-request that never ends. Some agents write the id last, so of a line that was too long to keep both ends are looked at.
+Whatever is no message is `InvalidMessage`, and costs nothing but itself. A message that cannot be read as a whole (too
+deep, a text that is none, too long to keep) is read as far as it goes, and `is_cut`: a reply that is not understood is
+a request that never ends. Some agents write the id last, so of a line that was too long to keep both ends are looked
+at.
 
 **Batches.** No agent that was measured sends one, and all who are on this loop wait until it is taken apart: a line has
 room for millions of items, each a step of Python. So one of more than `BATCH_MAX` is not taken apart. It is no message
@@ -53,6 +54,19 @@ REQUEST_CANCELLED = -32800
 # The names by which a notice withdraws a request, and the member that has its id.
 _CANCELS = {"$/cancel_request": "requestId", "$/cancelRequest": "id", "notifications/cancelled": "requestId"}
 
+_NO_ID = "the id is neither a number nor a text"
+# The beginning of a batch, and that of the first message in it, if that is what its first item is.
+_ARRAY = re.compile(rb"\s*+\[\s*+(\{)?")
+# A small member that stands last in its object. It is the object's own: what comes before the brace that ends the line
+# is at its level, and inside a text the quotes of the name would be escaped.
+_LAST = re.compile(
+    rb'[,{]\s*+"([A-Za-z_]\w*+)"\s*+:\s*+("(?:[^"\\]|\\.)*+"|-?[0-9][0-9.eE+-]*+|null|true|false)\s*+\Z',
+    re.DOTALL,
+)
+# Longer than any of the members that are looked for; and how many are looked at.
+_LAST_BYTES = 4 << 10
+_LAST_COUNT = 8
+
 
 # -- messages --------------------------------------------------------------------------------------------------------
 class RpcCall(msgspec.Struct, frozen=True):
@@ -69,7 +83,7 @@ class RpcCall(msgspec.Struct, frozen=True):
         return mapping(self.params)
 
 
-class Notice(msgspec.Struct, frozen=True):
+class Notification(msgspec.Struct, frozen=True):
     """A notification: nobody waits."""
 
     method: str
@@ -106,7 +120,7 @@ class RpcReply(msgspec.Struct, frozen=True):
         return mapping(self.result)
 
 
-class Garbage(msgspec.Struct, frozen=True):
+class InvalidMessage(msgspec.Struct, frozen=True):
     """No message. `reason`: what is wrong with it. `is_request`: somebody waits for an answer all the same, under this
     id, if it is one: the standard has an answer for that, which names no request."""
 
@@ -115,10 +129,10 @@ class Garbage(msgspec.Struct, frozen=True):
     id: Id | None = None
 
 
-Message = RpcCall | Notice | RpcReply | Garbage
+Message = RpcCall | Notification | RpcReply | InvalidMessage
 
 
-def withdrawn(notice: Notice) -> Id | None:
+def withdrawn(notice: Notification) -> Id | None:
     """The request that this notice withdraws, if it does."""
     member = _CANCELS.get(notice.method)
     return None if member is None else as_id(notice.named.get(member))
@@ -136,7 +150,6 @@ class _Envelope(msgspec.Struct, gc=False):
     error: Any = None
 
 
-_NO_ID = "the id is neither a number nor a text"
 _decode = msgspec.json.Decoder(_Envelope).decode
 
 
@@ -156,7 +169,7 @@ def decode_head(head: bytes, tail: bytes = b"") -> Message:
     members = split(head)
     if not members.is_object:
         array = _ARRAY.match(head)
-        return Garbage("no object") if array is None else _unread(holds_message=array[1] is not None)
+        return InvalidMessage("no object") if array is None else _unread(holds_message=array[1] is not None)
     last = _last_members(tail)
     found = {name: members.get(name) for name in members.found if name in _Envelope.__struct_fields__} | last
     if members.cut is not None:
@@ -167,9 +180,9 @@ def decode_head(head: bytes, tail: bytes = b"") -> Message:
         # What it says of itself is in the middle that is gone.
         return RpcReply(None, is_cut=True)
     if "method" not in found and "params" in found:
-        return Garbage("a request that names no method")
+        return InvalidMessage("a request that names no method")
     message = _message(_Envelope(**found), is_cut=True)
-    return RpcReply(None, is_cut=True) if isinstance(message, Garbage) and "method" not in found else message
+    return RpcReply(None, is_cut=True) if isinstance(message, InvalidMessage) and "method" not in found else message
 
 
 def as_id(value: Any) -> Id | None:
@@ -196,21 +209,21 @@ def _message(envelope: _Envelope, *, is_cut: bool = False) -> Message:
     method = envelope.method
     if method is not msgspec.UNSET:
         if not isinstance(method, str):
-            return Garbage("the method is no text", is_request=True, id=as_id(envelope.id))
+            return InvalidMessage("the method is no text", is_request=True, id=as_id(envelope.id))
         # A null is how the first version of the protocol marked a notice.
         if envelope.id is msgspec.UNSET or envelope.id is None:
-            return Notice(method, envelope.params, is_cut)
+            return Notification(method, envelope.params, is_cut)
         id = as_id(envelope.id)
-        return Garbage(_NO_ID, is_request=True) if id is None else RpcCall(id, method, envelope.params, is_cut)
+        return InvalidMessage(_NO_ID, is_request=True) if id is None else RpcCall(id, method, envelope.params, is_cut)
     id = as_id(envelope.id)
     if id is None and envelope.id is not None and envelope.id is not msgspec.UNSET:
-        return Garbage(_NO_ID)
+        return InvalidMessage(_NO_ID)
     if envelope.error is not None:
         return RpcReply(id, None, _failure(envelope.error), is_cut)
     if envelope.result is not msgspec.UNSET:
         return RpcReply(id, envelope.result, None, is_cut)
     # A writer in JavaScript leaves out a result that is undefined. It still is the answer.
-    return Garbage("neither a request nor a reply") if id is None else RpcReply(id, None, None, is_cut)
+    return InvalidMessage("neither a request nor a reply") if id is None else RpcReply(id, None, None, is_cut)
 
 
 def _failure(error: Any) -> Failure:
@@ -220,10 +233,6 @@ def _failure(error: Any) -> Failure:
         message = error if isinstance(error, str) and error else "the agent gave no reason"
     code = code if isinstance(code, int) and not isinstance(code, bool) else 0
     return Failure(code, message, members.get("data"))
-
-
-# The beginning of a batch, and that of the first message in it, if that is what its first item is.
-_ARRAY = re.compile(rb"\s*+\[\s*+(\{)?")
 
 
 def _salvaged(line: bytes) -> tuple[Message, ...]:
@@ -237,8 +246,8 @@ def _salvaged(line: bytes) -> tuple[Message, ...]:
         return (_from_members(line) if array is None else _unread(holds_message=array[1] is not None),)
     except UNDECODABLE as exc:
         # A number that no computer can hold is an accident inside a message; the rest of these are no JSON.
-        message = _from_members(line) if array is None else Garbage("no object")
-        return (Garbage(f"no JSON: {exc}"[:200]) if isinstance(message, Garbage) else message,)
+        message = _from_members(line) if array is None else InvalidMessage("no object")
+        return (InvalidMessage(f"no JSON: {exc}"[:200]) if isinstance(message, InvalidMessage) else message,)
     return _from_batch(cast(list[Any], value)) if isinstance(value, list) else (_from_value(value),)
 
 
@@ -251,12 +260,12 @@ def _from_batch(items: list[Any]) -> tuple[Message, ...]:
 
 def _unread(*, holds_message: bool) -> Message:
     """A batch that is not taken apart."""
-    return RpcReply(None, is_cut=True) if holds_message else Garbage("an array that begins with no message")
+    return RpcReply(None, is_cut=True) if holds_message else InvalidMessage("an array that begins with no message")
 
 
 def _from_value(value: Any) -> Message:
     if not isinstance(value, dict):
-        return Garbage("no object")
+        return InvalidMessage("no object")
     members = cast(dict[str, Any], value)
     return _message(_Envelope(**{name: members[name] for name in _Envelope.__struct_fields__ if name in members}))
 
@@ -267,7 +276,7 @@ def _from_members(line: bytes) -> Message:
         return decode_head(line[:HEAD_BYTES], line[-HEAD_BYTES:])
     members = split(line)
     if not members.is_whole:
-        return Garbage("no object")
+        return InvalidMessage("no object")
     found = {name: members.get(name) for name in members.found if name in _Envelope.__struct_fields__}
     if "error" in found and found["error"] is None and members.found["error"] != b"null":
         found["error"] = {}
@@ -290,17 +299,6 @@ def _partial(data: bytes) -> dict[str, Any]:
             inner[name] = deeper = dict[str, Any]()
             inner = deeper
     return found
-
-
-# A small member that stands last in its object. It is the object's own: what comes before the brace that ends the line
-# is at its level, and inside a text the quotes of the name would be escaped.
-_LAST = re.compile(
-    rb'[,{]\s*+"([A-Za-z_]\w*+)"\s*+:\s*+("(?:[^"\\]|\\.)*+"|-?[0-9][0-9.eE+-]*+|null|true|false)\s*+\Z',
-    re.DOTALL,
-)
-# Longer than any of the members that are looked for; and how many are looked at.
-_LAST_BYTES = 4 << 10
-_LAST_COUNT = 8
 
 
 def _last_members(tail: bytes) -> dict[str, Any]:

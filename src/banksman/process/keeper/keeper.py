@@ -28,11 +28,8 @@ import time
 
 from banksman.process import syscalls
 from banksman.process.keeper import messages
-from banksman.process.keeper.bare_process import (
-    milliseconds_until,
-    wake_parent,
-)
 from banksman.process.keeper.proc_tree import is_ignoring, survey
+from banksman.process.keeper.spawn import milliseconds_until, wake_parent
 from banksman.process.keeper.sweep import SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM, Helper, NewerSweep, Sweep
 
 TYPE_CHECKING = False

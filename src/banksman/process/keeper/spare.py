@@ -14,9 +14,8 @@ import time
 
 from banksman.process import syscalls
 from banksman.process.keeper import messages
-from banksman.process.keeper.bare_process import close_all_but, read_file, wake_on_child, wake_parent
 from banksman.process.keeper.keeper import RUNNING, Keeper, LeaseTimer
-from banksman.process.keeper.spawn import SpawnFailed, spawn
+from banksman.process.keeper.spawn import SpawnFailed, close_all_but, read_file, spawn, wake_on_child, wake_parent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -25,11 +25,17 @@ import time
 
 from banksman.process import syscalls
 from banksman.process.keeper import messages
-from banksman.process.keeper.bare_process import close_all_but, milliseconds_until, stay_deaf, wake_on_child
 from banksman.process.keeper.keeper import RETRY_SECONDS, ROUND_SECONDS, SWEEP_SECONDS_MAX
 from banksman.process.keeper.proc_tree import descendants, survey
 from banksman.process.keeper.spare import be_keeper, be_spare, rehearse
-from banksman.process.keeper.spawn import SpawnFailed, set_soft_nofile
+from banksman.process.keeper.spawn import (
+    SpawnFailed,
+    close_all_but,
+    milliseconds_until,
+    set_soft_nofile,
+    stay_deaf,
+    wake_on_child,
+)
 from banksman.process.keeper.sweep import SIGCONT, SIGKILL, Sweep
 
 TYPE_CHECKING = False

@@ -22,7 +22,7 @@ async def health(call: RouteCall) -> HttpAnswer:
     context: Context = call.context
     if context.is_closing or (context.member is not None and context.member.is_draining):
         raise Problem(503, "Draining", "the server takes nothing new and ends", hint="send new work to another one")
-    is_cut_off = context.front is not None and not context.front.cluster.hosts.is_held
+    is_cut_off = context.proxy is not None and not context.proxy.cluster.hosts.is_held
     if is_cut_off or not has_working_store(context.host):
         hint = "see the server's log; /livez tells whether the server itself answers"
         raise Problem(503, "StoreBroken", "the store cannot be read or written", hint=hint)
@@ -76,27 +76,27 @@ async def make_code(call: RouteCall) -> HttpAnswer:
     context: Context = call.context
     if not context.url:
         raise Problem(409, "NoPage", "this host has no page", hint="run `banksman serve`")
-    assert context.door is not None
-    return HttpAnswer(messages.LoginCode(context.door.pages.make_code(), CODE_SECONDS_MAX, context.url), 201)
+    assert context.authentication is not None
+    return HttpAnswer(messages.LoginCode(context.authentication.pages.make_code(), CODE_SECONDS_MAX, context.url), 201)
 
 
 async def login(call: RouteCall) -> HttpAnswer:
     """Exchange a one-time code, or the server's token, for a page token."""
     body: messages.Login = call.body
-    door = call.context.door
+    authentication = call.context.authentication
     if (body.code is None) == (body.token is None):
         raise Problem(400, "BadRequest", "give either a code or a token", hint="see /openapi.json")
-    if body.code is not None and not door.pages.take_code(body.code):
+    if body.code is not None and not authentication.pages.take_code(body.code):
         hint = "run `banksman page` for a new link"
         raise Problem(401, "NotLetIn", "this link was used already, or is too old", hint=hint)
-    if body.token is not None and not door.knows(body.token):
+    if body.token is not None and not authentication.knows(body.token):
         raise Problem(401, "NotLetIn", "that is not the token", hint="run `banksman page` for a link that needs none")
-    return HttpAnswer(messages.LoggedIn(*door.pages.make()))
+    return HttpAnswer(messages.LoggedIn(*authentication.pages.make()))
 
 
 async def logout(call: RouteCall) -> Response:
     """Revoke the page token that this request carries, and end its streams. The server's own token stays as it is."""
-    pages = call.context.door.pages
+    pages = call.context.authentication.pages
     given = bearer(call.request.headers)
     if pages.is_valid(given):
         pages.revoke(given)

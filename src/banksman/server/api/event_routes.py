@@ -15,9 +15,8 @@ from banksman.server.api.messages.event_messages import EVENTS_MAX
 from banksman.server.api.route import Asgi, HttpAnswer, Route, RouteCall
 from banksman.server.context import Context
 from banksman.server.problems import Problem
-from banksman.server.streams.event_encoding import StreamForm, encode
 from banksman.server.streams.follower import Follower
-from banksman.server.streams.sources import ManySessions, OneSession
+from banksman.server.streams.sources import ManySessions, OneSession, StreamForm, encode
 from banksman.sessions.session import Session
 from banksman.store.log import READ_EVENTS_MAX
 
@@ -32,7 +31,7 @@ PAGE_BYTES_MAX = 4 << 20
 SLICE_EVENTS_MAX = 250
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a reader of a page asks for."""
 
     limit: int
@@ -47,7 +46,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.Raw(encode(event, raw=self.raw, partial=self.partial))
 
 
-async def page_after(session: Session, cursor: str | None, wanted: Wanted) -> dict[str, Any]:
+async def page_after(session: Session, cursor: str | None, wanted: PageRequest) -> dict[str, Any]:
     """`next` is behind all that was looked at: who comes back does not look through it again."""
     events: list[msgspec.Raw] = []
     size = 0
@@ -77,7 +76,7 @@ async def page_after(session: Session, cursor: str | None, wanted: Wanted) -> di
     }
 
 
-async def page_before(session: Session, cursor: str, wanted: Wanted) -> dict[str, Any]:
+async def page_before(session: Session, cursor: str, wanted: PageRequest) -> dict[str, Any]:
     """The last ones before a cursor, oldest first. What does not fit is left out at the old end. `next` leads forward,
     as ever; backward it goes on before the first that is shown."""
     events: deque[msgspec.Raw] = deque()
@@ -123,7 +122,7 @@ async def of_session(call: RouteCall) -> HttpAnswer | Asgi:
     query: messages.ReadEvents = call.query
     session = context.session(call.path["id"])
     form = _form(call)
-    wanted = Wanted(limit=min(query.limit, EVENTS_MAX), raw=query.raw, partial=query.partial, frames=query.frames)
+    wanted = PageRequest(limit=min(query.limit, EVENTS_MAX), raw=query.raw, partial=query.partial, frames=query.frames)
     if query.before is not None:
         if query.after is not None:
             raise Problem(422, "BadRequest", "a page is after a cursor or before one", hint="after=, or before=")

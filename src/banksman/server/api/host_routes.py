@@ -10,7 +10,7 @@ import msgspec
 
 from banksman.cluster.http.forwarded_request import ForwardedRequest, ForwardedResponse
 from banksman.cluster.http.host_view import FRONT
-from banksman.cluster.http.owner_proxy import Front, answered
+from banksman.cluster.http.owner_proxy import OwnerProxy, answered
 from banksman.cluster.interfaces import HostSeen
 from banksman.errors import BanksmanError, NotFound
 from banksman.server.api.messages import admin_messages as messages
@@ -30,15 +30,15 @@ NEEDS_SECONDS_MAX = 1.0
 async def list_hosts(call: RouteCall) -> HttpAnswer:
     """None: the store is of this machine alone."""
     context: Context = call.context
-    if context.front is None:
+    if context.proxy is None:
         return HttpAnswer(messages.Hosts([]))
-    fleet = context.front.fleet
+    hosts_view = context.proxy.hosts_view
     owners = {owner.address.partition("@")[0] for owner, _ in context.host.log.owned() if owner is not None}
     # Who only looks, as a verb does, is on the bus for that moment, and is nobody's host.
-    hosts = [host for host in fleet.all() if host.room or FRONT in host.labels or host.id in owners]
+    hosts = [host for host in hosts_view.all() if host.room or FRONT in host.labels or host.id in owners]
     return HttpAnswer(
         messages.Hosts(
-            [shown(host, is_here=host.id == fleet.own_id, is_silent=fleet.is_silent(host)) for host in hosts]
+            [shown(host, is_here=host.id == hosts_view.own_id, is_silent=hosts_view.is_silent(host)) for host in hosts]
         )
     )
 
@@ -48,22 +48,22 @@ async def drain(call: RouteCall) -> Result:
     context: Context = call.context
     body: Drain = call.body
     host = _host(context, call.path["id"])
-    front = context.front
-    assert front is not None
+    proxy = context.proxy
+    assert proxy is not None
     # Before it is told: a moment later it has let go of some of them.
-    outlook = await _outlook(context, front, host)
-    if host.id == front.fleet.own_id:
+    outlook = await _outlook(context, proxy, host)
+    if host.id == proxy.hosts_view.own_id:
         context.drain(body.timeout)
         return HttpAnswer(outlook, 202)
     request = ForwardedRequest("POST", "/v1/drain", {"content-type": "application/json"}, msgspec.json.encode(body))
-    answer = await front.ask(f"{HOST}{host.id}", request, DRAIN_SECONDS_MAX)
+    answer = await proxy.ask(f"{HOST}{host.id}", request, DRAIN_SECONDS_MAX)
     if isinstance(answer, ForwardedResponse):
         return HttpAnswer(outlook, 202) if answer.status == 202 else answered(answer)
     hint = "try again; it may have gone already, or is silent: then its sessions are taken over when its lease ends"
     raise Problem(503, "Unreachable", f"{host.name} does not answer", hint=hint, ids={"host": host.id})
 
 
-async def _outlook(context: Context, front: Front, host: HostSeen) -> messages.HostDraining:
+async def _outlook(context: Context, proxy: OwnerProxy, host: HostSeen) -> messages.HostDraining:
     """What becomes of its sessions, as it looks now."""
     owned = [
         known.id
@@ -79,7 +79,7 @@ async def _outlook(context: Context, front: Front, host: HostSeen) -> messages.H
     with suppress(TimeoutError):
         async with asyncio.timeout(NEEDS_SECONDS_MAX):
             await asyncio.gather(*map(look, owned[:NEEDS_MAX]))
-    takers = front.fleet.takers([needs.get(session, ()) for session in owned], but=host.id)
+    takers = proxy.hosts_view.takers([needs.get(session, ()) for session in owned], but=host.id)
     return messages.HostDraining(
         draining=True,
         sessions=len(owned),
@@ -89,7 +89,7 @@ async def _outlook(context: Context, front: Front, host: HostSeen) -> messages.H
 
 
 def _host(context: Context, id_or_name: str) -> HostSeen:
-    found = [] if context.front is None else context.front.fleet.find(id_or_name)
+    found = [] if context.proxy is None else context.proxy.hosts_view.find(id_or_name)
     if not found:
         raise NotFound(f"there is no host {id_or_name!r:.100}", hint="see /v1/hosts")
     if len(found) > 1:

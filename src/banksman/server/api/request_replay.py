@@ -39,7 +39,7 @@ async def _always(_: HttpAnswer) -> bool:
     return True
 
 
-class Once:
+class RequestReplay:
     """By key, and what it was sent to. There are thousands of entries, so each is small: digests, and the bytes of the
     answer. Together they are bounded too, since an answer may show the long arguments of a command."""
 

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from banksman.errors import BanksmanError, Unanswered, Unreachable, no_room
 from banksman.server.api.messages.common_messages import Body, Query
-from banksman.server.http.connection import BODY_SECONDS_MAX, Sliced
+from banksman.server.http.connection import BODY_SECONDS_MAX, SlicedResponse
 from banksman.server.problems import Problem, away, problem_of
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
@@ -35,7 +35,7 @@ Q = TypeVar("Q", bound=Query)
 R = TypeVar("R")
 
 
-class ToOwner(enum.Enum):
+class OwnerFallback(enum.Enum):
     """What becomes of a request about a session that another host has, if that one does not answer: see
     cluster/http/owner_proxy.py.
     """
@@ -82,7 +82,7 @@ class HttpAnswer(msgspec.Struct, frozen=True):
     def response(self) -> Response:
         if self.value is None:
             return Response(status_code=self.status, headers=dict(self.headers))
-        return Sliced(self.encoded().value, self.status, dict(self.headers), self.media_type)
+        return SlicedResponse(self.encoded().value, self.status, dict(self.headers), self.media_type)
 
     @property
     def made(self) -> str:
@@ -118,7 +118,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     streams: Sequence[str] = ()
     has_key: bool = False
     waits: bool = False
-    to_owner: ToOwner | None = None
+    to_owner: OwnerFallback | None = None
     is_open: bool = False
     media_type: str = "application/json"
 
@@ -215,16 +215,16 @@ class Endpoint:
 
 async def _handled(route: Route, call: RouteCall) -> Result:
     """Here; or, where many hosts share the store, by whoever has the session."""
-    front = call.context.front
-    if front is not None and route.path.startswith("/v1/sessions/"):
+    proxy = call.context.proxy
+    if proxy is not None and route.path.startswith("/v1/sessions/"):
         try:
-            await front.know(call.path["id"])
+            await proxy.know(call.path["id"])
         except Unreachable as exc:
             raise away(f"whether there is a session {call.path['id']!r:.100} is not known here now", exc) from exc
     try:
-        if route.to_owner is None or front is None:
+        if route.to_owner is None or proxy is None:
             return await route.handle(call)
-        return await front.answer(call, route)
+        return await proxy.answer(call, route)
     except Unanswered as exc:
         if route.method != "GET":
             raise

@@ -11,13 +11,13 @@ import msgspec
 
 from banksman import Event
 from banksman.cluster.http import session_placement
-from banksman.cluster.http.owner_proxy import Front
+from banksman.cluster.http.owner_proxy import OwnerProxy
 from banksman.errors import NotFound, NotOwner
 from banksman.server.api import turn_routes
 from banksman.server.api.messages import session_messages as messages
 from banksman.server.api.messages.session_messages import SESSIONS_MAX
 from banksman.server.api.request_replay import session_id
-from banksman.server.api.route import HttpAnswer, Result, Route, RouteCall, ToOwner
+from banksman.server.api.route import HttpAnswer, OwnerFallback, Result, Route, RouteCall
 from banksman.server.context import Context
 from banksman.sessions import known_agents
 from banksman.sessions import session as sessions
@@ -79,8 +79,8 @@ FRAME_CHARACTERS_MAX = 500
 
 async def open_session(call: RouteCall) -> Result:
     context: Context = call.context
-    if context.front is not None and not call.is_forwarded:
-        return await session_placement.open_session(context.front, call, _open_here)
+    if context.proxy is not None and not call.is_forwarded:
+        return await session_placement.open_session(context.proxy, call, _open_here)
     return await _open_here(call)
 
 
@@ -91,7 +91,7 @@ async def _open_here(call: RouteCall) -> HttpAnswer:
     async def do() -> HttpAnswer:
         session = await _open(context, body, None if call.key is None else session_id(call.key))
         headers = {"Location": f"/v1/sessions/{session.id}"}
-        return HttpAnswer(shown(await session.look(), session, call.context.front), 201, headers)
+        return HttpAnswer(shown(await session.look(), session, call.context.proxy), 201, headers)
 
     async def is_still_there(answer: HttpAnswer) -> bool:
         return context.has_session(answer.made)
@@ -136,29 +136,29 @@ async def list_sessions(call: RouteCall) -> HttpAnswer:
     if call.is_forwarded:
         # Another host has the list, and wants to know what ours are doing.
         ours = [session for session in call.context.host.our_sessions() if not session.is_closed]
-        return HttpAnswer(messages.Sessions([shown(each.status(), each, call.context.front) for each in ours], None))
+        return HttpAnswer(messages.Sessions([shown(each.status(), each, call.context.proxy) for each in ours], None))
     limit = min(query.limit, SESSIONS_MAX)
     after = None if query.after is None else call.context.session(query.after).id
     # One more than is shown tells whether there is a next page.
     found = call.context.host.sessions(after, limit=limit + 1)
     following = found[limit - 1].id if len(found) > limit else None
-    front: Front | None = call.context.front
-    statuses = await call.context.nobodys.glance(found[:limit])
-    listed = [shown(status, session, front) for status, session in zip(statuses, found[:limit], strict=True)]
+    proxy: OwnerProxy | None = call.context.proxy
+    statuses = await call.context.unowned_sessions.glance(found[:limit])
+    listed = [shown(status, session, proxy) for status, session in zip(statuses, found[:limit], strict=True)]
     return HttpAnswer(
-        messages.Sessions(listed if front is None else await session_placement.filled(front, listed), following)
+        messages.Sessions(listed if proxy is None else await session_placement.filled(proxy, listed), following)
     )
 
 
 async def look(call: RouteCall) -> HttpAnswer:
     session = call.context.session(call.path["id"])
-    return HttpAnswer(shown(await session.look(), session, call.context.front))
+    return HttpAnswer(shown(await session.look(), session, call.context.proxy))
 
 
 async def why(call: RouteCall) -> HttpAnswer:
     session = call.context.session(call.path["id"])
     status = await session.look()
-    base = shown(status, session, call.context.front)
+    base = shown(status, session, call.context.proxy)
     heard, told = await session.last_frames()
     return HttpAnswer(
         messages.Why(
@@ -197,7 +197,7 @@ async def change(call: RouteCall) -> HttpAnswer:
         await session.set_model(body.model)
     if body.permission_mode is not msgspec.UNSET:
         await session.set_permission_mode(body.permission_mode)
-    return HttpAnswer(shown(await session.look(), session, call.context.front))
+    return HttpAnswer(shown(await session.look(), session, call.context.proxy))
 
 
 async def close(call: RouteCall) -> HttpAnswer:
@@ -210,7 +210,7 @@ async def close(call: RouteCall) -> HttpAnswer:
         return HttpAnswer(status=204)
     _check_not_elsewhere(session)
     await session.close()
-    return HttpAnswer(shown(await session.look(), session, call.context.front))
+    return HttpAnswer(shown(await session.look(), session, call.context.proxy))
 
 
 def _check_not_elsewhere(session: sessions.Session) -> None:
@@ -227,14 +227,14 @@ def _check_not_elsewhere(session: sessions.Session) -> None:
         )
 
 
-def shown(status: Status, session: sessions.Session, front: Front | None) -> messages.Session:
+def shown(status: Status, session: sessions.Session, proxy: OwnerProxy | None) -> messages.Session:
     owner, known = status.owner, session.known
     return messages.Session(
         id=status.id,
         name=session.name,
         agent=status.agent,
         phase=status.phase,
-        state=status.state if front is None else front.state_of(status, known),
+        state=status.state if proxy is None else proxy.state_of(status, known),
         created=0.0 if known is None else known.created,
         at=known.changed if known is not None and known.seq else None,
         cwd=session.cwd,
@@ -246,7 +246,7 @@ def shown(status: Status, session: sessions.Session, front: Front | None) -> mes
         seq=status.seq,
         cost=status.cost,
         owner=None if owner is None else messages.Owner(owner.pid, owner.address),
-        host=None if front is None else front.fleet.name_of(known),
+        host=None if proxy is None else proxy.hosts_view.name_of(known),
     )
 
 
@@ -276,7 +276,7 @@ ROUTES = (
         method="GET",
         path=ID,
         handle=look,
-        to_owner=ToOwner.READS,
+        to_owner=OwnerFallback.READS,
         summary="Show a session.",
         answer=messages.Session,
     ),
@@ -284,7 +284,7 @@ ROUTES = (
         method="PATCH",
         path=ID,
         handle=change,
-        to_owner=ToOwner.NAMED,
+        to_owner=OwnerFallback.NAMED,
         summary="Change the name, model or permission mode of a session.",
         body=messages.ChangeSession,
         answer=messages.Session,
@@ -294,7 +294,7 @@ ROUTES = (
         method="DELETE",
         path=ID,
         handle=close,
-        to_owner=ToOwner.ENDS,
+        to_owner=OwnerFallback.ENDS,
         summary="Close a session; with `forget`, delete its log, too.",
         query=messages.DeleteSession,
         answer=messages.Session,
@@ -304,7 +304,7 @@ ROUTES = (
         method="GET",
         path=f"{ID}/why",
         handle=why,
-        to_owner=ToOwner.READS,
+        to_owner=OwnerFallback.READS,
         summary="Explain what a session waits for: queue, clocks, last frames, processes.",
         answer=messages.Why,
     ),

@@ -8,7 +8,7 @@ from banksman import Kind, Outcome, Receipt
 from banksman.errors import NotFound
 from banksman.server.api.messages import turn_messages as messages
 from banksman.server.api.messages.common_messages import WAIT_SECONDS_MAX, WaitFor
-from banksman.server.api.route import HttpAnswer, Route, RouteCall, ToOwner
+from banksman.server.api.route import HttpAnswer, OwnerFallback, Route, RouteCall
 from banksman.server.context import Context
 from banksman.sessions.questions import Question
 from banksman.sessions.status import Waiting
@@ -145,7 +145,7 @@ ROUTES = (
         method="POST",
         path=f"{ID}/turns",
         handle=ask,
-        to_owner=ToOwner.KEYED,
+        to_owner=OwnerFallback.KEYED,
         summary="Ask for a turn. The answer comes when the ask is durable.",
         body=messages.Ask,
         answer=messages.Accepted,
@@ -157,7 +157,7 @@ ROUTES = (
         method="GET",
         path=f"{ID}/turns/{{turn}}",
         handle=look,
-        to_owner=ToOwner.READS,
+        to_owner=OwnerFallback.READS,
         summary="Show a turn and its outcome; with `wait`, wait for the outcome.",
         query=WaitFor,
         answer=messages.Turn,
@@ -167,7 +167,7 @@ ROUTES = (
         method="POST",
         path=f"{ID}/turns/{{turn}}/interrupt",
         handle=interrupt,
-        to_owner=ToOwner.NAMED,
+        to_owner=OwnerFallback.NAMED,
         summary="Interrupt a turn, or withdraw it from the queue.",
         answer=messages.Receipt,
         problems=(409, 422),
@@ -176,7 +176,7 @@ ROUTES = (
         method="POST",
         path=f"{ID}/interrupt",
         handle=interrupt_now,
-        to_owner=ToOwner.NOW,
+        to_owner=OwnerFallback.NOW,
         summary="Interrupt the turn that runs now.",
         answer=messages.Receipt,
         problems=(409, 422),
@@ -185,7 +185,7 @@ ROUTES = (
         method="POST",
         path=f"{ID}/turns/{{turn}}/move",
         handle=move,
-        to_owner=ToOwner.NAMED,
+        to_owner=OwnerFallback.NAMED,
         summary="Move a turn in the queue: before another one of its priority, or to the head.",
         body=messages.MoveTurn,
         answer=messages.Moved,
@@ -195,7 +195,7 @@ ROUTES = (
         method="GET",
         path=f"{ID}/questions",
         handle=list_questions,
-        to_owner=ToOwner.READS,
+        to_owner=OwnerFallback.READS,
         summary="List the questions that wait for an answer.",
         answer=messages.Questions,
     ),
@@ -203,7 +203,7 @@ ROUTES = (
         method="POST",
         path=f"{ID}/questions/{{question}}",
         handle=answer,
-        to_owner=ToOwner.NAMED,
+        to_owner=OwnerFallback.NAMED,
         summary="Answer a question. Only the first answer counts; later ones are told which it was.",
         body=messages.Answer,
         answer=messages.Answered,

@@ -23,7 +23,7 @@ from banksman.errors import UsageError
 from banksman.folders import state_folder
 from banksman.server.http import token_file as tokens
 from banksman.server.http.connection import Connection
-from banksman.server.http.peer_identity import Standing
+from banksman.server.http.peer_identity import PeerIdentity
 from banksman.server.problems import Problem
 
 # One-time login codes, and the page tokens that browsers get for them.
@@ -50,6 +50,15 @@ REVOKED_MAX = 2_000
 _PAGE_TOKEN = re.compile(r"bmp_([A-Za-z0-9_-]{16})\.([0-9]{1,12})\.([A-Za-z0-9_-]{43})")
 
 log = logging.getLogger("banksman.serve")
+
+LOOPBACK_NAMES = frozenset(("127.0.0.1", "localhost", "::1"))
+# A name or an address, and perhaps a port.
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
+# Only browsers and proxies say these.
+_NOT_LOCAL = ("origin", "cookie", "sec-fetch-site", "sec-fetch-mode", "forwarded", "x-forwarded-for", "via")
+# How clients are counted that have shown no token.
+_STRANGER = "nobody "
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="banksman"'}
 
 
 def revoked_path() -> Path | None:
@@ -182,17 +191,8 @@ def _is_expired(line: str) -> bool:
 # A proxy could come by there, if somebody put one before it, and would bring in whoever stands before the proxy. So
 # whatever a browser or a proxy adds to a request is refused there.
 
-LOOPBACK_NAMES = frozenset(("127.0.0.1", "localhost", "::1"))
-# A name or an address, and perhaps a port.
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
-# Only browsers and proxies say these.
-_NOT_LOCAL = ("origin", "cookie", "sec-fetch-site", "sec-fetch-mode", "forwarded", "x-forwarded-for", "via")
 
-# How clients are counted that have shown no token.
-_STRANGER = "nobody "
-
-
-class Door:
+class AuthMiddleware:
     """In front of everything. `is_open`: which paths are shown to everybody who asks for them by our name."""
 
     def __init__(
@@ -246,12 +246,12 @@ class Door:
         if not sockets.is_ours(connection.uid):
             hint = "ask by its URL, with the token"
             raise Problem(403, "NotLetIn", "this socket is for the user of the server alone", hint=hint)
-        if connection.standing is Standing.AGENTS:
+        if connection.standing is PeerIdentity.AGENTS:
             hint = "run it yourself, in a terminal of your own: an agent must not answer its own questions"
             raise Problem(
                 403, "AgentNotLetIn", "this process belongs to an agent, or to a command of this server", hint=hint
             )
-        if connection.standing is Standing.UNCLEAR:
+        if connection.standing is PeerIdentity.UNCLEAR:
             hint = "ask by its URL, with the token"
             raise Problem(
                 403, "NotLetIn", "cannot tell which process this is: it is gone, or in another container", hint=hint
@@ -286,6 +286,3 @@ def plain(name: str) -> str:
         return str(ipaddress.ip_address(name.strip("[]")))
     except ValueError:
         return name.lower()
-
-
-_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="banksman"'}

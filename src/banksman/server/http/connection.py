@@ -39,30 +39,6 @@ from banksman.server.problems import MEDIA_TYPE, Problem
 
 SLICE_BYTES = 64 << 10
 
-
-async def send_slices(send: Send, data: bytes) -> None:
-    """More is to follow."""
-    if len(data) <= SLICE_BYTES:
-        await send({"type": "http.response.body", "body": data, "more_body": True})
-        return
-    begin = 0
-    while begin < len(data):
-        # Between two events, if there is a border: who looks at what comes, as it comes, then sees whole ones.
-        border = data.rfind(b"\n\n", begin, begin + SLICE_BYTES)
-        end = begin + SLICE_BYTES if border < 0 else border + 2
-        await send({"type": "http.response.body", "body": data[begin:end], "more_body": True})
-        begin = end
-
-
-class Sliced(Response):
-    """An answer whose body is sent so."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send_slices(send, bytes(self.body))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
 HEAD_BYTES_MAX = 64 << 10
 URL_BYTES_MAX = 8 << 10
 # From the first byte of a request to the end of its head.
@@ -80,8 +56,6 @@ IDLE_SECONDS_MAX = 75.0
 STRANGER_IDLE_SECONDS_MAX = 10.0
 # What the kernel is given beyond what is on its way: the rest waits here, where it is seen that nobody takes it.
 UNSENT_BYTES_MAX = 128 << 10
-
-
 # For browsers: nothing is guessed, nothing is shown inside of another page, no address is told to others.
 HEADERS_FOR_BROWSERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -91,13 +65,36 @@ HEADERS_FOR_BROWSERS = (
 )
 
 
+async def send_slices(send: Send, data: bytes) -> None:
+    """More is to follow."""
+    if len(data) <= SLICE_BYTES:
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        return
+    begin = 0
+    while begin < len(data):
+        # Between two events, if there is a border: who looks at what comes, as it comes, then sees whole ones.
+        border = data.rfind(b"\n\n", begin, begin + SLICE_BYTES)
+        end = begin + SLICE_BYTES if border < 0 else border + 2
+        await send({"type": "http.response.body", "body": data[begin:end], "more_body": True})
+        begin = end
+
+
+class SlicedResponse(Response):
+    """An answer whose body is sent so."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send_slices(send, bytes(self.body))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 class RequestPart(enum.Enum):
     """What of a request comes next."""
 
     BEGIN, HEAD, BODY = range(3)
 
 
-class Awaited(enum.Enum):
+class AwaitedInput(enum.Enum):
     """What the client owes us, when no request of it runs."""
 
     HEAD = "the head of a request"
@@ -120,12 +117,12 @@ class Connection(HttpToolsProtocol):
         self.is_counted = True
         # Who is at the other end of that; None: nobody knows.
         self.uid: int | None = None
-        self.standing = peer_identity.Standing.FREE
+        self.standing = peer_identity.PeerIdentity.FREE
         self._stall_seconds = stall_seconds
         self._on_stall = on_stall
         self._stall_timer: asyncio.TimerHandle | None = None
         self._unsent = 0
-        self._awaited: Awaited | None = None
+        self._awaited: AwaitedInput | None = None
         self._timer: asyncio.TimerHandle | None = None
         # The one that was started last. Those that were sent ahead of its answer wait in `pipeline`.
         self._running: RequestResponseCycle | None = None
@@ -147,11 +144,11 @@ class Connection(HttpToolsProtocol):
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         elif peer is not None and peer.family == socket.AF_UNIX:
             # A client that cannot be looked at stays what this line says, and is refused.
-            self.is_local, self.uid, self.standing = True, -1, peer_identity.Standing.UNCLEAR
+            self.is_local, self.uid, self.standing = True, -1, peer_identity.PeerIdentity.UNCLEAR
             with suppress(OSError):
                 self.uid = sockets.peer_uid(peer)
                 self.standing = peer_identity.standing_of(peer)
-            self.is_admitted = sockets.is_ours(self.uid) and self.standing is peer_identity.Standing.FREE
+            self.is_admitted = sockets.is_ours(self.uid) and self.standing is peer_identity.PeerIdentity.FREE
         if peer is not None and peer.family in (socket.AF_INET, socket.AF_INET6) and sys.platform == "linux":
             milliseconds = max(1, int(self._stall_seconds * 1000))
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
@@ -190,27 +187,27 @@ class Connection(HttpToolsProtocol):
         is_running = self._running is not None and not self._running.response_complete
         assert (self._timer is None) == is_running, "a connection that nobody ends"
 
-    def _what_is_awaited(self) -> Awaited | None:
+    def _what_is_awaited(self) -> AwaitedInput | None:
         """None: nothing, a request runs. For what is sent ahead of its answer, which we may not even listen to, the
         time begins afterwards.
         """
         newest: Any = self.cycle  # None before the first request, whatever its type says.
         if newest is None:
-            return Awaited.HEAD
+            return AwaitedInput.HEAD
         if not newest.response_complete:
             return None
         match self._part:
             case RequestPart.BEGIN:
-                return Awaited.NEXT
+                return AwaitedInput.NEXT
             case RequestPart.HEAD:
-                return Awaited.HEAD
+                return AwaitedInput.HEAD
             case RequestPart.BODY:
-                return Awaited.REST
+                return AwaitedInput.REST
 
-    def _on_late(self, awaited: Awaited) -> None:
+    def _on_late(self, awaited: AwaitedInput) -> None:
         assert awaited is self._awaited
         # Browsers open connections that they may need later. Who asked nothing is told nothing.
-        if awaited is Awaited.HEAD and self._has_said_something and not self.transport.is_closing():
+        if awaited is AwaitedInput.HEAD and self._has_said_something and not self.transport.is_closing():
             self._refuse(Problem(408, "TooSlow", f"the head of a request takes at most {HEAD_SECONDS_MAX:g} s"))
         else:
             self.transport.close()
@@ -311,13 +308,13 @@ class Connection(HttpToolsProtocol):
         self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[problem.status], lines, body))
         self.transport.close()
 
-    def _seconds(self, awaited: Awaited) -> float:
+    def _seconds(self, awaited: AwaitedInput) -> float:
         match awaited:
-            case Awaited.HEAD:
+            case AwaitedInput.HEAD:
                 return HEAD_SECONDS_MAX
-            case Awaited.REST:
+            case AwaitedInput.REST:
                 return LINGER_SECONDS_MAX
-            case Awaited.NEXT:
+            case AwaitedInput.NEXT:
                 return IDLE_SECONDS_MAX if self.is_admitted else STRANGER_IDLE_SECONDS_MAX
 
     # -- a client that does not read ---------------------------------------------------------------------------------

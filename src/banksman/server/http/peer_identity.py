@@ -42,7 +42,7 @@ SO_PEERPIDFD = 77
 _TRIES_MAX = 3
 
 
-class Standing(enum.Enum):
+class PeerIdentity(enum.Enum):
     """Whose process a client is."""
 
     FREE = "it belongs to no agent"
@@ -50,19 +50,19 @@ class Standing(enum.Enum):
     UNCLEAR = "it is gone, or in another container"
 
 
-def standing_of(peer: socket.socket) -> Standing:
+def standing_of(peer: socket.socket) -> PeerIdentity:
     """Of whoever has connected this socket. Reads a few files of /proc; elsewhere than on Linux there is no telling."""
     if sys.platform != "linux":
-        return Standing.FREE
+        return PeerIdentity.FREE
     pid = sockets.peer_pid(peer)
     with _pidfd(peer) as pidfd:
         chain = _chain(pid)
         if chain is None or (pidfd is not None and _has_ended(pidfd)):
-            return Standing.UNCLEAR
+            return PeerIdentity.UNCLEAR
     try:
-        return Standing.AGENTS if _is_agents(chain) else Standing.FREE
+        return PeerIdentity.AGENTS if _is_agents(chain) else PeerIdentity.FREE
     except OSError:
-        return Standing.UNCLEAR  # The name of an ancestor cannot be read: it has ended, or we are out of fds.
+        return PeerIdentity.UNCLEAR  # The name of an ancestor cannot be read: it has ended, or we are out of fds.
 
 
 def _is_agents(chain: list[int]) -> bool:

@@ -22,7 +22,7 @@ from banksman.server.server_settings import ServerSettings
 log = logging.getLogger("banksman.serve")
 
 
-class Policy:
+class StartPolicy:
     def __init__(self, settings: ServerSettings) -> None:
         self._roots = None if settings.roots is None else [os.path.realpath(root) for root in settings.roots]
         for root in self._roots or ():

@@ -25,15 +25,15 @@ from prometheus_client.registry import Collector
 
 from banksman import __version__
 from banksman.runtime.base_host import Host
-from banksman.runtime.host_stats import Tally, take
-from banksman.server.streams.follower import Counts
+from banksman.runtime.host_stats import HostStats, take
+from banksman.server.streams.follower import StreamCounts
 from banksman.sessions.diagnostics import BOUNDS, Histogram
 
 # The form that every version of Prometheus reads, and whose names are as ours are.
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
-def render(host: Host, counts: Counts) -> bytes:
+def render(host: Host, counts: StreamCounts) -> bytes:
     """The page as it is at this moment. In the host's loop."""
     registry = CollectorRegistry()
     registry.register(_Collector(take(host), counts))
@@ -42,8 +42,8 @@ def render(host: Host, counts: Counts) -> bytes:
 
 
 class _Collector(Collector):
-    def __init__(self, tally: Tally, counts: Counts) -> None:
-        self._tally = tally
+    def __init__(self, stats: HostStats, counts: StreamCounts) -> None:
+        self._stats = stats
         self._counts = counts
 
     def describe(self) -> list[Metric]:
@@ -52,11 +52,11 @@ class _Collector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield _build()
-        yield from _sessions(self._tally)
-        yield from _traffic(self._tally)
-        yield from _store(self._tally)
+        yield from _sessions(self._stats)
+        yield from _traffic(self._stats)
+        yield from _store(self._stats)
         yield from _streams(self._counts)
-        yield from _processes(self._tally)
+        yield from _processes(self._stats)
 
 
 def _build() -> Metric:
@@ -65,38 +65,38 @@ def _build() -> Metric:
     return family
 
 
-def _sessions(tally: Tally) -> Iterator[Metric]:
+def _sessions(stats: HostStats) -> Iterator[Metric]:
     yield _gauges(
         "banksman_sessions",
         "Sessions of the store by phase; asleep, elsewhere and lost: not open in this server",
         "phase",
-        tally.phases,
+        stats.phases,
     )
     yield GaugeMetricFamily(
-        "banksman_store_listed", "1 if the store could list its sessions, else 0", value=int(tally.is_listed)
+        "banksman_store_listed", "1 if the store could list its sessions, else 0", value=int(stats.is_listed)
     )
-    yield GaugeMetricFamily("banksman_queue_asks", "Asks that wait for their turn", value=tally.asks)
-    yield GaugeMetricFamily("banksman_questions", "Questions of agents that wait for an answer", value=tally.questions)
+    yield GaugeMetricFamily("banksman_queue_asks", "Asks that wait for their turn", value=stats.asks)
+    yield GaugeMetricFamily("banksman_questions", "Questions of agents that wait for an answer", value=stats.questions)
     yield GaugeMetricFamily(
         "banksman_waiting_for_place",
         "Sessions that are to start a process and have no place for it",
-        value=tally.waiting_for_place,
+        value=stats.waiting_for_place,
     )
     yield _gauges(
         "banksman_clock_seconds_left",
         "Of the running watchdogs of a name, the least that one has left",
         "clock",
-        tally.clocks,
+        stats.clocks,
     )
-    yield _counters("banksman_turns", "Asks that ended, by their outcome", "outcome", tally.turns)
-    yield _histogram("banksman_turn_seconds", "Seconds from the start of a turn to its end", tally.times.turn)
+    yield _counters("banksman_turns", "Asks that ended, by their outcome", "outcome", stats.turns)
+    yield _histogram("banksman_turn_seconds", "Seconds from the start of a turn to its end", stats.times.turn)
     yield _histogram(
-        "banksman_queue_seconds", "Seconds from the acceptance of an ask to the start of its turn", tally.times.queue
+        "banksman_queue_seconds", "Seconds from the acceptance of an ask to the start of its turn", stats.times.queue
     )
 
 
-def _traffic(tally: Tally) -> Iterator[Metric]:
-    counted = tally.counters
+def _traffic(stats: HostStats) -> Iterator[Metric]:
+    counted = stats.counters
     ways = ("in", "out")
     for name, what in (("frames", "Frames"), ("bytes", "Bytes")):
         yield _counters(
@@ -115,12 +115,12 @@ def _traffic(tally: Tally) -> Iterator[Metric]:
         "banksman_dropped_bytes",
         "Bytes that are lost: of frames that were too large, of commands' output beyond its bounds",
         "what",
-        {"frames": counted.get("dropped", 0), "output": tally.output_dropped},
+        {"frames": counted.get("dropped", 0), "output": stats.output_dropped},
     )
 
 
-def _store(tally: Tally) -> Iterator[Metric]:
-    written = tally.store
+def _store(stats: HostStats) -> Iterator[Metric]:
+    written = stats.store
     yield CounterMetricFamily("banksman_commits", "Commits of the store", value=written.get("commits", 0))
     yield CounterMetricFamily("banksman_events", "Events that were appended", value=written.get("events", 0))
     yield CounterMetricFamily(
@@ -137,7 +137,7 @@ def _store(tally: Tally) -> Iterator[Metric]:
     )
 
 
-def _streams(counts: Counts) -> Iterator[Metric]:
+def _streams(counts: StreamCounts) -> Iterator[Metric]:
     yield _gauges("banksman_followers", "Open event streams, of one session or of many", "kind", counts.followers)
     yield CounterMetricFamily("banksman_stream_events", "Events that were written to streams", value=counts.events)
     yield CounterMetricFamily("banksman_stream_bytes", "Bytes that were written to streams", value=counts.bytes)
@@ -149,16 +149,16 @@ def _streams(counts: Counts) -> Iterator[Metric]:
     )
 
 
-def _processes(tally: Tally) -> Iterator[Metric]:
-    yield _gauges("banksman_commands", "Commands by state; ended: those that are still kept", "state", tally.commands)
-    yield _counters("banksman_commands_ended", "Commands that ended, by how", "ended", tally.commands_ended)
+def _processes(stats: HostStats) -> Iterator[Metric]:
+    yield _gauges("banksman_commands", "Commands by state; ended: those that are still kept", "state", stats.commands)
+    yield _counters("banksman_commands_ended", "Commands that ended, by how", "ended", stats.commands_ended)
     yield CounterMetricFamily(
-        "banksman_agent_processes", "Processes of agents that were started", value=tally.counters.get("processes", 0)
+        "banksman_agent_processes", "Processes of agents that were started", value=stats.counters.get("processes", 0)
     )
     yield CounterMetricFamily(
-        "banksman_swept", "Processes that had to be ended besides a command or an agent", value=tally.swept
+        "banksman_swept", "Processes that had to be ended besides a command or an agent", value=stats.swept
     )
-    yield CounterMetricFamily("banksman_survivors", "Processes that could not be ended", value=tally.survivors)
+    yield CounterMetricFamily("banksman_survivors", "Processes that could not be ended", value=stats.survivors)
 
 
 def _gauges(name: str, help: str, label: str, values: Mapping[str, float]) -> Metric:  # noqa: A002

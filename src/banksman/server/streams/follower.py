@@ -16,8 +16,15 @@ from banksman.errors import StoreError
 from banksman.server.http.auth import bearer
 from banksman.server.http.connection import Connection, send_slices
 from banksman.server.problems import Problem
-from banksman.server.streams.event_encoding import RETRY_MILLISECONDS, StreamForm, made, preamble
-from banksman.server.streams.sources import EncodedPage, SharedPages, StreamSource
+from banksman.server.streams.sources import (
+    RETRY_MILLISECONDS,
+    EncodedPage,
+    SharedPages,
+    StreamForm,
+    StreamSource,
+    made,
+    preamble,
+)
 
 # A stream is of one session, or of many at once.
 KINDS = ("session", "many")
@@ -28,7 +35,7 @@ def _nobody() -> dict[str, int]:
 
 
 @dataclass(slots=True)
-class Counts:
+class StreamCounts:
     """Of one server, from its start. For its loop only.
 
     `followers`: who follows now, by kind. `cut`: streams that were cut off because nobody took their bytes. `gaps`: how
@@ -58,7 +65,7 @@ class Counts:
 # future that tells the server's end, that is everybody. A thousand followers would pay for a million steps at each
 # event. So a follower hangs on its ends once, for as long as it lasts. Its timer is not moved at each page either, but
 # when it fires: then it is seen how long nothing has come.
-class Waking:
+class FollowerWakeup:
     """Of one follower, while it is entered. After `lost` or `closing` is done there is nothing to wait for."""
 
     def __init__(self, *, lost: asyncio.Future[None], closing: asyncio.Future[None], quiet_seconds: float) -> None:
@@ -70,7 +77,7 @@ class Waking:
         self._waiter: asyncio.Future[bool] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
 
-    def __enter__(self) -> Waking:
+    def __enter__(self) -> FollowerWakeup:
         for end in self._ends:
             end.add_done_callback(self._wake)
         self._timer = self._loop.call_later(self._quiet_seconds, self._on_time)
@@ -142,7 +149,7 @@ class EventStreams:
     runs may finish and nothing new is taken, `is_ending`."""
 
     closing: asyncio.Future[None]
-    counts: Counts
+    counts: StreamCounts
     pages: SharedPages[Any]
     heartbeat_seconds: float
     streams_max: int
@@ -223,14 +230,14 @@ class Follower(Generic[Place]):
         if has_body:
             await self._write(send, preamble(self._form))
             closing, seconds = self._streams.closing, self._streams.heartbeat_seconds
-            with Waking(lost=connection.lost, closing=closing, quiet_seconds=seconds) as waking:
+            with FollowerWakeup(lost=connection.lost, closing=closing, quiet_seconds=seconds) as waking:
                 reason = await self._follow(connection, waking, send)
             if reason is not None:
                 seconds = RETRY_MILLISECONDS / 1000
                 await self._write(send, made(self._form, "stream.closing", reason=reason, retry_seconds=seconds))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _follow(self, connection: Connection, waking: Waking, send: Send) -> str | None:
+    async def _follow(self, connection: Connection, waking: FollowerWakeup, send: Send) -> str | None:
         """Until the client is gone (None), or for a reason of ours."""
         is_live = False
         while True:
@@ -251,7 +258,7 @@ class Follower(Generic[Place]):
             await self._send_page(page, send)
             self._place = page.place
 
-    async def _next(self, waking: Waking, send: Send) -> EncodedPage[Place] | None:
+    async def _next(self, waking: FollowerWakeup, send: Send) -> EncodedPage[Place] | None:
         """None: there will be none for this client. Heartbeats until there is one."""
         key = (self._source.key, self._form, self._place)
         make = functools.partial(self._source.next, self._place, self._form)

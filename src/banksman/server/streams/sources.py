@@ -3,21 +3,98 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import enum
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import msgspec
 from msgspec import Struct, field
 
 from banksman import Event
 from banksman.errors import HistoryLost
 from banksman.runtime.base_host import Host
-from banksman.server.streams.event_encoding import StreamForm, encode, placed, stored
 from banksman.sessions.log_reader import parse_cursor
 from banksman.sessions.session import Session
 from banksman.store import log as store
 from banksman.store.log import READ_EVENTS_MAX
+
+RETRY_MILLISECONDS = 1000
+
+_encoder = msgspec.json.Encoder()
+
+# Kept for who comes a moment later: by age, for what retention takes must not be shown for long; and by size.
+PAGE_SECONDS_MAX = 2.0
+PAGES_BYTES_MAX = 8 << 20
+# What a page takes besides its data: those that show nothing to a reader are many where much is said.
+PAGE_BYTES = 1024
+# Read in one go, and encoded until there is enough: the loop is everybody's, and this is a millisecond or two of it. A
+# page goes out as it is, so it is also what a client that does not read can hold.
+PAGE_EVENTS_MAX = 250
+PAGE_BYTES_MAX = 256 << 10
+# The same, where frames are passed over: that costs next to nothing.
+SCAN_EVENTS_MAX = 1000
+
+
+class StreamForm(enum.Enum):
+    SSE = "text/event-stream"
+    NDJSON = "application/x-ndjson"
+
+
+def encode(event: Event, *, raw: bool, partial: bool = False) -> bytes:
+    """One event, as every reader sees it, whichever way it asks."""
+    # Our own kinds are stored as the JSON that they are shown as.
+    body: dict[str, Any] | msgspec.Raw = msgspec.Raw(event.data)
+    if event.is_frame:
+        body = event.body
+        if partial and (said := event.partial):
+            body["partial"] = said
+    shown: dict[str, Any] = {
+        "cursor": event.cursor,
+        "session": event.session,
+        "epoch": event.epoch,
+        "seq": event.seq,
+        "at": event.at,
+        "turn": event.turn,
+        "kind": event.kind,
+        "body": body,
+    }
+    if raw and event.is_frame:
+        try:
+            shown["frame"] = event.data.decode()
+        except UnicodeDecodeError:
+            shown["frame"] = event.data.decode(errors="replace")
+            shown["frame_base64"] = base64.b64encode(event.data)
+    return _encoder.encode(shown)
+
+
+def stored(form: StreamForm, id: str, data: bytes) -> bytes:
+    """An event of the log, with the place right after it. JSON has no line end in it."""
+    return b"id: %b\ndata: %b\n\n" % (id.encode(), data) if form is StreamForm.SSE else data + b"\n"
+
+
+def placed(form: StreamForm, position: str, data: bytes) -> bytes:
+    """An event among those of many sessions. NDJSON has no `id:`, and a cursor is of one session, so that the position
+    is a member there: without it nobody could come back."""
+    if form is StreamForm.NDJSON:
+        assert data.startswith(b'{"')
+        return b'{"position":"%b",%b\n' % (position.encode(), data[1:])
+    return stored(form, position, data)
+
+
+def made(form: StreamForm, kind: str, **more: object) -> bytes:
+    """What is made for one reader. It has no place, so that nobody comes back to it."""
+    data = _encoder.encode({"kind": kind, **more})
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data) if form is StreamForm.SSE else data + b"\n"
+
+
+def preamble(form: StreamForm) -> bytes:
+    """The first bytes of a stream. `retry:` is a line of the first event and no block of its own: some clients deliver
+    a block without `data:` as an event, and fail to decode it."""
+    return b"retry: %d\n" % RETRY_MILLISECONDS if form is StreamForm.SSE else b""
+
 
 # Pages of the log, encoded once for everybody who stands at the same place.
 #
@@ -27,11 +104,6 @@ from banksman.store.log import READ_EVENTS_MAX
 # what there is by now; what is deleted here is forgotten here. A page that nobody waits for any more is not made to its
 # end.
 
-# Kept for who comes a moment later: by age, for what retention takes must not be shown for long; and by size.
-PAGE_SECONDS_MAX = 2.0
-PAGES_BYTES_MAX = 8 << 20
-# What a page takes besides its data: those that show nothing to a reader are many where much is said.
-PAGE_BYTES = 1024
 
 Place = TypeVar("Place", bound=Hashable)
 
@@ -46,12 +118,12 @@ class EncodedPage(Struct, Generic[Place], frozen=True):
     gaps: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
 
-class Making(Generic[Place]):
+class PageTask(Generic[Place]):
     """A page that is being made, or was. Entered by everybody for as long as it is waited for; gives the task."""
 
     __slots__ = ("_forsake", "_waiting", "task")
 
-    def __init__(self, task: asyncio.Task[EncodedPage[Place]], forsake: Callable[[Making[Place]], None]) -> None:
+    def __init__(self, task: asyncio.Task[EncodedPage[Place]], forsake: Callable[[PageTask[Place]], None]) -> None:
         self.task = task
         self._forsake = forsake
         self._waiting = 0
@@ -72,31 +144,31 @@ class SharedPages(Generic[Place]):
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._making: dict[Hashable, Making[Place]] = {}
+        self._making: dict[Hashable, PageTask[Place]] = {}
         # Oldest first.
-        self._made: OrderedDict[Hashable, tuple[float, Making[Place]]] = OrderedDict()
+        self._made: OrderedDict[Hashable, tuple[float, PageTask[Place]]] = OrderedDict()
         self._bytes = 0
         # Those that nobody wants any more, until they have ended.
         self._forsaken: set[asyncio.Task[EncodedPage[Place]]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def at(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, EncodedPage[Place]]]) -> Making[Place]:
+    def at(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, EncodedPage[Place]]]) -> PageTask[Place]:
         """The page of this key: `with pages.at(key, make) as task`."""
         made = self._made.get(key)
         if made is not None and self._loop.time() - made[0] < PAGE_SECONDS_MAX:
             return made[1]
         making = self._making.get(key)
         if making is None:
-            making = self._making[key] = Making(self._loop.create_task(make()), functools.partial(self._forsake, key))
+            making = self._making[key] = PageTask(self._loop.create_task(make()), functools.partial(self._forsake, key))
             making.task.add_done_callback(functools.partial(self._keep, key, making))
         return making
 
-    def _forsake(self, key: Hashable, making: Making[Place]) -> None:
+    def _forsake(self, key: Hashable, making: PageTask[Place]) -> None:
         """Who comes next begins anew: this one will never be made."""
         self._let_go(key, making)
         self._forsaken.add(making.task)
 
-    def _let_go(self, key: Hashable, making: Making[Place]) -> None:
+    def _let_go(self, key: Hashable, making: PageTask[Place]) -> None:
         if self._making.get(key) is making:
             del self._making[key]
 
@@ -107,7 +179,7 @@ class SharedPages(Generic[Place]):
             self._drop(key)
         self._making.clear()
 
-    def _keep(self, key: Hashable, making: Making[Place], task: asyncio.Task[EncodedPage[Place]]) -> None:
+    def _keep(self, key: Hashable, making: PageTask[Place], task: asyncio.Task[EncodedPage[Place]]) -> None:
         self._forsaken.discard(task)
         is_wanted = self._making.get(key) is making
         self._let_go(key, making)
@@ -154,13 +226,6 @@ class SharedPages(Generic[Place]):
 # A source knows how to make the page after a place; when there is nothing, it waits. Where a reader does not want the
 # agent's frames, a page may have nothing to show, and leads on all the same: else nobody could tell that such a reader
 # has come to the end, and who looked through a million frames would look through them again with the next.
-
-# Read in one go, and encoded until there is enough: the loop is everybody's, and this is a millisecond or two of it. A
-# page goes out as it is, so it is also what a client that does not read can hold.
-PAGE_EVENTS_MAX = 250
-PAGE_BYTES_MAX = 256 << 10
-# The same, where frames are passed over: that costs next to nothing.
-SCAN_EVENTS_MAX = 1000
 
 
 class StreamSource(Protocol[Place]):
@@ -309,7 +374,7 @@ class ManySessions:
         assert position != place, "a page leads on"
         return EncodedPage(data, shown, position, gaps)
 
-    def _line(self, one: store.Placed, form: StreamForm) -> bytes | None:
+    def _line(self, one: store.PositionedEvent, form: StreamForm) -> bytes | None:
         event = one.event
         if event.is_frame and self._frames_of is not None and event.session not in self._frames_of:
             return None

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from banksman.errors import Closed, NotFound, Refused, UsageError
 from banksman.sessions.workspace import safe_paths
-from banksman.sessions.workspace.safe_paths import Root, Swapped, refusal, shown
+from banksman.sessions.workspace.safe_paths import PathChanged, Root, refusal, shown
 
 # Of a file that is read or written: an answer is one frame, and an agent takes no larger ones than we do.
 FILE_BYTES_MAX = 32 << 20
@@ -89,7 +89,7 @@ def _open_regular(folder: int, name: str, flags: int, path: str, verb: str) -> i
         fd = os.open(name, flags | _CAREFULLY, dir_fd=folder)
     except OSError as exc:
         if exc.errno == errno.ELOOP:
-            raise Swapped from exc
+            raise PathChanged from exc
         raise refusal(verb, path, exc) from exc
     try:
         _check_regular(os.fstat(fd), path)
@@ -101,7 +101,7 @@ def _open_regular(folder: int, name: str, flags: int, path: str, verb: str) -> i
 
 def _check_regular(found: os.stat_result, path: str) -> None:
     if stat.S_ISLNK(found.st_mode):
-        raise Swapped
+        raise PathChanged
     if stat.S_ISDIR(found.st_mode):
         raise UsageError(f"{shown(path)} is a folder", hint="the path of a file")
     if not stat.S_ISREG(found.st_mode):

@@ -42,7 +42,7 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT
 Result = TypeVar("Result")
 
 
-class Swapped(Exception):
+class PathChanged(Exception):
     """What was found is another thing by now. It is looked for again."""
 
 
@@ -113,7 +113,8 @@ def check(root: Root, path: object) -> str:
 
 def at(root: Root, path: str, act: Callable[[int, str], Result], *, creates: bool = False) -> Result:
     """What `act(folder, name)` makes of a file's name in the folder that it is in: the name is no link, unless it was
-    turned into one since, and then `act` raises `Swapped` and is called again. `creates`: folders that are missing."""
+    turned into one since, and then `act` raises `PathChanged` and is called again. `creates`: folders that are
+    missing."""
     if path.endswith("/"):
         raise UsageError(f"{shown(path)} is the path of a folder", hint="a file's path ends with its name")
     for _ in range(ATTEMPTS_MAX):
@@ -121,7 +122,7 @@ def at(root: Root, path: str, act: Callable[[int, str], Result], *, creates: boo
         try:
             name = walk.to_file()
             return act(walk.here, name)
-        except Swapped:
+        except PathChanged:
             continue
         finally:
             walk.close()

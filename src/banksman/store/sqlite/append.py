@@ -14,10 +14,10 @@ from typing import Any
 from banksman.core.session.event import Entry, Event, Project
 from banksman.errors import NotOwner
 from banksman.store.log import Done, Snapshot
+from banksman.store.memory_session import marks_of
 from banksman.store.sqlite import turn_table
-from banksman.store.sqlite.chunks import CHUNK_BYTES, checksum, events_of, packed
 from banksman.store.sqlite.operations import WriterContext, WriterOperation, behind
-from banksman.store.turn_index import marks_of
+from banksman.store.sqlite.pages import CHUNK_BYTES, checksum, events_of, packed
 
 _MOVE = (
     # In an update the names are those of the row as it was: what is indexed to its end stays so.
@@ -66,7 +66,7 @@ class AppendOperation(WriterOperation):
         return self.expected_seq + len(self.entries)
 
 
-class Runs:
+class GroupedAppends:
     """The appends of the group at hand, by session, until they are written."""
 
     def __init__(self, work: WriterContext) -> None:

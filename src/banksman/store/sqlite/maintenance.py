@@ -15,9 +15,9 @@ from banksman.errors import UsageError
 from banksman.store.log import Snapshot
 from banksman.store.sqlite import deleted_sessions, turn_table
 from banksman.store.sqlite.append import keep_snapshot
-from banksman.store.sqlite.chunks import CHUNK_BYTES
 from banksman.store.sqlite.operations import WriterContext
 from banksman.store.sqlite.ownership import check_free, check_name, deleted_epoch, epoch_past
+from banksman.store.sqlite.pages import CHUNK_BYTES
 from banksman.store.sqlite.spool import History
 
 

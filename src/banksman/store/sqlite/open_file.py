@@ -25,8 +25,15 @@ from banksman.errors import StoreError, UsageError
 from banksman.store.sqlite import tables, wal_check
 from banksman.store.sqlite.sqlite_errors import MOVED
 
+log = logging.getLogger("banksman")
+# For the write lock, which another process of ours holds for milliseconds, or for a second where it takes over a long
+# history (`spool.py`). Who holds it longer is no host of ours.
+BUSY_SECONDS_MAX = 5.0
+# For reads in the loop's thread: nothing makes them wait but a recovery after a crash, and the loop must go on.
+LOOK_BUSY_SECONDS_MAX = 0.25
 
-class Presence:
+
+class StoreFiles:
     """The files of the store at `path`, which is resolved, from the moment on at which they are noted."""
 
     def __init__(self, path: str) -> None:
@@ -67,14 +74,6 @@ def _key(path: str) -> tuple[int, int] | None:
 # Only a file that did not exist is ever opened here by other means than SQLite's: to close any fd of a file drops all
 # locks that this process has on it, and those are what keeps two processes from writing at once.
 
-log = logging.getLogger("banksman")
-
-# For the write lock, which another process of ours holds for milliseconds, or for a second where it takes over a long
-# history (`spool.py`). Who holds it longer is no host of ours.
-BUSY_SECONDS_MAX = 5.0
-# For reads in the loop's thread: nothing makes them wait but a recovery after a crash, and the loop must go on.
-LOOK_BUSY_SECONDS_MAX = 0.25
-
 
 def checked_path(path: object) -> str:
     """Absolute, and what a symlink points to: the files beside it are beside that."""
@@ -95,7 +94,7 @@ class StoreOpening:
         self.path = path
         self.level = level
         self.is_writable = True
-        self.presence = Presence(path)
+        self.presence = StoreFiles(path)
         self._is_immutable = False
         self._is_counted = False
         self._connections: list[sqlite3.Connection] = []

@@ -40,7 +40,7 @@ class WriterContext:
         self.execute = connection.execute
         # None until something is claimed: a log that only reads writes nothing.
         self.host: int | None = None
-        self.failures = Failures()
+        self.failures = WriterFailures()
         # The sessions of which there is a rest to remove (`deleted_sessions.py`): a dict, for each once and in their
         # order.
         self.rests: dict[str, None] = {}
@@ -268,7 +268,7 @@ class OwnerChange(WriterOperation):
             self.error = exc
 
 
-class Failures:
+class WriterFailures:
     """The last failure of each session's writer under each epoch, as long as somebody may not know of it."""
 
     def __init__(self) -> None:

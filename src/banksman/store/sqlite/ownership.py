@@ -28,7 +28,7 @@ log = logging.getLogger("banksman")
 
 
 @dataclass(slots=True)
-class Held:
+class HeldSession:
     """A session that is claimed here, under that epoch or by now a higher one. `seq` is its head, as it was answered:
     nobody else can move it."""
 
@@ -37,12 +37,12 @@ class Held:
     seq: int
 
 
-def claim(work: WriterContext, session: str, name: str | None, agent: str | None) -> Held:
+def claim(work: WriterContext, session: str, name: str | None, agent: str | None) -> HeldSession:
     assert work.host is not None
     work.check_seen()
     epoch = _claimed_epoch(work, session, name, agent)
     number, seq = work.row("SELECT number, seq FROM sessions WHERE id = ?", session)
-    return Held(epoch, number, seq)
+    return HeldSession(epoch, number, seq)
 
 
 def _claimed_epoch(work: WriterContext, session: str, name: str | None, agent: str | None) -> int:

@@ -3,18 +3,34 @@
 These run in the reader's thread, with its connection. A page has a bound in bytes besides that in events: those of one
 agent may be long, and a reader must not hold a whole history in memory. A chunk is read whole, whatever of it is
 wanted.
+
+What one row holds: the entries of one append as one value, with a checksum, and how they become events again.
+
+One row per append and not per event: a row costs about as much as forty events of a burst do, so this is most of what
+makes the engine fast. The checksum is ours because SQLite has none in the pages of its file: a page that was zeroed or
+misplaced below it, in the middle of a long value, is read back without a word. The sum begins with where the chunk
+belongs, so that a whole one in another's place is noticed too.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Generator, Iterator, Sequence
+import zlib
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from banksman.core.session.event import Entry, Event, Project
 from banksman.errors import StoreDamaged
 from banksman.store.log import BEGINNING, Page, Position, Snapshot, history_lost
-from banksman.store.sqlite.chunks import checksum, events_of, missing, uncounted, unpacked
+
+# What a chunk weighs besides its blob: the row with its numbers, and its entry in the index.
+CHUNK_BYTES = 128
+_HINT = "restore a backup of the store; the events before and after these can still be read"
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(tuple[Entry, ...])
 
 # A page ends with the chunk that exceeds it.
 PAGE_BYTES_MAX = 4 << 20
@@ -29,6 +45,67 @@ _HAS_NEIGHBOURS = """(
     (c.first <= s.first OR EXISTS (SELECT 1 FROM chunks b WHERE b.session = c.session AND b.last = c.first - 1))
     AND (c.last >= s.seq OR EXISTS (SELECT 1 FROM chunks b WHERE b.session = c.session AND b.last > c.last))
 )"""
+
+
+def packed(entries: Iterable[Entry]) -> bytes:
+    """Raises TypeError or ValueError for what is no entry."""
+    return _encoder.encode(entries)
+
+
+def checksum(session: str, first: int, epoch: int, blob: bytes) -> int:
+    return zlib.crc32(blob, zlib.crc32(f"{session} {first} {epoch}".encode()))
+
+
+def unpacked(  # noqa: PLR0917  A row's columns, in their order.
+    session: str, first: int, last: int, epoch: int, crc: int, blob: bytes
+) -> tuple[Entry, ...]:
+    """`StoreDamaged` if this is not what was written."""
+    if checksum(session, first, epoch, blob) != crc:
+        raise _damaged(session, first, last, "their checksum is wrong")
+    try:
+        entries = _decoder.decode(blob)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise _damaged(session, first, last, str(exc)) from exc
+    if len(entries) != last - first + 1:
+        raise _damaged(session, first, last, f"there are {len(entries)} of them")
+    return entries
+
+
+def events_of(  # noqa: PLR0917  Called once per chunk and page, on the way of every event.
+    session: str,
+    epoch: int,
+    at: float,
+    first: int,
+    entries: Sequence[Entry],
+    skipped: int,
+    limit: int,
+    project: Project | None,
+) -> list[Event]:
+    """At most `limit` of a chunk's events, from the one behind the `skipped` first."""
+    return [
+        Event(session, epoch, seq, at, turn, kind, data, project)
+        for seq, (turn, kind, data) in enumerate(entries[skipped : skipped + limit], first + skipped)
+    ]
+
+
+def missing(session: str, first: int, last: int) -> StoreDamaged:
+    """The error for events that the session's row counts and no chunk holds."""
+    return _damaged(session, first, last, "they are missing")
+
+
+def uncounted(session: str, first: int, last: int, head: int) -> StoreDamaged:
+    """The error for events that a chunk holds and the session's row does not count."""
+    return _damaged(session, first, last, f"the session's row ends at {head}")
+
+
+def _damaged(session: str, first: int, last: int, why: str) -> StoreDamaged:
+    return StoreDamaged(
+        f"events {first} to {last} of session {session} are damaged: {why}",
+        hint=_HINT,
+        session=session,
+        first=first,
+        last=last,
+    )
 
 
 class PagePiece(NamedTuple):
@@ -51,8 +128,8 @@ class PagePiece(NamedTuple):
         return Position(self.chunk, 0 if is_whole else count)
 
 
-class Pieces(NamedTuple):
-    """What lies after a position, in the order of the commits, until `end`. See `ManyPage`."""
+class PagePieces(NamedTuple):
+    """What lies after a position, in the order of the commits, until `end`. See `MultiSessionPage`."""
 
     pieces: list[PagePiece]
     end: Position
@@ -115,7 +192,7 @@ def chunks_after(
 
 def read_many(
     connection: sqlite3.Connection, after: Position | None, limit: int, sessions: Collection[str] | None
-) -> Pieces:
+) -> PagePieces:
     """`after` None: from the beginning.
 
     Who stood behind a session's last chunk when what follows it was lost is not told: nothing says where that was."""
@@ -153,7 +230,7 @@ def read_many(
                 end = piece.after(piece.skipped + min(count, left))
                 break
             left -= count
-        return Pieces(pieces, end, gaps)
+        return PagePieces(pieces, end, gaps)
     finally:
         connection.execute("COMMIT")
 

@@ -28,35 +28,38 @@ from typing import Any
 
 from banksman.core.session.event import Entry, Project
 from banksman.errors import NotOwner, StoreError, UsageError
-from banksman.store.checks import check_after, check_seq, check_text, checked_limit
 from banksman.store.log import (
     READ_EVENTS_MAX,
     Chunk,
     Done,
-    Guard,
     Head,
-    Known,
+    KnownSession,
     LogPhase,
-    ManyPage,
+    MultiSessionPage,
     Owner,
+    OwnershipListener,
     Page,
-    Placed,
     Position,
+    PositionedEvent,
     ProjectOf,
     Snapshot,
     TurnPlace,
+    check_after,
+    check_seq,
+    check_text,
+    checked_limit,
     history_lost,
 )
+from banksman.store.memory_session import TurnIndexes
 from banksman.store.sqlite import deleted_sessions, maintenance, open_file, ownership, pages, turn_table
 from banksman.store.sqlite.append import AppendOperation, RecentChunks
-from banksman.store.sqlite.chunks import events_of
 from banksman.store.sqlite.maintenance import Deleted, SqliteRetention
 from banksman.store.sqlite.operations import AwaitedOperation, OwnerChange, WriterOperation
-from banksman.store.sqlite.ownership import Held, ReleaseOperation
+from banksman.store.sqlite.ownership import HeldSession, ReleaseOperation
+from banksman.store.sqlite.pages import events_of
 from banksman.store.sqlite.spool import Spool
 from banksman.store.sqlite.tail_wait import TailWaiters
 from banksman.store.sqlite.worker_threads import StoreThreads
-from banksman.store.turn_index import TurnIndexes
 
 LEVELS = ("full", "normal")
 # Behind every event that there can be. SQLite has no larger numbers than 64 bits.
@@ -93,7 +96,7 @@ class SqliteLog:
         self._phase = LogPhase.OPEN
         # The sessions that are claimed here: nobody else can write or delete them. Who is not in it may be ours all the
         # same: then it is only served as any other is.
-        self._owned: dict[str, Held] = {}
+        self._owned: dict[str, HeldSession] = {}
         self._recent = RecentChunks()
         # The last failure that its writer was told of. See `operations.py`.
         self._told = 0
@@ -128,7 +131,7 @@ class SqliteLog:
         )
         return held.epoch
 
-    def _on_claimed(self, session: str, held: Held, is_wanted: bool) -> None:
+    def _on_claimed(self, session: str, held: HeldSession, is_wanted: bool) -> None:
         self._owned[session] = held
         # What others wrote until now was to be looked for, which nobody does any more: it is ours.
         self._waiting.on_placed(session, held.seq, held.number)
@@ -266,14 +269,14 @@ class SqliteLog:
         *,
         sessions: Collection[str] | None = None,
         project_of: ProjectOf | None = None,
-    ) -> ManyPage:
+    ) -> MultiSessionPage:
         limit = checked_limit(limit)
         position = None if after is None else Position.of(after)
         self._check_open()
         wanted = None if sessions is None else frozenset(sessions)
         found = await self._bridge.ask(partial(pages.read_many, after=position, limit=limit, sessions=wanted))
         # Here and not in the reader's thread: how a session is shown is looked up by code that belongs to the loop.
-        placed: list[Placed] = []
+        placed: list[PositionedEvent] = []
         for piece in found.pieces:
             project = None if project_of is None else project_of(piece.session)
             events = events_of(
@@ -286,8 +289,10 @@ class SqliteLog:
                 limit - len(placed),
                 project,
             )
-            placed += [Placed(piece.after(count).text, event) for count, event in enumerate(events, piece.skipped + 1)]
-        return ManyPage(placed or (), found.end.text, found.gaps)
+            placed += [
+                PositionedEvent(piece.after(count).text, event) for count, event in enumerate(events, piece.skipped + 1)
+            ]
+        return MultiSessionPage(placed or (), found.end.text, found.gaps)
 
     async def wait_past_position(self, position: str) -> None:
         place = Position.of(position)
@@ -297,7 +302,7 @@ class SqliteLog:
         await self._waiting.wait_past_chunk(place.whole)
 
     # -- the sessions of the store -----------------------------------------------------------------------------------
-    def sessions(self, after: str | None = None, limit: int | None = None) -> list[Known]:
+    def sessions(self, after: str | None = None, limit: int | None = None) -> list[KnownSession]:
         self._check_open()
         return self._look.sessions(self._bridge.host, after, limit)
 
@@ -305,7 +310,7 @@ class SqliteLog:
         self._check_open()
         return self._look.owned(self._bridge.host)
 
-    def find(self, id_or_name: str) -> Known | None:
+    def find(self, id_or_name: str) -> KnownSession | None:
         self._check_open()
         return self._look.find(id_or_name, self._bridge.host)
 
@@ -374,7 +379,7 @@ class SqliteLog:
     async def ready(self) -> None:
         """At once: it was opened."""
 
-    def guard(self, guard: Guard) -> None:
+    def guard(self, guard: OwnershipListener) -> None:
         """What is claimed here stays ours for as long as we live: the kernel holds the lock that says so."""
 
     def check(self) -> None:

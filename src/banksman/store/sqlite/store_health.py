@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from banksman.core.dialects.unknown import UNKNOWN
 from banksman.core.session import history as pasts
-from banksman.core.session.history import Past
+from banksman.core.session.history import SessionHistory
 from banksman.core.session.session_config import Config
 from banksman.errors import StoreDamaged, StoreError
 from banksman.store.sqlite import pages, tables, wal_check
@@ -192,7 +192,7 @@ def _left(connection: sqlite3.Connection, session: str, name: str | None, host_p
     return UnsettledSession(session, name, host_pid, born=None if process is None else process.parts)
 
 
-def _past(connection: sqlite3.Connection, session: str) -> Past:
+def _past(connection: sqlite3.Connection, session: str) -> SessionHistory:
     """What the log says, from the last snapshot on. Which process there was is the same in every dialect."""
     past = pasts.beginning(Config(dialect=UNKNOWN))
     snapshot = pages.snapshot(connection, session)

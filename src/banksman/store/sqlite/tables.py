@@ -4,7 +4,7 @@ A file that is not ours, or of a newer schema, is left as it is: nothing is writ
 written here is one transaction, so a crash, or a migration that fails, leaves the file as it was; and several processes
 may do this at once, since each looks again once it may write.
 
-`chunks` has one row per append (`chunks.py`). Its ids are the order of the commits: writers come one after the other,
+`chunks` has one row per append (`pages.py`). Its ids are the order of the commits: writers come one after the other,
 and each takes the next number. No number is ever taken twice, or a position in that order would mean another place; but
 AUTOINCREMENT, which promises that, costs another page per commit (a third of the time of a small one). Without it
 SQLite gives one more than the highest there is, and so the row with the highest id is never removed: where its session

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from banksman.errors import StoreError, StoreReadOnly
-from banksman.store.log import Head, Known, Owner
+from banksman.store.log import Head, KnownSession, Owner
 from banksman.store.sqlite.host_locks import HostLocks, HostProcess, is_there
-from banksman.store.sqlite.ownership import Held
+from banksman.store.sqlite.ownership import HeldSession
 from banksman.store.sqlite.sqlite_errors import translate
 
 # What the loop's own thread asks of the store: single rows, by an index, and lists of sessions.
@@ -35,6 +35,9 @@ _OWNED = (
     "SELECT s.count, s.owner, h.address, h.boot, h.pid, h.started FROM "
     "(SELECT owner, count(*) AS count FROM sessions GROUP BY owner) s LEFT JOIN hosts h ON h.id = s.owner"
 )
+
+WATCH_SECONDS = 0.05
+log = logging.getLogger("banksman")
 
 
 class SessionPlace(NamedTuple):
@@ -81,7 +84,7 @@ class Lookup:
         """How many sessions were ever deleted."""
         return self._rows("SELECT value FROM store WHERE key = 'deletions'")[0][0]
 
-    def sessions(self, host: int | None, after: str | None, limit: int | None) -> list[Known]:
+    def sessions(self, host: int | None, after: str | None, limit: int | None) -> list[KnownSession]:
         """Oldest first, as the host of this id sees them."""
         alive: dict[int, bool] = {}
         # A number below 0 is no limit, as SQLite has it.
@@ -95,7 +98,7 @@ class Lookup:
         rows = self._rows(_OWNED)
         return [(self._owner(owner, process, host, {}), count) for count, owner, *process in rows]
 
-    def find(self, id_or_name: str, host: int | None) -> Known | None:
+    def find(self, id_or_name: str, host: int | None) -> KnownSession | None:
         rows = self._rows(f"{_KNOWN} WHERE s.id = ?", id_or_name) or self._rows(
             f"{_KNOWN} WHERE s.name = ?", id_or_name
         )
@@ -110,9 +113,11 @@ class Lookup:
         if self._hosts is not None:
             self._hosts.close()
 
-    def _known(self, row: Any, host: int | None, alive: dict[int, bool]) -> Known:
+    def _known(self, row: Any, host: int | None, alive: dict[int, bool]) -> KnownSession:
         id, name, agent, epoch, seq, first, created, changed, owner, *process = row
-        return Known(id, name, agent, epoch, seq, first, self._owner(owner, process, host, alive), created, changed)
+        return KnownSession(
+            id, name, agent, epoch, seq, first, self._owner(owner, process, host, alive), created, changed
+        )
 
     def _owner(
         self, owner: int | None, process: Sequence[Any], host: int | None, alive: dict[int, bool]
@@ -140,10 +145,6 @@ class Lookup:
             raise translate(exc, self._path, "read") from exc
 
 
-WATCH_SECONDS = 0.05
-
-log = logging.getLogger("banksman")
-
 # Its result is the error to raise, so that none is lost with a future whose task was cancelled meanwhile.
 _Waiter: TypeAlias = "asyncio.Future[StoreError | None]"
 # Of one session: past which seq each waits, and which identity the session had when the wait began.
@@ -154,7 +155,7 @@ _NOBODY: Mapping[_Waiter, tuple[int, int | None]] = {}
 class TailWaiters:
     """All that wait on one log. `owned`: the sessions that only we write, kept up to date by who gives it."""
 
-    def __init__(self, look: Lookup, owned: Mapping[str, Held]) -> None:
+    def __init__(self, look: Lookup, owned: Mapping[str, HeldSession]) -> None:
         self._loop = asyncio.get_running_loop()
         self._look = look
         self._owned = owned

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from banksman.store.log import TurnPlace
-from banksman.store.sqlite.chunks import unpacked
+from banksman.store.memory_session import Mark, marks_of
 from banksman.store.sqlite.operations import WriterContext
-from banksman.store.turn_index import Mark, marks_of
+from banksman.store.sqlite.pages import unpacked
 
 # What one transaction reads of a history that is not indexed: some hundredths of a second.
 PIECE_BYTES_MAX = 4 << 20

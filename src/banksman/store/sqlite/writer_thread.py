@@ -27,9 +27,9 @@ from typing import NamedTuple
 
 from banksman.errors import StoreError, StoreReadOnly
 from banksman.store.sqlite import deleted_sessions, maintenance, open_file, ownership, spool
-from banksman.store.sqlite.append import AppendOperation, Runs
+from banksman.store.sqlite.append import AppendOperation, GroupedAppends
 from banksman.store.sqlite.maintenance import SqliteRetention
-from banksman.store.sqlite.open_file import Presence
+from banksman.store.sqlite.open_file import StoreFiles
 from banksman.store.sqlite.operations import Operation, WriterContext
 from banksman.store.sqlite.sqlite_errors import ALLOW_WRITING, is_of_store, translate
 
@@ -63,7 +63,7 @@ class WriterThread:
         work: WriterContext,
         *,
         path: str,
-        presence: Presence,
+        presence: StoreFiles,
         is_full: bool,
         is_writable: bool,
         retention: SqliteRetention,
@@ -76,7 +76,7 @@ class WriterThread:
         self._is_writable = is_writable
         self._retention = retention
         self._hand_over = hand_over
-        self._runs = Runs(work)
+        self._runs = GroupedAppends(work)
         self.written = WriteResult()
         # Whether commits are synced; None until it was said. How a connection begins is chosen when SQLite is compiled.
         self._is_synced: bool | None = None

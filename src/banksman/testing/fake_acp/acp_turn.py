@@ -9,8 +9,7 @@ import signal
 import time
 
 from banksman.testing import fake_script
-from banksman.testing.fake_loop import CutShort, Wait, pause
-from banksman.testing.fake_process import FakeRecord, append_conversation
+from banksman.testing.fake_process import CutShort, FakeRecord, Wait, append_conversation, pause
 from banksman.testing.fake_rpc import RpcAgent, RpcTurn, spawn_tree
 from banksman.testing.fake_script import ScriptError, ScriptStep, VerbTable
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from banksman.testing.fake_acp import Character
-    from banksman.testing.fake_loop import Act
+    from banksman.testing.fake_process import Act
     from banksman.testing.fake_rpc import Answering
 
 OPTIONS = [

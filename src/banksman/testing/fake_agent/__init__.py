@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 
-from banksman.testing.fake_agent.script import POINTS, Script, sections_of
+from banksman.testing.fake_agent.claude_turn import POINTS, Script, sections_of
 from banksman.testing.fake_agent.verbs import VERBS
 from banksman.testing.fake_process import start_words
 from banksman.testing.fake_script import ScriptError

@@ -22,11 +22,12 @@ from banksman.testing.fake_agent.claude_turn import (
     FakePhase,
     FakePrompt,
     FakeSettings,
+    Plan,
+    Script,
+    echo,
 )
-from banksman.testing.fake_agent.script import Plan, Script, echo
 from banksman.testing.fake_agent.verbs import VERBS
-from banksman.testing.fake_loop import CutShort, Wait
-from banksman.testing.fake_process import FakeRecord, Memory
+from banksman.testing.fake_process import CutShort, FakeRecord, Memory, Wait
 from banksman.testing.fake_script import ScriptError
 
 TYPE_CHECKING = False
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from banksman.testing.fake_agent.frames import Frame
-    from banksman.testing.fake_loop import Act
+    from banksman.testing.fake_process import Act
 
 # A process that hears nothing for so long ends itself. One that is used, as in a soak, lives on.
 SILENCE_SECONDS_MAX = 120

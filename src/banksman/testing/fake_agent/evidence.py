@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from banksman.testing.fake_agent.script import Script
+from banksman.testing.fake_agent.claude_turn import Script
 from banksman.testing.fake_agent.verbs import VERBS
 from banksman.testing.fake_script import ScriptError, ScriptStep
 

@@ -12,15 +12,14 @@ import time
 
 from banksman.testing import fake_script
 from banksman.testing.fake_agent import frames
-from banksman.testing.fake_agent.claude_turn import FakeClaudeTurn, FakeQuestion, FakeSettings
-from banksman.testing.fake_agent.script import VERBS, Plan
-from banksman.testing.fake_loop import NEVER, CutShort, Wait, pause
+from banksman.testing.fake_agent.claude_turn import VERBS, FakeClaudeTurn, FakeQuestion, FakeSettings, Plan
+from banksman.testing.fake_process import NEVER, CutShort, Wait, pause
 from banksman.testing.fake_script import ScriptError, ScriptStep, exists
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from banksman.testing.fake_agent.frames import Frame
-    from banksman.testing.fake_loop import Act
+    from banksman.testing.fake_process import Act
 
 __all__ = ["VERBS"]
 

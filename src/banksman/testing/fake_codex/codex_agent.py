@@ -9,8 +9,15 @@ import itertools
 import json
 
 from banksman.testing import fake_rpc, fake_script
-from banksman.testing.fake_loop import CutShort, Wait, pause
-from banksman.testing.fake_process import FakeRecord, append_conversation, new_id, read_conversation
+from banksman.testing.fake_process import (
+    CutShort,
+    FakeRecord,
+    Wait,
+    append_conversation,
+    new_id,
+    pause,
+    read_conversation,
+)
 from banksman.testing.fake_rpc import RpcAgent, RpcTurn, spawn_tree
 from banksman.testing.fake_script import ScriptStep, VerbTable
 
@@ -19,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from banksman.testing.fake_loop import Act
+    from banksman.testing.fake_process import Act
     from banksman.testing.fake_rpc import Answering
 
 # What a call of the model uses.

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from banksman.core.dialects.acp import acp
-from banksman.core.dialects.dialect import Quirks, Setup, Speech, Spoken
+from banksman.core.dialects.dialect import ProtocolOutput, ProtocolState, Quirks, Setup
 from banksman.core.dialects.meaning import Meaning, NeedsConversation, Replied, Requested, TurnOver
 
 SESSION = "s-1"
@@ -25,18 +25,18 @@ class Talk:
 
     def __init__(self, setup: Setup | None = None, quirks: Quirks | None = None) -> None:
         self.dialect = acp(quirks or Quirks())
-        self.speech: Speech = self.dialect.begin(setup or Setup(cwd="/srv/ws"))
+        self.protocol: ProtocolState = self.dialect.begin(setup or Setup(cwd="/srv/ws"))
         self.sent: list[dict[str, Any]] = []
         # What came of the answer to `initialize`.
         self.meanings: list[Meaning] = []
 
-    def take(self, spoken: Spoken) -> list[Meaning]:
-        self.speech = spoken.speech
-        for frame in spoken.frames:
+    def take(self, output: ProtocolOutput) -> list[Meaning]:
+        self.protocol = output.protocol
+        for frame in output.frames:
             assert frame.endswith(b"\n")
             assert frame.count(b"\n") == 1
             self.sent.append(json.loads(frame))
-        return list(spoken.meanings)
+        return list(output.meanings)
 
     def hears(self, message: Any) -> list[Meaning]:
         """What a line means to the session."""
@@ -44,7 +44,7 @@ class Talk:
         meaning = self.dialect.read(line)
         if not isinstance(meaning, NeedsConversation):
             return [] if meaning is None else [meaning]
-        return self.take(self.speech.hear(meaning))
+        return self.take(self.protocol.hear(meaning))
 
     def told(self) -> dict[str, Any]:
         """The one thing that was said since."""
@@ -69,7 +69,7 @@ class Talk:
         return self.update("agent_message_chunk", content={"type": "text", "text": text}, **members)
 
     def prompts(self, prompt: Any = "hi", ref: str = "p1") -> dict[str, Any]:
-        assert self.take(self.speech.prompt(ref, prompt)) == []
+        assert self.take(self.protocol.prompt(ref, prompt)) == []
         return self.told()
 
     def over(self, id: int | float | str, reason: str = "end_turn") -> TurnOver:
@@ -83,7 +83,7 @@ def begun(
 ) -> Talk:
     """Up to the answer to `initialize`; what was said next waits to be looked at."""
     talk = Talk(setup, quirks)
-    assert talk.take(talk.speech.handshake("hand")) == []
+    assert talk.take(talk.protocol.handshake("hand")) == []
     can = CAPABLE if can is None else can
     result = {"protocolVersion": 1, "agentInfo": {"name": "toy"}, "agentCapabilities": can, **initialized}
     talk.meanings = talk.replies(result)
@@ -93,7 +93,7 @@ def begun(
 def ready(setup: Setup | None = None, *, quirks: Quirks | None = None, **opened: Any) -> Talk:
     talk = begun(setup, quirks=quirks)
     assert talk.replies({"sessionId": SESSION, **opened}) == [Replied("hand")]
-    assert talk.speech.conversation == SESSION
+    assert talk.protocol.conversation == SESSION
     return talk
 
 

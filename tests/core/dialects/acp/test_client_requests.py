@@ -15,11 +15,11 @@ from banksman.core.dialects.meaning import (
     NeedsConversation,
     Noise,
     Requested,
+    RequestPurpose,
     RequestWithdrawn,
     ToolBegan,
     ToolEnded,
     TurnOver,
-    Wants,
 )
 from banksman.core.session.permissions import Decision
 from banksman.core.wire import jsonrpc
@@ -29,7 +29,7 @@ from banksman.core.wire.pending_requests import THEIRS_MAX
 # -- what the agent asks ---------------------------------------------------------------------------------------------
 def test_a_question_has_all_that_was_said_about_it() -> None:
     asked = permission(ready(), id="uuid")
-    assert (asked.request, asked.wants, asked.tool) == ('"uuid"', Wants.PERMISSION, "execute")
+    assert (asked.request, asked.wants, asked.tool) == ('"uuid"', RequestPurpose.PERMISSION, "execute")
     assert asked.subtype == "session/request_permission"
     assert asked.input == {"command": "ls"}
     assert asked.details == {"toolCallId": "t", "title": "ls", "options": ALL}
@@ -60,7 +60,7 @@ def test_a_decision_is_the_nearest_option(decision: Decision, kinds: str, expect
     talk = ready()
     options = [option for option in ALL if kinds in ("all", option["kind"])]
     asked = permission(talk, 0, options)
-    assert talk.take(talk.speech.answer(asked, decision)) == []
+    assert talk.take(talk.protocol.answer(asked, decision)) == []
     outcome = {"outcome": "cancelled"} if expected is None else {"outcome": "selected", "optionId": expected}
     assert talk.told() == {"jsonrpc": "2.0", "id": 0, "result": {"outcome": outcome}}
 
@@ -69,7 +69,7 @@ def test_what_was_changed_never_runs_as_it_was() -> None:
     talk = ready()
     asked = permission(talk)
     with pytest.raises(AssertionError):
-        talk.speech.answer(asked, Decision(allows=True, updated_input={"command": "pwd"}))
+        talk.protocol.answer(asked, Decision(allows=True, updated_input={"command": "pwd"}))
 
 
 @pytest.mark.parametrize("id", [1.5, True, [], {"a": 1}, 1 << 70, "x" * 10_000], ids=repr)
@@ -86,17 +86,17 @@ def test_each_request_is_answered_once_and_under_its_own_id() -> None:
     talk = ready()
     number, text = permission(talk, 0), permission(talk, "0")
     assert (number.request, text.request) == ("0", '"0"')
-    talk.take(talk.speech.answer(text, Decision(allows=True)))
+    talk.take(talk.protocol.answer(text, Decision(allows=True)))
     assert talk.told()["id"] == "0"
     for again in (
-        talk.speech.answer(text, Decision(allows=False)),
-        talk.speech.refuse(text, "no"),
-        talk.speech.cancel(text),
-        talk.speech.respond(text, {}),
-        talk.speech.cancel(replace(text, request="never asked")),
+        talk.protocol.answer(text, Decision(allows=False)),
+        talk.protocol.refuse(text, "no"),
+        talk.protocol.cancel(text),
+        talk.protocol.respond(text, {}),
+        talk.protocol.cancel(replace(text, request="never asked")),
     ):
         assert again.frames == ()
-    talk.take(talk.speech.cancel(number))
+    talk.take(talk.protocol.cancel(number))
     assert talk.told() == {"jsonrpc": "2.0", "id": 0, "result": {"outcome": {"outcome": "cancelled"}}}
     # An id may be used again when it has its answer.
     assert permission(talk, 0).request == "0"
@@ -112,7 +112,7 @@ def test_ids_of_theirs_and_ours_do_not_meet() -> None:
     talk = ready()
     id = talk.prompts()["id"]
     asked = permission(talk, id)
-    talk.take(talk.speech.answer(asked, Decision(allows=True)))
+    talk.take(talk.protocol.answer(asked, Decision(allows=True)))
     assert talk.told()["id"] == id
     assert talk.over(id).refs == ("p1",)
 
@@ -121,7 +121,7 @@ def test_a_denial_may_end_the_turn() -> None:
     talk = ready(quirks=Quirks(cancel_may_say=("end_turn",)))
     id = talk.prompts()["id"]
     asked = permission(talk)
-    talk.take(talk.speech.answer(asked, Decision(allows=False, interrupts=True)))
+    talk.take(talk.protocol.answer(asked, Decision(allows=False, interrupts=True)))
     answer, cancel = talk.sent
     assert answer["result"]["outcome"]["optionId"] == "no"
     assert cancel["method"] == "session/cancel"
@@ -135,7 +135,7 @@ def test_a_request_that_is_withdrawn_is_answered_so() -> None:
     assert talk.hears(withdraw) == [RequestWithdrawn("7")]
     assert talk.told()["error"]["code"] == -32800
     assert talk.hears(withdraw) == [Noise()]
-    assert talk.speech.answer(asked, Decision(allows=True)).frames == ()
+    assert talk.protocol.answer(asked, Decision(allows=True)).frames == ()
 
 
 @pytest.mark.parametrize(
@@ -146,19 +146,19 @@ def test_files_and_terminals_are_asked_of_the_workspace(method: str) -> None:
     talk = ready()
     params = {"sessionId": SESSION, "path": "/srv/ws/a"}
     tools = {"terminal/create": "execute", "fs/write_text_file": "edit", "fs/read_text_file": "read"}
-    asked = Requested("5", Wants.WORKSPACE, method, tools.get(method, ""), params)
+    asked = Requested("5", RequestPurpose.WORKSPACE, method, tools.get(method, ""), params)
     call = {"jsonrpc": "2.0", "id": 5, "method": method, "params": params}
     assert talk.hears(call) == [asked]
-    talk.take(talk.speech.respond(asked, {"content": "x"}))
+    talk.take(talk.protocol.respond(asked, {"content": "x"}))
     assert talk.told() == {"jsonrpc": "2.0", "id": 5, "result": {"content": "x"}}
     talk.hears(call)
-    talk.take(talk.speech.refuse(asked, "outside of the root"))
+    talk.take(talk.protocol.refuse(asked, "outside of the root"))
     assert talk.told()["error"] == {"code": -32603, "message": "outside of the root"}
     talk.hears(call)
-    talk.take(talk.speech.cancel(asked))
+    talk.take(talk.protocol.cancel(asked))
     assert talk.told()["error"]["code"] == -32800
     # What is not offered is not served.
-    assert ready(quirks=Quirks(serves=())).hears(call) == [Requested("5", Wants.UNKNOWN, method)]
+    assert ready(quirks=Quirks(serves=())).hears(call) == [Requested("5", RequestPurpose.UNKNOWN, method)]
 
 
 def test_what_the_user_enters() -> None:
@@ -172,13 +172,13 @@ def test_what_the_user_enters() -> None:
     ):
         [asked] = talk.hears(call)
         assert isinstance(asked, Requested)
-        assert (asked.wants, asked.details) == (Wants.ELICITATION, params)
-        spoken = talk.speech.cancel(asked) if decision is None else talk.speech.answer(asked, decision)
-        talk.take(spoken)
+        assert (asked.wants, asked.details) == (RequestPurpose.ELICITATION, params)
+        output = talk.protocol.cancel(asked) if decision is None else talk.protocol.answer(asked, decision)
+        talk.take(output)
         assert talk.told()["result"] == expected
     [unknown] = talk.hears({**call, "params": {**params, "mode": "url"}})
     assert isinstance(unknown, Requested)
-    assert unknown.wants is Wants.UNKNOWN
+    assert unknown.wants is RequestPurpose.UNKNOWN
 
 
 @pytest.mark.parametrize("method", ["no/such", "_vendor/ask", "fs", "session/update", ""])
@@ -187,8 +187,8 @@ def test_what_nobody_knows_is_refused_and_answered(method: str) -> None:
     update = {"sessionId": SESSION, "update": {"sessionUpdate": "agent_message_chunk"}}
     [asked] = talk.hears({"id": 1, "method": method, "params": update})
     assert isinstance(asked, Requested)
-    assert asked == Requested("1", Wants.UNKNOWN, method)
-    talk.take(talk.speech.refuse(asked, "unknown"))
+    assert asked == Requested("1", RequestPurpose.UNKNOWN, method)
+    talk.take(talk.protocol.refuse(asked, "unknown"))
     assert talk.told()["error"] == {"code": -32601, "message": "unknown"}
 
 
@@ -230,7 +230,7 @@ def test_an_error_about_some_line_is_no_end_where_it_may_be_about_another() -> N
     talk = ready()
     id = talk.prompts()["id"]
     asked = permission(talk)
-    talk.take(talk.speech.answer(asked, Decision(allows=True)))
+    talk.take(talk.protocol.answer(asked, Decision(allows=True)))
     assert talk.hears(error) == [Noise()]
     assert talk.over(id).refs == ("p1",)
 
@@ -241,7 +241,7 @@ def test_an_answer_too_long_to_keep_is_the_end_of_its_turn() -> None:
         assert talk.prompts()["id"] == 3
         meaning = talk.dialect.read_head(head, tail)
         assert isinstance(meaning, NeedsConversation)
-        return talk.take(talk.speech.hear(meaning))
+        return talk.take(talk.protocol.hear(meaning))
 
     long = b'{"jsonrpc":"2.0","result":{"_meta":{"x":"' + b"x" * 1000
     # Its id last; its reason to stop in what is gone.
@@ -265,11 +265,11 @@ def test_a_request_too_long_to_keep_is_answered_no() -> None:
     head = b'{"id":1,"method":"session/request_permission","params":{"toolCall":{"content":"' + b"x" * 1000
     meaning = talk.dialect.read_head(head, b'x"}}}')
     assert isinstance(meaning, NeedsConversation)
-    assert talk.take(talk.speech.hear(meaning)) == []
+    assert talk.take(talk.protocol.hear(meaning)) == []
     assert talk.told()["result"] == {"outcome": {"outcome": "cancelled"}}
     meaning = talk.dialect.read_head(head.replace(b"session/request_permission", b"fs/write_text_file"), b'x"}}}')
     assert isinstance(meaning, NeedsConversation)
-    assert talk.take(talk.speech.hear(meaning)) == []
+    assert talk.take(talk.protocol.hear(meaning)) == []
     assert talk.told()["error"]["code"] == -32603
 
 
@@ -279,7 +279,7 @@ def test_the_end_of_a_tool_with_much_output_is_known_by_its_head() -> None:
     head = update + b'"toolCallId":"t","status":"completed","content":[{"text":"' + b"x" * 1000
     meaning = talk.dialect.read_head(head, b'x"}]}}}')
     assert isinstance(meaning, NeedsConversation)
-    assert talk.take(talk.speech.hear(meaning)) == [ToolEnded(("t",))]
+    assert talk.take(talk.protocol.hear(meaning)) == [ToolEnded(("t",))]
 
 
 def test_a_boundary_with_half_an_emoji_or_a_depth_that_no_decoder_takes_is_a_boundary() -> None:
@@ -289,7 +289,10 @@ def test_a_boundary_with_half_an_emoji_or_a_depth_that_no_decoder_takes_is_a_bou
         [over] = talk.hears(b'{"id":3,"_meta":' + extra + b',"result":{"stopReason":"end_turn"}}')
         assert isinstance(over, TurnOver), extra[:20]
         assert over.stop_reason == "end_turn"
-        [over] = [*(t := ready()).take(t.speech.prompt("p1", "x")), *t.hears(b'{"id":3,"result":{"x":' + extra + b"}}")]
+        [over] = [
+            *(t := ready()).take(t.protocol.prompt("p1", "x")),
+            *t.hears(b'{"id":3,"result":{"x":' + extra + b"}}"),
+        ]
         assert isinstance(over, TurnOver), extra[:20]
 
 
@@ -300,4 +303,4 @@ def test_reading_never_costs_more_than_its_line() -> None:
     batch = dialect.read(b"[" + b",".join([b'{"id":1,"result":{}}'] * 10_000) + b"]")
     assert isinstance(batch, NeedsConversation)
     talk = ready()
-    assert set(map(type, talk.take(talk.speech.hear(batch)))) == {Noise}
+    assert set(map(type, talk.take(talk.protocol.hear(batch)))) == {Noise}

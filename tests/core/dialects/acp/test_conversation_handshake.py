@@ -16,7 +16,7 @@ from banksman.core.dialects.meaning import Forgot, Noise, Replied
 # -- the handshake ---------------------------------------------------------------------------------------------------
 def test_who_speaks_is_told_and_what_we_serve() -> None:
     talk = Talk()
-    talk.take(talk.speech.handshake("hand"))
+    talk.take(talk.protocol.handshake("hand"))
     frame = talk.told()
     assert frame["jsonrpc"] == "2.0"
     assert frame["method"] == "initialize"
@@ -39,15 +39,15 @@ def test_a_new_conversation() -> None:
         "cwd": "/srv/ws",
         "mcpServers": [{"args": [], "env": [], "name": "files", "command": "/bin/files"}, servers[1]],
     }
-    assert talk.speech.conversation is None
+    assert talk.protocol.conversation is None
     assert talk.replies({"sessionId": SESSION}) == [Replied("hand")]
-    assert talk.speech.conversation == SESSION
+    assert talk.protocol.conversation == SESSION
 
 
 @pytest.mark.parametrize("version", [2, 0, None, "1", True, 1.0])
 def test_another_version_of_the_protocol_is_refused_and_says_who_must_act(version: Any) -> None:
     talk = Talk()
-    talk.take(talk.speech.handshake("hand"))
+    talk.take(talk.protocol.handshake("hand"))
     error = refused(talk.replies({"protocolVersion": version, "agentInfo": {"title": "Toy"}}))
     assert "Toy speaks version" in error
     assert "use a version" in error
@@ -78,41 +78,41 @@ def test_an_agent_that_cannot_go_on_has_forgotten() -> None:
 
 def test_history_is_recited_until_the_question_after_it_is_answered_and_it_was_quiet() -> None:
     talk = begun(Setup(conversation=SESSION), can={"loadSession": True}, quirks=Quirks(recites_late=True))
-    assert talk.speech.recites
+    assert talk.protocol.recites
     assert talk.says("long ago") == []
     assert talk.update("tool_call", toolCallId="old", status="pending") == []
     assert talk.replies({}) == []
     # The answer has come, and history goes on.
-    assert talk.speech.recites
+    assert talk.protocol.recites
     assert talk.says("longer ago") == []
-    assert talk.speech.quiet_seconds > 1
+    assert talk.protocol.quiet_seconds > 1
     assert talk.fails(-32601) == []
     # And perhaps even now.
-    assert talk.speech.recites
+    assert talk.protocol.recites
     assert talk.says("not so long ago") == []
-    assert 0 < talk.speech.quiet_seconds < 1
-    assert talk.take(talk.speech.hurry()) == [Replied("hand")]
-    assert not talk.speech.recites
-    assert not talk.speech.quiet_seconds
-    assert talk.speech.conversation == SESSION
+    assert 0 < talk.protocol.quiet_seconds < 1
+    assert talk.take(talk.protocol.hurry()) == [Replied("hand")]
+    assert not talk.protocol.recites
+    assert not talk.protocol.quiet_seconds
+    assert talk.protocol.conversation == SESSION
 
 
 def test_history_is_over_with_the_answer_where_nothing_else_is_known() -> None:
     talk = begun(Setup(conversation=SESSION), can={"loadSession": True})
-    assert talk.speech.recites
+    assert talk.protocol.recites
     assert talk.replies({}) == [Replied("hand")]
-    assert not talk.speech.recites
+    assert not talk.protocol.recites
     assert not talk.sent
 
 
 def test_an_agent_that_does_not_answer_what_it_does_not_know_is_not_waited_for_for_ever() -> None:
     talk = begun(Setup(conversation=SESSION, model="big"), can={"loadSession": True}, quirks=Quirks(recites_late=True))
-    assert talk.speech.hurry().speech is talk.speech, "the conversation is not there yet"
+    assert talk.protocol.hurry().protocol is talk.protocol, "the conversation is not there yet"
     talk.replies({"models": MODELS})
     fence = talk.told()
-    assert talk.take(talk.speech.hurry()) == []
-    assert not talk.speech.recites
-    assert talk.speech.hurry().speech is talk.speech, "there is nothing more to do without"
+    assert talk.take(talk.protocol.hurry()) == []
+    assert not talk.protocol.recites
+    assert talk.protocol.hurry().protocol is talk.protocol, "there is nothing more to do without"
     # What it says after all, late, says nothing.
     assert talk.hears({"id": fence["id"], "error": {"code": -32601, "message": "no"}}) == [Noise()]
     assert talk.sent[0]["params"] == {"sessionId": SESSION, "modelId": "big"}
@@ -125,15 +125,15 @@ def test_what_holds_now_is_no_history() -> None:
     talk.replies({"modes": {**MODES, "currentModeId": "code"}})
     assert talk.update("current_mode_update", currentModeId="ask") == []
     assert talk.fails(-32601) == []
-    assert talk.take(talk.speech.hurry()) == []
+    assert talk.take(talk.protocol.hurry()) == []
     assert talk.told()["params"] == {"sessionId": SESSION, "modeId": "code"}
 
 
 def test_nothing_is_recited_where_nothing_is_replayed() -> None:
     talk = begun(Setup(conversation=SESSION))
-    assert not talk.speech.recites
+    assert not talk.protocol.recites
     assert talk.replies({}) == [Replied("hand")]
-    assert talk.speech.conversation == SESSION
+    assert talk.protocol.conversation == SESSION
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_an_unknown_conversation_is_forgotten(code: int, message: str, data: Any
     [forgot] = talk.fails(code, message, data)
     assert isinstance(forgot, Forgot)
     assert message in forgot.error
-    assert not talk.speech.recites
+    assert not talk.protocol.recites
 
 
 def test_an_error_that_may_pass_is_no_loss_of_memory() -> None:
@@ -178,7 +178,7 @@ def test_a_fork_has_a_name_of_its_own() -> None:
     assert talk.sent[0]["method"] == "session/fork"
     assert talk.sent[0]["params"]["sessionId"] == "s-0"
     assert talk.replies({"sessionId": SESSION}) == [Replied("hand")]
-    assert talk.speech.conversation == SESSION
+    assert talk.protocol.conversation == SESSION
     # The old name is not the new conversation's.
     assert "no name" in refused(begun(setup).replies({}))
     assert "cannot begin another" in refused(begun(setup, can={"loadSession": True}).meanings)
@@ -225,7 +225,7 @@ def test_a_conversation_without_a_usable_name_is_none(name: Any) -> None:
 
 def test_a_step_that_fails_ends_the_handshake() -> None:
     talk = Talk()
-    talk.take(talk.speech.handshake("hand"))
+    talk.take(talk.protocol.handshake("hand"))
     assert refused(talk.fails(-32603, "broken")) == "broken (-32603)"
     assert refused(begun().fails(-32603, "broken")) == "broken (-32603)"
 
@@ -291,19 +291,19 @@ def test_a_wish_that_the_agent_refuses_ends_the_handshake() -> None:
 
 def test_a_setting_is_answered_when_the_agent_has_answered() -> None:
     talk = ready(models=MODELS, modes=MODES)
-    assert talk.take(talk.speech.setting("set-1", "model", "big")) == []
+    assert talk.take(talk.protocol.setting("set-1", "model", "big")) == []
     assert talk.sent[0]["params"] == {"sessionId": SESSION, "modelId": "big"}
     assert talk.replies({}) == [Replied("set-1")]
     # It is that now.
-    assert talk.take(talk.speech.setting("set-2", "model", "big")) == [Replied("set-2")]
+    assert talk.take(talk.protocol.setting("set-2", "model", "big")) == [Replied("set-2")]
     assert not talk.sent
-    talk.take(talk.speech.setting("set-3", "permission_mode", "code"))
+    talk.take(talk.protocol.setting("set-3", "permission_mode", "code"))
     assert talk.fails(-1, "no") == [Replied("set-3", error="no (-1)")]
 
 
 def test_a_setting_that_is_not_offered_is_refused_at_once() -> None:
     talk = ready(modes=MODES)
-    [reply] = talk.take(talk.speech.setting("set-1", "permission_mode", "yolo"))
+    [reply] = talk.take(talk.protocol.setting("set-1", "permission_mode", "yolo"))
     assert isinstance(reply, Replied)
     assert reply.request == "set-1"
     assert "ask, code" in (reply.error or "")
@@ -313,9 +313,9 @@ def test_a_setting_that_is_not_offered_is_refused_at_once() -> None:
 def test_what_the_agent_changes_by_itself_is_known() -> None:
     talk = ready(modes=MODES)
     assert talk.update("current_mode_update", currentModeId="code") == []
-    assert talk.take(talk.speech.setting("a", "permission_mode", "code")) == [Replied("a")]
+    assert talk.take(talk.protocol.setting("a", "permission_mode", "code")) == [Replied("a")]
     assert talk.update("config_option_update", configOptions=OPTIONS) == []
-    talk.take(talk.speech.setting("b", "model", "big"))
+    talk.take(talk.protocol.setting("b", "model", "big"))
     assert talk.told()["method"] == "session/set_config_option"
 
 

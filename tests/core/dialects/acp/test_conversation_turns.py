@@ -72,7 +72,7 @@ def test_an_answer_under_the_same_number_in_another_form_is_the_answer(kind: Any
 def test_an_interrupt_is_a_notice_and_the_answer_is_the_turns() -> None:
     talk = ready()
     id = talk.prompts()["id"]
-    assert talk.take(talk.speech.interrupt("stop")) == []
+    assert talk.take(talk.protocol.interrupt("stop")) == []
     assert talk.told() == {"jsonrpc": "2.0", "method": "session/cancel", "params": {"sessionId": SESSION}}
     assert talk.over(id, "cancelled").is_aborted
 
@@ -80,7 +80,7 @@ def test_an_interrupt_is_a_notice_and_the_answer_is_the_turns() -> None:
 def test_an_agent_that_answers_a_cancel_with_an_error_was_cancelled() -> None:
     talk = ready()
     id = talk.prompts()["id"]
-    talk.take(talk.speech.interrupt("stop"))
+    talk.take(talk.protocol.interrupt("stop"))
     [over] = talk.hears({"id": id, "error": {"code": -32800, "message": "cancelled"}})
     assert isinstance(over, TurnOver)
     assert over.is_aborted
@@ -114,12 +114,12 @@ def test_what_is_said_in_another_conversation_is_an_aside() -> None:
         json.dumps({"method": "session/update", "params": {"sessionId": session, "update": {}}}).encode()
         for session in (SESSION, "a subagent's")
     )
-    assert not talk.speech.is_aside(ours)
-    assert talk.speech.is_aside(other)
-    assert talk.speech.is_aside(b"[%s,%s]" % (other, other))
+    assert not talk.protocol.is_aside(ours)
+    assert talk.protocol.is_aside(other)
+    assert talk.protocol.is_aside(b"[%s,%s]" % (other, other))
     for line in (b"[%s,%s]" % (ours, other), b"[%s,5]" % other, b"garbage", b'{"id":9,"result":{}}', b"[]"):
-        assert not talk.speech.is_aside(line), line
-    assert not Talk().speech.is_aside(other), "which one is ours is not known yet"
+        assert not talk.protocol.is_aside(line), line
+    assert not Talk().protocol.is_aside(other), "which one is ours is not known yet"
 
 
 # -- what is put right -----------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_end_turn_after_a_cancel_is_a_cancel_where_that_is_known_and_nowhere_els
         talk = ready(quirks=known)
         id = talk.prompts()["id"]
         if is_cancelled:
-            talk.take(talk.speech.interrupt("stop"))
+            talk.take(talk.protocol.interrupt("stop"))
         over = talk.over(id)
         # What it said is the evidence.
         assert (over.is_aborted, over.stop_reason, over.is_error) == (expected, "end_turn", False)
@@ -138,7 +138,7 @@ def test_end_turn_after_a_cancel_is_a_cancel_where_that_is_known_and_nowhere_els
 def test_a_cancel_is_forgotten_with_its_turn() -> None:
     talk = ready(quirks=Quirks(cancel_may_say=("end_turn",)))
     first = talk.prompts(ref="p1")["id"]
-    talk.take(talk.speech.interrupt("stop"))
+    talk.take(talk.protocol.interrupt("stop"))
     assert talk.over(first).is_aborted
     talk.sent.clear()
     assert not talk.over(talk.prompts(ref="p2")["id"]).is_aborted
@@ -222,7 +222,7 @@ def test_what_an_agent_does_not_take_becomes_text_or_fails_the_turn() -> None:
     assert told == {"type": "text", "text": '<context ref="file:///a">\ninside\n</context>'}
     blob = {"type": "resource", "resource": {"uri": "file:///a", "blob": "AA=="}}
     for block, word in ((IMAGE, "image"), ({**IMAGE, "type": "audio"}, "audio"), (blob, "embedded file")):
-        [over] = talk.take(talk.speech.prompt("p9", [block]))
+        [over] = talk.take(talk.protocol.prompt("p9", [block]))
         assert isinstance(over, TurnOver)
         assert (over.refs, over.is_error) == (("p9",), True)
         assert word in (over.error or "")
@@ -250,5 +250,5 @@ def test_what_an_agent_does_not_take_becomes_text_or_fails_the_turn() -> None:
 def test_what_is_no_prompt_is_refused_before_the_agent_is_there(prompt: Any) -> None:
     for talk in (Talk(), ready()):
         with pytest.raises(UsageError):
-            talk.speech.prompt("p1", prompt)
-    assert Talk().speech.prompt("p1", [IMAGE]).meanings == ()
+            talk.protocol.prompt("p1", prompt)
+    assert Talk().protocol.prompt("p1", [IMAGE]).meanings == ()

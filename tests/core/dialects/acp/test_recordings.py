@@ -100,12 +100,12 @@ def test_what_a_recording_says(name: str) -> None:
     assert [over.refs for over in overs] == [(f"prompt-{number}",) for number in range(1, len(overs) + 1)]
     prompts = [entry.value for entry in acp_player.entries(name) if entry.value.get("method") == "session/prompt"]
     [conversation] = {prompt["params"]["sessionId"] for prompt in prompts}
-    assert {over.conversation for over in overs} == {conversation} == {played.speech.conversation}
+    assert {over.conversation for over in overs} == {conversation} == {played.protocol.conversation}
     asked = [meaning.tool for meaning in played.meanings if isinstance(meaning, Requested)]
     assert ", ".join(asked) == EXPECTED[name].asked
     handshakes = [meaning for meaning in (*played.meanings, *played.at_fence) if isinstance(meaning, Replied)]
     assert handshakes == [Replied(HANDSHAKE)]
-    assert not played.speech.recites
+    assert not played.protocol.recites
 
 
 @each_recording
@@ -136,7 +136,7 @@ def test_what_is_heard_and_said_is_the_same_however_the_bytes_come(cut: Cut) -> 
     for name in NAMES:
         at_once, cut_up = Played(name), Played(name, cut)
         assert cut_up.heard == at_once.heard, name
-        assert cut_up.speech == at_once.speech, name
+        assert cut_up.protocol == at_once.protocol, name
         assert cut_up.extra == at_once.extra, name
 
 

@@ -26,6 +26,7 @@ from banksman.core.dialects.meaning import (
     PromptTaken,
     Replied,
     Requested,
+    RequestPurpose,
     RequestWithdrawn,
     TasksChanged,
     Thought,
@@ -33,7 +34,6 @@ from banksman.core.dialects.meaning import (
     ToolEnded,
     TurnOpened,
     TurnOver,
-    Wants,
 )
 from banksman.core.wire.framing import HEAD_BYTES
 from banksman.core.wire.partial_json import split
@@ -149,7 +149,7 @@ def test_questions_and_their_withdrawal() -> None:
     heard = meanings("claude-D-permission")
     asked = [meaning for meaning in heard if isinstance(meaning, Requested)]
     assert [(question.wants, question.subtype, question.tool) for question in asked] == [
-        (Wants.PERMISSION, "can_use_tool", "Bash")
+        (RequestPurpose.PERMISSION, "can_use_tool", "Bash")
     ] * 6
     assert asked[0].input == {"command": "touch /srv/project/perm-allow", "description": "x"}
     assert asked[0].details["blocked_path"] == "/srv/project/perm-allow"
@@ -279,53 +279,55 @@ def test_the_order_of_names_and_blanks_do_not_matter() -> None:
             Replied("r", error="the agent gave no reason"),
         ),
         (b'{"type":"control_request","request_id":7,"request":{"subtype":"can_use_tool"}}', NOISE),
-        (b'{"type":"control_request","request_id":"r"}', Requested("r", Wants.UNKNOWN)),
+        (b'{"type":"control_request","request_id":"r"}', Requested("r", RequestPurpose.UNKNOWN)),
         (
             b'{"type":"control_request","request_id":"r","request":{"subtype":"elicitation"}}',
-            Requested("r", Wants.ELICITATION, "elicitation"),
+            Requested("r", RequestPurpose.ELICITATION, "elicitation"),
         ),
         (
             b'{"type":"control_request","request_id":"r","request":'
             b'{"subtype":"elicitation","mcp_server_name":"m","message":"?"}}',
-            Requested("r", Wants.ELICITATION, "elicitation", "m", details={"mcp_server_name": "m", "message": "?"}),
+            Requested(
+                "r", RequestPurpose.ELICITATION, "elicitation", "m", details={"mcp_server_name": "m", "message": "?"}
+            ),
         ),
         (
             b'{"type":"control_request","request_id":"r","request":{"subtype":"can_use_tool","tool_name":4,"input":"x"}}',
-            Requested("r", Wants.UNKNOWN, "can_use_tool"),
+            Requested("r", RequestPurpose.UNKNOWN, "can_use_tool"),
         ),
         (
             b'{"type":"control_request","request_id":"r","request":'
             b'{"subtype":"can_use_tool","tool_name":"T","input":"x","title":"t"}}',
-            Requested("r", Wants.PERMISSION, "can_use_tool", "T", {}, {"title": "t"}),
+            Requested("r", RequestPurpose.PERMISSION, "can_use_tool", "T", {}, {"title": "t"}),
         ),
         # Our own hook is about the rules; any other is the caller's.
         (
             b'{"type":"control_request","request_id":"r","request":{"subtype":"hook_callback",'
             b'"callback_id":"banksman-rules","input":{"tool_name":"T","tool_input":{"a":1}}}}',
-            Requested("r", Wants.RULING, "hook_callback", "T", {"a": 1}),
+            Requested("r", RequestPurpose.RULING, "hook_callback", "T", {"a": 1}),
         ),
         (
             b'{"type":"control_request","request_id":"r","request":{"subtype":"hook_callback",'
             b'"callback_id":"banksman-rules","input":{"tool_name":5,"tool_input":[]}}}',
-            Requested("r", Wants.RULING, "hook_callback"),
+            Requested("r", RequestPurpose.RULING, "hook_callback"),
         ),
         (
             b'{"type":"control_request","request_id":"r","request":{"subtype":"hook_callback",'
             b'"callback_id":"h","input":{"hook_event_name":"Stop","a":1}}}',
-            Requested("r", Wants.HOOK, "hook_callback", "h", {"hook_event_name": "Stop", "a": 1}),
+            Requested("r", RequestPurpose.HOOK, "hook_callback", "h", {"hook_event_name": "Stop", "a": 1}),
         ),
         (
             b'{"type":"control_request","request_id":"r","request":{"subtype":"hook_callback","callback_id":1}}',
-            Requested("r", Wants.UNKNOWN, "hook_callback"),
+            Requested("r", RequestPurpose.UNKNOWN, "hook_callback"),
         ),
         (
             b'{"type":"control_request","request_id":"r","request":{"subtype":"mcp_message",'
             b'"server_name":"s","message":{"id":1}}}',
-            Requested("r", Wants.TOOL, "mcp_message", "s", {"id": 1}),
+            Requested("r", RequestPurpose.TOOL, "mcp_message", "s", {"id": 1}),
         ),
         (
             b'{"type":"control_request","request_id":"r","request":{"subtype":"mcp_message","message":{"id":1}}}',
-            Requested("r", Wants.UNKNOWN, "mcp_message"),
+            Requested("r", RequestPurpose.UNKNOWN, "mcp_message"),
         ),
         (b'{"type":"control_cancel_request","request_id":null}', NOISE),
         # The last of two with one name counts.
@@ -512,7 +514,7 @@ def test_what_stands_before_the_large_part_of_a_result_is_kept() -> None:
         # A question that is too large must still be answered, with a no.
         (
             {"type": "control_request", "request_id": "r", "request": {"subtype": "can_use_tool", "input": {"a": BIG}}},
-            Requested("r", Wants.UNKNOWN, "can_use_tool"),
+            Requested("r", RequestPurpose.UNKNOWN, "can_use_tool"),
         ),
         # And what the rules say must hold for a large call, too: by its name, or, if that is cut off, by having none.
         (
@@ -525,7 +527,7 @@ def test_what_stands_before_the_large_part_of_a_result_is_kept() -> None:
                     "input": {"tool_name": "Write", "tool_input": {"content": BIG}},
                 },
             },
-            Requested("r", Wants.RULING, "hook_callback", "Write"),
+            Requested("r", RequestPurpose.RULING, "hook_callback", "Write"),
         ),
         (
             {
@@ -537,7 +539,7 @@ def test_what_stands_before_the_large_part_of_a_result_is_kept() -> None:
                     "input": {"tool_input": {"content": BIG}, "tool_name": "Write"},
                 },
             },
-            Requested("r", Wants.RULING, "hook_callback"),
+            Requested("r", RequestPurpose.RULING, "hook_callback"),
         ),
         # A hook of the caller's is not called with a part of its input.
         (
@@ -546,7 +548,7 @@ def test_what_stands_before_the_large_part_of_a_result_is_kept() -> None:
                 "request_id": "r",
                 "request": {"subtype": "hook_callback", "callback_id": "h", "input": {"a": BIG}},
             },
-            Requested("r", Wants.UNKNOWN, "hook_callback"),
+            Requested("r", RequestPurpose.UNKNOWN, "hook_callback"),
         ),
         (
             {"type": "control_response", "response": {"subtype": "success", "request_id": "r", "response": {"a": BIG}}},

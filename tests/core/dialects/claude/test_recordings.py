@@ -30,7 +30,7 @@ from banksman.core.dialects.meaning import (
 )
 from banksman.core.session import event as kinds
 from banksman.core.session.outcome import Kind
-from banksman.core.wire.framing import Framing, Mixed
+from banksman.core.wire.framing import Framing, MixedChunk
 from banksman.testing import checks
 
 each_recording = pytest.mark.parametrize("name", NAMES)
@@ -165,7 +165,7 @@ def heard(data: bytes, cut: Cut) -> list[tuple[bytes, Meaning | None]]:
     framing = Framing()
     lines: list[bytes] = []
     for answer in (*map(framing.feed, cut(data)), framing.end()):
-        assert not isinstance(answer, Mixed)
+        assert not isinstance(answer, MixedChunk)
         lines += answer
     return [(line, CLAUDE.read(line)) for line in lines]
 

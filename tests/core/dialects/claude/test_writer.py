@@ -14,7 +14,7 @@ from tests.core.dialects.recordings.corpus import frames
 
 from banksman.core.dialects.claude import CLAUDE, writer
 from banksman.core.dialects.dialect import Registration, Setup
-from banksman.core.dialects.meaning import Requested, Wants
+from banksman.core.dialects.meaning import Requested, RequestPurpose
 from banksman.core.session.permissions import DENIED, Decision, Verdict
 from banksman.errors import UsageError
 
@@ -90,7 +90,7 @@ def body(line: bytes) -> Any:
     return response["response"]
 
 
-PERMISSION = Requested("r", Wants.PERMISSION, "can_use_tool", "Bash", {"command": "true"})
+PERMISSION = Requested("r", RequestPurpose.PERMISSION, "can_use_tool", "Bash", {"command": "true"})
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_what_is_remembered_is_what_it_suggested_and_is_kept_where_we_say() -> N
         "no suggestion",
         {"type": "setMode", "mode": "acceptEdits"},
     ]
-    asked = Requested("r", Wants.PERMISSION, "can_use_tool", "Bash", {}, {"permission_suggestions": suggested})
+    asked = Requested("r", RequestPurpose.PERMISSION, "can_use_tool", "Bash", {}, {"permission_suggestions": suggested})
     kept = body(CLAUDE.answer(asked, Decision(allows=True, remember="user")))["updatedPermissions"]
     assert kept == [
         {"type": "addRules", "rules": [{"toolName": "Bash", "ruleContent": "true"}], "destination": "userSettings"},
@@ -142,7 +142,7 @@ def test_what_is_remembered_is_what_it_suggested_and_is_kept_where_we_say() -> N
 
 
 def test_an_elicitation_is_accepted_with_content_or_declined() -> None:
-    asked = Requested("r", Wants.ELICITATION, "elicitation", "server")
+    asked = Requested("r", RequestPurpose.ELICITATION, "elicitation", "server")
     accepted = CLAUDE.answer(asked, Decision(allows=True, content={"name": "x"}))
     assert body(accepted) == {"action": "accept", "content": {"name": "x"}}
     assert body(CLAUDE.answer(asked, Decision(allows=True))) == {"action": "accept", "content": {}}
@@ -151,7 +151,7 @@ def test_an_elicitation_is_accepted_with_content_or_declined() -> None:
 
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_what_the_rules_say_goes_out_as_the_decision_of_a_hook(verdict: Verdict) -> None:
-    asked = Requested("r", Wants.RULING, "hook_callback", "Bash")
+    asked = Requested("r", RequestPurpose.RULING, "hook_callback", "Bash")
     decided = body(CLAUDE.rule(asked, verdict))["hookSpecificOutput"]
     assert decided["hookEventName"] == "PreToolUse"
     assert decided["permissionDecision"] == verdict.value
@@ -161,9 +161,9 @@ def test_what_the_rules_say_goes_out_as_the_decision_of_a_hook(verdict: Verdict)
 
 
 def test_what_a_callback_gave_back() -> None:
-    hook = Requested("r", Wants.HOOK, "hook_callback", "h")
+    hook = Requested("r", RequestPurpose.HOOK, "hook_callback", "h")
     assert body(CLAUDE.respond(hook, {"decision": "block"})) == {"decision": "block"}
-    tool = Requested("r", Wants.TOOL, "mcp_message", "s")
+    tool = Requested("r", RequestPurpose.TOOL, "mcp_message", "s")
     assert body(CLAUDE.respond(tool, {"id": 1, "result": {}})) == {"mcp_response": {"id": 1, "result": {}}}
 
 

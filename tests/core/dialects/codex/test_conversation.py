@@ -10,8 +10,8 @@ import pytest
 
 import banksman
 from banksman.core.dialects.codex import CODEX
-from banksman.core.dialects.codex.conversation import ENDED_TURNS_MAX, CodexSpeech
-from banksman.core.dialects.dialect import Setup, Spoken
+from banksman.core.dialects.codex.conversation import ENDED_TURNS_MAX, CodexProtocolState
+from banksman.core.dialects.dialect import ProtocolOutput, Setup
 from banksman.core.dialects.meaning import (
     Meaning,
     NeedsConversation,
@@ -21,11 +21,11 @@ from banksman.core.dialects.meaning import (
     PromptTaken,
     Replied,
     Requested,
+    RequestPurpose,
     RequestWithdrawn,
     ToolBegan,
     TurnOpened,
     TurnOver,
-    Wants,
 )
 from banksman.core.session.permissions import Decision
 from banksman.core.wire import jsonrpc
@@ -39,26 +39,26 @@ class Talk:
     """A conversation with an agent that says whatever the test has it say."""
 
     def __init__(self, setup: Setup | None = None, *, is_begun: bool = True) -> None:
-        self.speech = CODEX.begin(setup or Setup(cwd="/srv"))
+        self.protocol = CODEX.begin(setup or Setup(cwd="/srv"))
         self.sent: list[dict[str, Any]] = []
         if is_begun:
-            self.do(self.speech.handshake("h"))
+            self.do(self.protocol.handshake("h"))
             self.reply({})
             assert self.reply({"thread": {"id": THREAD}}) == [Replied("h")]
 
-    def do(self, spoken: Spoken) -> list[Meaning]:
-        self.speech = spoken.speech
-        self.sent += map(json.loads, spoken.frames)
-        return list(spoken.meanings)
+    def do(self, output: ProtocolOutput) -> list[Meaning]:
+        self.protocol = output.protocol
+        self.sent += map(json.loads, output.frames)
+        return list(output.meanings)
 
     def prompt(self, ref: str, text: Any = "do") -> None:
-        assert self.do(self.speech.prompt(ref, text)) == []
+        assert self.do(self.protocol.prompt(ref, text)) == []
 
     def hears(self, frame: Any, *, tail: bytes | None = None) -> list[Meaning]:
         line = frame if isinstance(frame, bytes) else json.dumps(frame).encode()
         meaning = CODEX.read(line) if tail is None else CODEX.read_head(line, tail)
         if isinstance(meaning, NeedsConversation):
-            return self.do(self.speech.hear(meaning))
+            return self.do(self.protocol.hear(meaning))
         return [] if meaning is None else [meaning]
 
     def last(self, method: str) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_the_thread_is_begun_with_all_that_was_wished_for() -> None:
             }
         },
     }
-    assert talk.speech.conversation == THREAD
+    assert talk.protocol.conversation == THREAD
 
 
 @pytest.mark.parametrize(("forks", "method"), [(False, "thread/resume"), (True, "thread/fork")])
@@ -132,16 +132,16 @@ def test_a_conversation_is_resumed_or_forked(forks: bool, method: str) -> None:
 
 def test_a_resumed_conversation_is_known_though_its_history_is_too_long() -> None:
     talk = Talk(Setup(conversation="old"), is_begun=False)
-    talk.do(talk.speech.handshake("h"))
+    talk.do(talk.protocol.handshake("h"))
     talk.reply({})
     id = talk.last("thread/resume")["id"]
     assert talk.hears(b'{"id":%d,"result":{"turns":["' % id, tail=b'"]}}') == [Replied("h")]
-    assert talk.speech.conversation == "old"
+    assert talk.protocol.conversation == "old"
 
 
 def test_a_handshake_may_be_refused_at_each_step() -> None:
     talk = Talk(is_begun=False)
-    talk.do(talk.speech.handshake("h"))
+    talk.do(talk.protocol.handshake("h"))
     (refused,) = talk.fail("no")
     assert isinstance(refused, Replied)
     assert refused.error == "no (-32600)"
@@ -155,12 +155,12 @@ def test_a_handshake_may_be_refused_at_each_step() -> None:
     ]
     for result in results:
         talk = Talk(is_begun=False)
-        talk.do(talk.speech.handshake("h"))
+        talk.do(talk.protocol.handshake("h"))
         talk.reply({})
         (refused,) = talk.reply(result)
         assert isinstance(refused, Replied)
         assert refused.error is not None
-        assert talk.speech.conversation is None
+        assert talk.protocol.conversation is None
 
 
 # -- prompts ---------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_a_prompt_in_blocks() -> None:
 @pytest.mark.parametrize("is_begun", [True, False])
 def test_what_cannot_be_sent_is_an_error_of_whoever_asks(prompt: Any, is_begun: bool) -> None:
     with pytest.raises(UsageError):
-        Talk(is_begun=is_begun).speech.prompt("r", prompt)
+        Talk(is_begun=is_begun).protocol.prompt("r", prompt)
 
 
 def test_the_longest_prompt() -> None:
@@ -209,9 +209,9 @@ def test_the_longest_prompt() -> None:
 
 def test_what_is_changed_is_sent_with_the_next_turns() -> None:
     talk = Talk()
-    assert talk.do(talk.speech.setting("s-1", "model", "other")) == [Replied("s-1")]
-    assert talk.do(talk.speech.setting("s-2", "permission_mode", "untrusted")) == [Replied("s-2")]
-    (refused,) = talk.do(talk.speech.setting("s-3", "permission_mode", "bypass"))
+    assert talk.do(talk.protocol.setting("s-1", "model", "other")) == [Replied("s-1")]
+    assert talk.do(talk.protocol.setting("s-2", "permission_mode", "untrusted")) == [Replied("s-2")]
+    (refused,) = talk.do(talk.protocol.setting("s-3", "permission_mode", "bypass"))
     assert isinstance(refused, Replied)
     assert "on-request" in (refused.error or "")
     talk.opens("r", "u")
@@ -240,8 +240,8 @@ def test_what_is_repeated_about_an_ended_turn_opens_no_turn() -> None:
         assert talk.completed(f"u-{number}") == [Noise()]
         assert talk.started(f"u-{number}") == [Noise()]
     assert talk.completed("u") == over("r")
-    assert isinstance(talk.speech, CodexSpeech)
-    assert len(talk.speech.ended) == ENDED_TURNS_MAX, "it remembers a bounded number"
+    assert isinstance(talk.protocol, CodexProtocolState)
+    assert len(talk.protocol.ended) == ENDED_TURNS_MAX, "it remembers a bounded number"
 
 
 def test_a_turn_that_starts_before_its_prompt_is_answered() -> None:
@@ -329,9 +329,9 @@ def test_a_prompt_that_is_refused() -> None:
 def test_a_reply_that_nobody_waits_for(id: jsonrpc.Id | None) -> None:
     talk = Talk()
     talk.opens("r", "u")
-    before = talk.speech
+    before = talk.protocol
     assert talk.hears({"id": id, "result": {"turn": {"id": "v"}}}) == [Noise()]
-    assert talk.speech == before
+    assert talk.protocol == before
     assert talk.completed("u") == over("r")
 
 
@@ -447,7 +447,7 @@ def test_a_prompt_that_the_turn_does_not_take() -> None:
 def test_an_interrupt_names_its_turn() -> None:
     talk = Talk()
     talk.opens("r", "u")
-    assert talk.do(talk.speech.interrupt("i")) == []
+    assert talk.do(talk.protocol.interrupt("i")) == []
     assert talk.last("turn/interrupt")["params"] == {"threadId": THREAD, "turnId": "u"}
     assert talk.reply({}) == [Replied("i")]
     assert talk.completed("u", "interrupted") == over("r", is_aborted=True, stop_reason="interrupted")
@@ -456,7 +456,7 @@ def test_an_interrupt_names_its_turn() -> None:
 def test_an_interrupt_waits_for_its_turn_to_start() -> None:
     talk = Talk()
     talk.prompt("r")
-    assert talk.do(talk.speech.interrupt("i")) == []
+    assert talk.do(talk.protocol.interrupt("i")) == []
     talk.reply({"turn": {"id": "u"}})
     assert talk.sent[-1]["method"] == "turn/start"
     assert talk.started("u") == [opened("r")]
@@ -467,23 +467,23 @@ def test_an_interrupt_waits_for_its_turn_to_start() -> None:
 def test_an_interrupt_of_a_turn_that_never_starts() -> None:
     talk = Talk()
     talk.prompt("r")
-    talk.do(talk.speech.interrupt("i"))
+    talk.do(talk.protocol.interrupt("i"))
     assert talk.fail("no")[-1] == Replied("i", error="no turn runs")
 
 
 def test_an_interrupt_of_nothing() -> None:
     talk = Talk()
     count = len(talk.sent)
-    assert talk.do(talk.speech.interrupt("i")) == [Replied("i", error="no turn runs")]
+    assert talk.do(talk.protocol.interrupt("i")) == [Replied("i", error="no turn runs")]
     assert len(talk.sent) == count
 
 
 def test_an_interrupt_that_is_refused_or_never_answered() -> None:
     talk = Talk()
     talk.opens("r", "u")
-    talk.do(talk.speech.interrupt("i"))
+    talk.do(talk.protocol.interrupt("i"))
     assert talk.fail("no active turn to interrupt") == [Replied("i", error="no active turn to interrupt (-32600)")]
-    talk.do(talk.speech.interrupt("j"))
+    talk.do(talk.protocol.interrupt("j"))
     *ended, answered = talk.completed("u")
     assert ended == over("r")
     assert answered == Replied("j", error="the turn was over before it was answered")
@@ -499,7 +499,7 @@ def ask(talk: Talk, method: str, params: Mapping[str, Any], id: jsonrpc.Id = 0) 
 
 def answered(talk: Talk, asked: Requested, decision: Decision) -> dict[str, Any]:
     count = len(talk.sent)
-    assert talk.do(talk.speech.answer(asked, decision)) == []
+    assert talk.do(talk.protocol.answer(asked, decision)) == []
     (frame,) = talk.sent[count:]
     return frame
 
@@ -517,7 +517,7 @@ ALLOW, DENY = Decision(allows=True), Decision(allows=False)
 
 def test_a_question_about_a_command() -> None:
     asked = ask(Talk(), "item/commandExecution/requestApproval", COMMAND)
-    assert (asked.request, asked.wants, asked.tool) == ("0", Wants.PERMISSION, "commandExecution")
+    assert (asked.request, asked.wants, asked.tool) == ("0", RequestPurpose.PERMISSION, "commandExecution")
     assert asked.input == {"command": "touch a", "cwd": "/srv"}
     assert asked.details["title"] == "touch a"
     assert [(option["optionId"], option["kind"]) for option in asked.details["options"]] == [
@@ -578,18 +578,18 @@ def test_more_rights() -> None:
 def test_the_questions_of_an_older_protocol(method: str) -> None:
     talk = Talk()
     asked = ask(talk, method, {"command": ["touch", "a"], "fileChanges": {}})
-    assert asked.wants is Wants.PERMISSION
+    assert asked.wants is RequestPurpose.PERMISSION
     assert answered(talk, asked, ALLOW)["result"] == {"decision": "approved"}
 
 
 def test_what_a_server_or_the_agent_wants_to_know() -> None:
     talk = Talk()
     asked = ask(talk, "mcpServer/elicitation/request", {"serverName": "s", "message": "who?"})
-    assert (asked.wants, asked.tool) == (Wants.ELICITATION, "s")
+    assert (asked.wants, asked.tool) == (RequestPurpose.ELICITATION, "s")
     entered = Decision(allows=True, content={"name": "x"})
     assert answered(talk, asked, entered)["result"] == {"action": "accept", "content": {"name": "x"}}
     asked = ask(talk, "item/tool/requestUserInput", {"questions": [{"id": "q"}]}, 1)
-    assert asked.wants is Wants.ELICITATION
+    assert asked.wants is RequestPurpose.ELICITATION
     entered = Decision(allows=True, content={"q": "yes", "p": ["a", "b"]})
     assert answered(talk, asked, entered)["result"] == {
         "answers": {"q": {"answers": ["yes"]}, "p": {"answers": ["a", "b"]}}
@@ -610,15 +610,15 @@ def test_what_a_server_or_the_agent_wants_to_know() -> None:
 def test_a_question_whose_turn_is_stopped(method: str, result: Any) -> None:
     talk = Talk()
     asked = ask(talk, method, {})
-    talk.do(talk.speech.cancel(asked))
+    talk.do(talk.protocol.cancel(asked))
     assert talk.sent[-1] == {"id": 0, "result": result}
 
 
 def test_an_unknown_request_is_refused() -> None:
     talk = Talk()
     asked = ask(talk, "currentTime/read", {}, "x")
-    assert asked.wants is Wants.UNKNOWN
-    talk.do(talk.speech.refuse(asked, "no"))
+    assert asked.wants is RequestPurpose.UNKNOWN
+    talk.do(talk.protocol.refuse(asked, "no"))
     assert talk.sent[-1] == {"id": "x", "error": {"code": -32601, "message": "no"}}
 
 
@@ -628,8 +628,8 @@ def test_each_question_is_answered_once() -> None:
     assert talk.hears({"method": "item/commandExecution/requestApproval", "id": 0, "params": COMMAND}) == []
     answered(talk, asked, ALLOW)
     count = len(talk.sent)
-    talk.do(talk.speech.answer(asked, DENY))
-    talk.do(talk.speech.cancel(asked))
+    talk.do(talk.protocol.answer(asked, DENY))
+    talk.do(talk.protocol.cancel(asked))
     assert talk.notice("serverRequest/resolved", requestId=0) == [], "it has its answer"
     assert len(talk.sent) == count
 
@@ -640,7 +640,7 @@ def test_a_question_that_is_withdrawn_wants_no_answer() -> None:
     assert talk.notice("serverRequest/resolved", requestId="0") == [], "another one"
     assert talk.notice("serverRequest/resolved", requestId=0) == [RequestWithdrawn("0")]
     count = len(talk.sent)
-    talk.do(talk.speech.answer(asked, ALLOW))
+    talk.do(talk.protocol.answer(asked, ALLOW))
     assert len(talk.sent) == count
 
 
@@ -672,7 +672,7 @@ def test_what_was_changed_never_runs_as_it_was() -> None:
     talk = Talk()
     asked = ask(talk, "item/commandExecution/requestApproval", COMMAND)
     with pytest.raises(AssertionError):
-        talk.speech.answer(asked, Decision(allows=True, updated_input={"command": "ls"}))
+        talk.protocol.answer(asked, Decision(allows=True, updated_input={"command": "ls"}))
 
 
 def test_a_request_under_what_is_no_id_is_told_so() -> None:
@@ -687,8 +687,8 @@ def test_an_agent_that_answers_no_request_is_asked_no_more_than_so_many() -> Non
     count = len(talk.sent)
     for number in range(OURS_MAX):
         talk.prompt(f"r{number}")
-    assert talk.do(talk.speech.prompt("one more", "do")) == [PromptRefused("one more")]
-    [reply] = talk.do(talk.speech.interrupt("stop"))
+    assert talk.do(talk.protocol.prompt("one more", "do")) == [PromptRefused("one more")]
+    [reply] = talk.do(talk.protocol.interrupt("stop"))
     assert isinstance(reply, Replied)
     assert reply.error is not None
     assert len(talk.sent) == count + OURS_MAX
@@ -711,12 +711,12 @@ def test_what_is_said_in_another_thread_is_an_aside() -> None:
     talk = Talk(is_begun=False)
     line = json.dumps({"method": "item/agentMessage/delta", "params": {"threadId": THREAD, "delta": "x"}}).encode()
     other = line.replace(THREAD.encode(), b"another")
-    assert not talk.speech.is_aside(other), "which one is ours is not known yet"
+    assert not talk.protocol.is_aside(other), "which one is ours is not known yet"
     talk = Talk()
-    assert not talk.speech.is_aside(line)
-    assert talk.speech.is_aside(other)
-    assert not talk.speech.is_aside(b'{"method":"warning","params":{}}')
-    assert not talk.speech.is_aside(b"garbage")
+    assert not talk.protocol.is_aside(line)
+    assert talk.protocol.is_aside(other)
+    assert not talk.protocol.is_aside(b'{"method":"warning","params":{}}')
+    assert not talk.protocol.is_aside(b"garbage")
 
 
 # -- the rest --------------------------------------------------------------------------------------------------------
@@ -736,11 +736,11 @@ def test_a_batch_is_heard_in_order() -> None:
 
 def test_a_speech_is_a_value() -> None:
     talk = Talk()
-    before = talk.speech
+    before = talk.protocol
     talk.opens("r", "u")
-    assert isinstance(before, CodexSpeech)
+    assert isinstance(before, CodexProtocolState)
     assert before.running is None
-    assert before == Talk().speech
+    assert before == Talk().protocol
 
 
 def test_the_command_line_says_nothing() -> None:

@@ -33,7 +33,7 @@ from banksman.core.dialects.meaning import (
     TurnOpened,
     TurnOver,
 )
-from banksman.core.wire.framing import Framing, Mixed
+from banksman.core.wire.framing import Framing, MixedChunk
 
 each_recording = pytest.mark.parametrize("name", NAMES)
 each_cut = pytest.mark.parametrize("cut", CUTS.values(), ids=list(CUTS))
@@ -120,7 +120,7 @@ def heard(data: bytes, cut: Cut) -> list[tuple[bytes, Meaning | None]]:
     framing = Framing()
     lines: list[bytes] = []
     for answer in (*map(framing.feed, cut(data)), framing.end()):
-        assert not isinstance(answer, Mixed)
+        assert not isinstance(answer, MixedChunk)
         lines += answer
     return [(line, CODEX.read(line)) for line in lines]
 
@@ -175,7 +175,7 @@ def test_usage_is_that_of_the_turn() -> None:
 def test_a_conversation_that_is_not_known_is_forgotten() -> None:
     error = next(frame for frame in corpus.frames("codex-G-resume", "out") if "error" in frame)
     playing = codex.Play(CODEX.begin(Setup(conversation="01a1dca7-0000-7000-8000-000000000000")))
-    playing.say(playing.speech.handshake("handshake"))
+    playing.say(playing.protocol.handshake("handshake"))
     playing.hear(b'{"id":1,"result":{}}')
     assert playing.frames[-1]["method"] == "thread/resume"
     playing.hear(corpus.line(error | {"id": playing.frames[-1]["id"]}))

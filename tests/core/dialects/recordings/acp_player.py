@@ -24,8 +24,8 @@ from tests.core.dialects.recordings import corpus
 from tests.core.dialects.recordings.corpus import Cut, Entry
 
 from banksman.core.dialects.acp import acp
-from banksman.core.dialects.acp.conversation import AcpSpeech
-from banksman.core.dialects.dialect import Quirks, Setup, Spoken
+from banksman.core.dialects.acp.conversation import AcpProtocolState
+from banksman.core.dialects.dialect import ProtocolOutput, Quirks, Setup
 from banksman.core.dialects.meaning import (
     Meaning,
     NeedsConversation,
@@ -39,7 +39,7 @@ from banksman.core.dialects.meaning import (
     TurnOver,
 )
 from banksman.core.session.permissions import Decision
-from banksman.core.wire.framing import Framing, Mixed
+from banksman.core.wire.framing import Framing, MixedChunk
 
 NAMES = sorted(path.stem for path in corpus.FOLDER.glob("acp*.jsonl"))
 HANDSHAKE = "handshake-1"
@@ -94,7 +94,7 @@ class Played:
         openings = [entry.value for entry in played if entry.value.get("method") in OPENINGS]
         [opening] = openings
         params = opening["params"]
-        self.speech = self.dialect.begin(Setup(cwd=params["cwd"], conversation=params.get("sessionId")))
+        self.protocol = self.dialect.begin(Setup(cwd=params["cwd"], conversation=params.get("sessionId")))
         self._cut = cut
         self._framing = Framing()
         self._written: list[bytes] = []
@@ -119,7 +119,7 @@ class Played:
     def _say(self, frame: dict[str, Any]) -> None:
         match frame:
             case {"method": "initialize", "id": id}:
-                self._take(self.speech.handshake(HANDSHAKE))
+                self._take(self.protocol.handshake(HANDSHAKE))
                 sent = self._next()
                 assert sent["method"] == "initialize"
                 assert sent["params"]["protocolVersion"] == frame["params"]["protocolVersion"]
@@ -129,10 +129,10 @@ class Played:
             case {"method": "session/prompt", "params": params}:
                 self._pass_fence()
                 self._prompts += 1
-                self._take(self.speech.prompt(f"prompt-{self._prompts}", params["prompt"]))
+                self._take(self.protocol.prompt(f"prompt-{self._prompts}", params["prompt"]))
                 self._is_said(frame)
             case {"method": "session/cancel"}:
-                self._take(self.speech.interrupt("interrupt"))
+                self._take(self.protocol.interrupt("interrupt"))
                 self._is_said(frame)
             case {"id": id, "result": {"outcome": outcome}}:
                 self._answer(id, outcome)
@@ -143,12 +143,12 @@ class Played:
         request = json.dumps(id)
         [asked] = [each for each in self.meanings if isinstance(each, Requested) and each.request == request][-1:]
         if outcome["outcome"] == "cancelled":
-            self._take(self.speech.cancel(asked))
+            self._take(self.protocol.cancel(asked))
         else:
             kinds = {option["optionId"]: option["kind"] for option in asked.details["options"]}
             chosen = outcome["optionId"]
             allows = kinds[chosen].startswith("allow")
-            self._take(self.speech.answer(asked, Decision(allows=allows, option=chosen)))
+            self._take(self.protocol.answer(asked, Decision(allows=allows, option=chosen)))
         if RequestWithdrawn(request) in self.meanings:
             # It has its answer: that it was withdrawn. The recorded client gave it another.
             [sent] = self._written
@@ -164,20 +164,20 @@ class Played:
         assert sent == frame
 
     def _pass_fence(self) -> None:
-        assert isinstance(self.speech, AcpSpeech)
-        if self.speech.recites:
+        assert isinstance(self.protocol, AcpProtocolState)
+        if self.protocol.recites:
             fence = self._next()
             error = {"code": -32601, "message": "Method not found"}
             self._feed(corpus.line({"jsonrpc": "2.0", "id": fence["id"], "error": error}) + b"\n")
             assert self.heard.pop()[1] == ()
             # It is quiet then, for long enough.
-            hurried = self.speech.hurry()
-            self.speech, self.at_fence = hurried.speech, hurried.meanings
+            hurried = self.protocol.hurry()
+            self.protocol, self.at_fence = hurried.protocol, hurried.meanings
 
-    def _take(self, spoken: Spoken) -> None:
-        assert spoken.meanings == ()
-        self.speech = spoken.speech
-        self._written += spoken.frames
+    def _take(self, output: ProtocolOutput) -> None:
+        assert output.meanings == ()
+        self.protocol = output.protocol
+        self._written += output.frames
 
     def _next(self) -> dict[str, Any]:
         frame = self._written.pop(0)
@@ -197,21 +197,21 @@ class Played:
     def _feed(self, data: bytes) -> None:
         for piece in self._cut(data):
             read = self._framing.feed(piece)
-            assert not isinstance(read, Mixed)
+            assert not isinstance(read, MixedChunk)
             for line in read:
                 self.heard.append((line, tuple(self._understood(line))))
 
     def _understood(self, line: bytes) -> Iterator[Meaning]:
         meaning = self.dialect.read(line)
-        self.recited += self.speech.recites
+        self.recited += self.protocol.recites
         if not isinstance(meaning, NeedsConversation):
             if meaning is not None:
                 yield meaning
             return
-        spoken = self.speech.hear(meaning)
-        self.speech = spoken.speech
-        self._written += spoken.frames
-        yield from spoken.meanings
+        output = self.protocol.hear(meaning)
+        self.protocol = output.protocol
+        self._written += output.frames
+        yield from output.meanings
 
 
 def in_words(meaning: Meaning) -> str:

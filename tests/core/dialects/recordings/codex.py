@@ -22,7 +22,7 @@ from typing import Any
 from tests.core.dialects.recordings import corpus
 
 from banksman.core.dialects.codex import CODEX
-from banksman.core.dialects.dialect import Setup, Speech, Spoken
+from banksman.core.dialects.dialect import ProtocolOutput, ProtocolState, Setup
 from banksman.core.dialects.meaning import Meaning, NeedsConversation, Requested
 from banksman.core.session.permissions import Decision
 
@@ -37,7 +37,7 @@ _SAME = {"turn/steer": "turn/start", "thread/resume": "thread/start", "thread/fo
 class Play:
     """Our side of a recording: what it has sent, and all that the agent's words have meant."""
 
-    speech: Speech
+    protocol: ProtocolState
     write: Callable[[Any], bytes] = corpus.line
     frames: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     meanings: list[Meaning] = field(default_factory=list[Meaning])
@@ -45,27 +45,27 @@ class Play:
     prompts: int = 0
     stops: int = 0
 
-    def say(self, spoken: Spoken) -> None:
-        self.speech = spoken.speech
-        for frame in spoken.frames:
+    def say(self, output: ProtocolOutput) -> None:
+        self.protocol = output.protocol
+        for frame in output.frames:
             assert frame.index(b"\n") == len(frame) - 1
             self.frames.append(json.loads(frame))
-        self.meanings += spoken.meanings
+        self.meanings += output.meanings
 
     def told(self, frame: dict[str, Any]) -> None:
         """What the recorder said, said by ours."""
         match frame:
             case {"method": "initialize"}:
-                self.say(self.speech.handshake("handshake"))
+                self.say(self.protocol.handshake("handshake"))
             case {"method": "turn/start" | "turn/steer", "params": {"input": [{"text": text}]}}:
                 self.prompts += 1
-                self.say(self.speech.prompt(f"ref-{self.prompts}", text))
+                self.say(self.protocol.prompt(f"ref-{self.prompts}", text))
             case {"method": "turn/interrupt"}:
                 self.stops += 1
-                self.say(self.speech.interrupt(f"stop-{self.stops}"))
+                self.say(self.protocol.interrupt(f"stop-{self.stops}"))
             case {"result": {"decision": decision}}:
                 asked = next(each for each in reversed(self.meanings) if isinstance(each, Requested))
-                self.say(self.speech.answer(asked, _decision(decision)))
+                self.say(self.protocol.answer(asked, _decision(decision)))
             case _:
                 pass  # What follows from the replies: ours says it by itself.
         if "method" in frame and "id" in frame:
@@ -91,7 +91,7 @@ class Play:
     def hear(self, line: bytes) -> None:
         meaning = CODEX.read(line)
         if isinstance(meaning, NeedsConversation):
-            self.say(self.speech.hear(meaning))
+            self.say(self.protocol.hear(meaning))
         elif meaning is not None:
             self.meanings.append(meaning)
 

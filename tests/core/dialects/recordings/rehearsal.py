@@ -57,10 +57,10 @@ from banksman.core.session.facts import (
 from banksman.core.session.outcome import Outcome
 from banksman.core.session.permissions import Decision
 from banksman.core.session.session_config import Config
-from banksman.core.session.state import Naming, ProcessPhase, Session
+from banksman.core.session.state import ProcessPhase, PromptNaming, Session
 from banksman.core.session.step import step
 from banksman.core.session.turn import Ask
-from banksman.core.wire.framing import Framing, Mixed
+from banksman.core.wire.framing import Framing, MixedChunk
 
 # The process that the recording is of. Another one that the session wants after it never gets as far as to run.
 RECORDED = 1
@@ -154,7 +154,7 @@ class Rehearsal:
     def _pass_until_sent(self, frame: dict[str, Any]) -> None:
         """The recording goes on when the agent has this prompt."""
         while (sent := json.loads(self.written[-1])).get("message") != frame["message"]:
-            if not self._timers and self.state.queue and self.state.process.naming is not Naming.PRESENT:
+            if not self._timers and self.state.queue and self.state.process.naming is not PromptNaming.PRESENT:
                 return  # Into the turn of an agent that does not say what it works on: the session waits for its end.
             assert self._timers, f"the session does not send {frame['message']['content']!r}: {self.state}"
             self._fire_next()
@@ -179,8 +179,8 @@ class Rehearsal:
         for piece in self._cut(data):
             self._read(self._framing.feed(piece))
 
-    def _read(self, lines: list[bytes] | Mixed) -> None:
-        assert not isinstance(lines, Mixed)
+    def _read(self, lines: list[bytes] | MixedChunk) -> None:
+        assert not isinstance(lines, MixedChunk)
         if lines:
             heard = [(index, CLAUDE.read(line)) for index, line in enumerate(lines)]
             meanings = [(index, meaning) for index, meaning in heard if meaning is not None]

@@ -13,14 +13,14 @@ from __future__ import annotations
 from typing import Any
 
 from banksman.core.dialects.acp import reader, updates
-from banksman.core.dialects.acp.conversation import AcpSpeech
-from banksman.core.dialects.dialect import InWords, Quirks, Setup, Speech
+from banksman.core.dialects.acp.conversation import AcpProtocolState
+from banksman.core.dialects.dialect import ProtocolState, Quirks, Setup, StatelessDialect
 
 # An agent that does what the protocol says.
 ORDINARY = Quirks()
 
 
-class Acp(InWords):
+class Acp(StatelessDialect):
     """The dialect, as one program speaks it. It has no state but what is known about that program."""
 
     __slots__ = ("quirks",)
@@ -42,8 +42,8 @@ class Acp(InWords):
     def __repr__(self) -> str:
         return "<ACP dialect>"
 
-    def begin(self, setup: Setup) -> Speech:
-        return AcpSpeech(setup, self.quirks)
+    def begin(self, setup: Setup) -> ProtocolState:
+        return AcpProtocolState(setup, self.quirks)
 
     def project(self, line: bytes) -> list[dict[str, Any]]:
         """The frame's updates as they came. Never raises."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from banksman.core.dialects.dialect import Quirks
-from banksman.core.dialects.meaning import Requested, Wants
+from banksman.core.dialects.meaning import Requested, RequestPurpose
 from banksman.core.session.permissions import Decision
 from banksman.core.wire.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND, RpcCall, id_text
 from banksman.core.wire.partial_json import mapping, mappings, text
@@ -46,13 +46,13 @@ def requested(call: RpcCall, quirks: Quirks, kinds: Mapping[str, str]) -> Reques
             details = {name: value for name, value in tool.items() if name not in told}
             details["options"] = _options(params)
             kind = text(tool.get("kind")) or kinds.get(text(tool.get("toolCallId")) or "") or "other"
-            return Requested(request, Wants.PERMISSION, call.method, kind, mapping(given), details)
+            return Requested(request, RequestPurpose.PERMISSION, call.method, kind, mapping(given), details)
         case "elicitation/create" if params.get("mode", "form") == "form":
-            return Requested(request, Wants.ELICITATION, call.method, details=params)
+            return Requested(request, RequestPurpose.ELICITATION, call.method, details=params)
         case method if method.partition("/")[0] in quirks.serves and "/" in method:
-            return Requested(request, Wants.WORKSPACE, method, _SERVED.get(method, ""), params)
+            return Requested(request, RequestPurpose.WORKSPACE, method, _SERVED.get(method, ""), params)
         case _:
-            return Requested(request, Wants.UNKNOWN, call.method)
+            return Requested(request, RequestPurpose.UNKNOWN, call.method)
 
 
 def with_tool(tools: tuple[tuple[str, str], ...], update: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -64,7 +64,7 @@ def with_tool(tools: tuple[tuple[str, str], ...], update: Mapping[str, Any]) -> 
 
 
 def decided(asked: Requested, decision: Decision) -> Answer:
-    if asked.wants is Wants.ELICITATION:
+    if asked.wants is RequestPurpose.ELICITATION:
         return {"action": "accept", "content": dict(decision.content or {})} if decision.allows else _DECLINED
     option = _chosen(asked, decision)
     return CANCELLED if option is None else {"outcome": {"outcome": "selected", "optionId": option}}
@@ -73,16 +73,16 @@ def decided(asked: Requested, decision: Decision) -> Answer:
 def dismissed(asked: Requested) -> Answer | None:
     """The answer of somebody who does not answer; None: there is none but an error."""
     match asked.wants:
-        case Wants.PERMISSION:
+        case RequestPurpose.PERMISSION:
             return CANCELLED
-        case Wants.ELICITATION:
+        case RequestPurpose.ELICITATION:
             return _DISMISSED
         case _:
             return None
 
 
 def error_code(asked: Requested) -> int:
-    return METHOD_NOT_FOUND if asked.wants is Wants.UNKNOWN else INTERNAL_ERROR
+    return METHOD_NOT_FOUND if asked.wants is RequestPurpose.UNKNOWN else INTERNAL_ERROR
 
 
 CANCELLED: Answer = {"outcome": {"outcome": "cancelled"}}

@@ -14,7 +14,7 @@ from banksman.core.dialects.acp import reader as reading
 from banksman.core.dialects.acp import writer as content
 from banksman.core.dialects.acp.updates import said
 from banksman.core.dialects.acp.writer import Adjusted, Prompted, Purpose, Stage
-from banksman.core.dialects.dialect import ERROR_CHARACTERS_MAX, Prompt, Quirks, Setup, Spoken, is_aside
+from banksman.core.dialects.dialect import ERROR_CHARACTERS_MAX, Prompt, ProtocolOutput, Quirks, Setup, is_aside
 from banksman.core.dialects.meaning import (
     Forgot,
     Meaning,
@@ -30,9 +30,9 @@ from banksman.core.dialects.meaning import (
 )
 from banksman.core.session.permissions import Decision, Verdict
 from banksman.core.wire import jsonrpc
-from banksman.core.wire.jsonrpc import Garbage, Message, Notice, RpcCall, RpcReply
+from banksman.core.wire.jsonrpc import InvalidMessage, Message, Notification, RpcCall, RpcReply
 from banksman.core.wire.partial_json import mapping, text
-from banksman.core.wire.pending_requests import NO_ROOM, Exchange
+from banksman.core.wire.pending_requests import NO_ROOM, PendingRequests
 
 
 class SaidInTurn(Struct, frozen=True):
@@ -90,12 +90,12 @@ TOO_LARGE = "frame_too_large"
 _NOISE = Noise()
 
 
-_NOTHING_SAID: Exchange[Purpose] = Exchange()
+_NOTHING_SAID: PendingRequests[Purpose] = PendingRequests()
 # Updates that tell what holds now, and not what was said once.
 _STATES = frozenset(("config_option_update", "current_mode_update"))
 
 
-class AcpSpeech(Struct, frozen=True):
+class AcpProtocolState(Struct, frozen=True):
     setup: Setup
     quirks: Quirks
     stage: Stage = Stage.SILENT
@@ -106,7 +106,7 @@ class AcpSpeech(Struct, frozen=True):
     offers: words.Offers = words.NO_OFFERS
     # What is still to be set before the handshake is done.
     wishes: tuple[tuple[str, str], ...] = ()
-    exchange: Exchange[Purpose] = _NOTHING_SAID
+    exchange: PendingRequests[Purpose] = _NOTHING_SAID
     # The kinds of the tools of this turn, by their calls: a question about one need not say it again.
     tools: tuple[tuple[str, str], ...] = ()
     said: SaidInTurn = NOTHING
@@ -125,145 +125,149 @@ class AcpSpeech(Struct, frozen=True):
         return is_aside(line, self.conversation, "sessionId")
 
     # -- what is said ------------------------------------------------------------------------------------------------
-    def handshake(self, request: str) -> Spoken:
+    def handshake(self, request: str) -> ProtocolOutput:
         asking = replace(self, request=request, stage=Stage.INITIALIZING)
         return asking._call(Stage.INITIALIZING, words.INITIALIZE, words.initialize(self.quirks))
 
-    def hurry(self) -> Spoken:
+    def hurry(self) -> ProtocolOutput:
         """Nothing of the handshake is waited for any more that can be done without: to know where the history ends."""
-        return self._adjust() if self.stage in _QUIET_SECONDS else Spoken(self)
+        return self._adjust() if self.stage in _QUIET_SECONDS else ProtocolOutput(self)
 
-    def prompt(self, ref: str, prompt: Prompt) -> Spoken:
+    def prompt(self, ref: str, prompt: Prompt) -> ProtocolOutput:
         blocks = content.blocks(prompt)
         if self.stage is Stage.READY:
             fitted = content.fitted(blocks, self.agent)
             if isinstance(fitted, str):
-                return Spoken(self, meanings=(TurnOver(refs=(ref,), is_error=True, error=fitted),))
+                return ProtocolOutput(self, meanings=(TurnOver(refs=(ref,), is_error=True, error=fitted),))
             blocks = fitted
         if not self.exchange.ours.has_room:
-            return Spoken(self, meanings=(TurnOver(refs=(ref,), is_error=True, error=NO_ROOM),))
+            return ProtocolOutput(self, meanings=(TurnOver(refs=(ref,), is_error=True, error=NO_ROOM),))
         params = {"sessionId": self.conversation, "prompt": blocks}
         return replace(self, said=NOTHING, tools=())._call(Prompted(ref), words.PROMPT, params)
 
-    def interrupt(self, request: str) -> Spoken:
+    def interrupt(self, request: str) -> ProtocolOutput:
         del request  # A cancel is a notice: only the turn's end answers it.
         if self.conversation is None:
-            return Spoken(self)
+            return ProtocolOutput(self)
         exchange, frame = self.exchange.notice(words.CANCEL, {"sessionId": self.conversation})
-        return Spoken(replace(self, exchange=replace(exchange, ours=exchange.ours.changed(_cancelled))), (frame,))
+        return ProtocolOutput(
+            replace(self, exchange=replace(exchange, ours=exchange.ours.changed(_cancelled))), (frame,)
+        )
 
-    def setting(self, request: str, name: str, value: str) -> Spoken:
+    def setting(self, request: str, name: str, value: str) -> ProtocolOutput:
         return self._set(request, name, value)
 
-    def answer(self, asked: Requested, decision: Decision) -> Spoken:
-        spoken = self._reply(asked, answering.decided(asked, decision))
+    def answer(self, asked: Requested, decision: Decision) -> ProtocolOutput:
+        output = self._reply(asked, answering.decided(asked, decision))
         if not decision.interrupts:
-            return spoken
-        stopped = spoken.speech.interrupt("")
-        return Spoken(stopped.speech, (*spoken.frames, *stopped.frames))
+            return output
+        stopped = output.protocol.interrupt("")
+        return ProtocolOutput(stopped.protocol, (*output.frames, *stopped.frames))
 
-    def rule(self, asked: Requested, verdict: Verdict | None) -> Spoken:
+    def rule(self, asked: Requested, verdict: Verdict | None) -> ProtocolOutput:
         # Nothing of ACP asks for it.
         return self.refuse(asked, "no rule" if verdict is None else verdict.value)
 
-    def respond(self, asked: Requested, response: Mapping[str, Any]) -> Spoken:
+    def respond(self, asked: Requested, response: Mapping[str, Any]) -> ProtocolOutput:
         return self._reply(asked, dict(response))
 
-    def refuse(self, asked: Requested, error: str) -> Spoken:
+    def refuse(self, asked: Requested, error: str) -> ProtocolOutput:
         return self._dismiss(asked, answering.error_code(asked), error)
 
-    def cancel(self, asked: Requested) -> Spoken:
+    def cancel(self, asked: Requested) -> ProtocolOutput:
         return self._dismiss(asked, jsonrpc.REQUEST_CANCELLED, "cancelled")
 
-    def _dismiss(self, asked: Requested, code: int, error: str) -> Spoken:
+    def _dismiss(self, asked: Requested, code: int, error: str) -> ProtocolOutput:
         dismissal = answering.dismissed(asked)
         if dismissal is not None:
             return self._reply(asked, dismissal)
         exchange, frames = self.exchange.error(asked.request, code, error)
-        return Spoken(replace(self, exchange=exchange), frames)
+        return ProtocolOutput(replace(self, exchange=exchange), frames)
 
-    def _call(self, purpose: Purpose, method: str, params: Mapping[str, Any]) -> Spoken:
+    def _call(self, purpose: Purpose, method: str, params: Mapping[str, Any]) -> ProtocolOutput:
         exchange, frame = self.exchange.call(purpose, method, params)
-        return Spoken(replace(self, exchange=exchange), (frame,))
+        return ProtocolOutput(replace(self, exchange=exchange), (frame,))
 
-    def _reply(self, asked: Requested, result: Any) -> Spoken:
+    def _reply(self, asked: Requested, result: Any) -> ProtocolOutput:
         exchange, frames = self.exchange.reply(asked.request, result)
-        return Spoken(replace(self, exchange=exchange), frames)
+        return ProtocolOutput(replace(self, exchange=exchange), frames)
 
     # -- what is heard -----------------------------------------------------------------------------------------------
-    def hear(self, told: NeedsConversation) -> Spoken:
-        speech = self
+    def hear(self, told: NeedsConversation) -> ProtocolOutput:
+        protocol = self
         frames: list[bytes] = []
         meanings: list[Meaning] = []
         messages: tuple[Message, ...] = told.message
         for message in messages:
-            spoken = speech._heard(message)
-            assert isinstance(spoken.speech, AcpSpeech)
-            speech = spoken.speech
-            frames += spoken.frames
-            meanings += spoken.meanings
-        return Spoken(speech, tuple(frames), tuple(meanings))
+            output = protocol._heard(message)
+            assert isinstance(output.protocol, AcpProtocolState)
+            protocol = output.protocol
+            frames += output.frames
+            meanings += output.meanings
+        return ProtocolOutput(protocol, tuple(frames), tuple(meanings))
 
-    def _heard(self, message: Message) -> Spoken:
+    def _heard(self, message: Message) -> ProtocolOutput:
         match message:
             case RpcReply():
                 return self._hear_reply(message)
             case RpcCall():
                 return self._hear_call(message)
-            case Notice(method=reading.UPDATE):
+            case Notification(method=reading.UPDATE):
                 return self._hear_update(message)
-            case Notice():
+            case Notification():
                 return self._hear_notice(message)
-            case Garbage():
+            case InvalidMessage():
                 exchange, frames = self.exchange.reject(message)
-                return Spoken(replace(self, exchange=exchange), frames, (_NOISE,))
+                return ProtocolOutput(replace(self, exchange=exchange), frames, (_NOISE,))
 
-    def _noise(self) -> Spoken:
-        return Spoken(self, meanings=(_NOISE,))
+    def _noise(self) -> ProtocolOutput:
+        return ProtocolOutput(self, meanings=(_NOISE,))
 
     # -- updates -----------------------------------------------------------------------------------------------------
-    def _hear_update(self, notice: Notice) -> Spoken:
+    def _hear_update(self, notice: Notification) -> ProtocolOutput:
         update = reading.update_of(notice)
         kind = update.get("sessionUpdate")
         if not isinstance(kind, str):
             return self._noise()
         if notice.named.get("sessionId") != (self.conversation or notice.named.get("sessionId")):
-            return Spoken(self)  # Of a conversation beside ours, a subagent's. It says nothing about our turn.
+            return ProtocolOutput(self)  # Of a conversation beside ours, a subagent's. It says nothing about our turn.
         if self.recites and not (self.stage in _QUIET_SECONDS and kind in _STATES):
             # Long ago. But what holds now may be told as soon as the conversation is there.
-            return Spoken(self)
-        speech = replace(self, said=self.said.told(update)) if kind in reading.DEEDS else self
+            return ProtocolOutput(self)
+        protocol = replace(self, said=self.said.told(update)) if kind in reading.DEEDS else self
         match kind:
             case reading.THOUGHT:
-                return Spoken(speech, meanings=(Thought(),))
+                return ProtocolOutput(protocol, meanings=(Thought(),))
             case "tool_call" | "tool_call_update":
                 tools = answering.with_tool(self.tools, update)
-                return Spoken(replace(speech, tools=tools), meanings=_of_tool(update, is_new=kind == "tool_call"))
+                return ProtocolOutput(
+                    replace(protocol, tools=tools), meanings=_of_tool(update, is_new=kind == "tool_call")
+                )
             case "config_option_update":
-                return Spoken(replace(speech, offers=words.offers(update, self.offers)))
+                return ProtocolOutput(replace(protocol, offers=words.offers(update, self.offers)))
             case "current_mode_update":
                 mode = update.get("currentModeId")
                 offers = self.offers.now("permission_mode", mode) if isinstance(mode, str) else self.offers
-                return Spoken(replace(speech, offers=offers))
+                return ProtocolOutput(replace(protocol, offers=offers))
             case "usage_update":
                 spent = words.spent(update)
-                return Spoken(speech if spent is None else replace(speech, spent=spent))
+                return ProtocolOutput(protocol if spent is None else replace(protocol, spent=spent))
             case _:
-                return Spoken(speech)
+                return ProtocolOutput(protocol)
 
     # -- requests of theirs ------------------------------------------------------------------------------------------
-    def _hear_call(self, call: RpcCall) -> Spoken:
+    def _hear_call(self, call: RpcCall) -> ProtocolOutput:
         exchange, is_taken, frames = self.exchange.take(call)
         taken = replace(self, exchange=exchange)
         if not is_taken:
-            return Spoken(taken, frames) if frames else self._noise()
+            return ProtocolOutput(taken, frames) if frames else self._noise()
         request = answering.requested(call, self.quirks, dict(self.tools))
         if call.is_cut:
             # Of a question as large as this one the answer is "no", but it must have one: the agent waits.
             return taken.refuse(request, "this request is too large")
-        return Spoken(taken, meanings=(request,))
+        return ProtocolOutput(taken, meanings=(request,))
 
-    def _hear_notice(self, notice: Notice) -> Spoken:
+    def _hear_notice(self, notice: Notification) -> ProtocolOutput:
         id = jsonrpc.withdrawn(notice)
         if id is None:
             return self._noise()
@@ -271,30 +275,30 @@ class AcpSpeech(Struct, frozen=True):
         exchange, frames = self.exchange.error(request, jsonrpc.REQUEST_CANCELLED, "cancelled")
         if not frames:
             return self._noise()
-        return Spoken(replace(self, exchange=exchange), frames, (RequestWithdrawn(request),))
+        return ProtocolOutput(replace(self, exchange=exchange), frames, (RequestWithdrawn(request),))
 
     # -- answers to ours ---------------------------------------------------------------------------------------------
-    def _hear_reply(self, reply: RpcReply) -> Spoken:
+    def _hear_reply(self, reply: RpcReply) -> ProtocolOutput:
         id = reply.id
         if id is None:
             id = self._meant(reply)
         exchange, purpose = self.exchange.settle(id)
         if purpose is None:
             return self._noise()  # Late, or said twice, or an answer to nothing.
-        speech = replace(self, exchange=exchange)
+        protocol = replace(self, exchange=exchange)
         match purpose:
             case Prompted():
-                return speech._over(purpose, reply)
+                return protocol._over(purpose, reply)
             case Adjusted():
-                return speech._hear_set(purpose, reply)
+                return protocol._hear_set(purpose, reply)
             case Stage.INITIALIZING:
-                return speech._hear_initialized(reply)
+                return protocol._hear_initialized(reply)
             case Stage.FENCING:
                 # Late, it says nothing any more: see `hurry`.
                 is_due = self.stage is Stage.FENCING
-                return Spoken(replace(speech, stage=Stage.QUIETING)) if is_due else speech._noise()
+                return ProtocolOutput(replace(protocol, stage=Stage.QUIETING)) if is_due else protocol._noise()
             case _:
-                return speech._hear_opened(reply)
+                return protocol._hear_opened(reply)
 
     def _meant(self, reply: RpcReply) -> int | None:
         """Which request a reply that names none is about.
@@ -312,7 +316,7 @@ class AcpSpeech(Struct, frozen=True):
         )
         return last if is_about_line and last in prompts else None
 
-    def _over(self, prompted: Prompted, reply: RpcReply) -> Spoken:
+    def _over(self, prompted: Prompted, reply: RpcReply) -> ProtocolOutput:
         """The boundary."""
         over = TurnOver(refs=(prompted.ref,), conversation=self.conversation, spent=self.spent)
         result = reply.named
@@ -332,7 +336,7 @@ class AcpSpeech(Struct, frozen=True):
             usage = mapping(result.get("usage")) or words.usage_beside(result)
             over = replace(over, stop_reason=reason, usage=usage or None)
             over = replace(over, **self._judged(prompted, reason))
-        return Spoken(self, meanings=(over,))
+        return ProtocolOutput(self, meanings=(over,))
 
     def _judged(self, prompted: Prompted, reason: str | None) -> dict[str, Any]:
         """What a reason to stop means, with what is known about this agent."""
@@ -349,15 +353,15 @@ class AcpSpeech(Struct, frozen=True):
         return {} if error is None else {"is_error": True, "error": error}
 
     # -- the handshake -----------------------------------------------------------------------------------------------
-    def _hear_initialized(self, reply: RpcReply) -> Spoken:
+    def _hear_initialized(self, reply: RpcReply) -> ProtocolOutput:
         if reply.error is not None:
             return self._refused(words.failure_text(reply.error))
         agent = words.agent(reply.named)
-        speech = replace(self, agent=agent)
+        protocol = replace(self, agent=agent)
         fault = words.version_fault(reply.named, agent.name) or words.opening_fault(self.setup, agent)
-        return speech._refused(fault) if fault is not None else speech._open(words.way_in(self.setup, agent))
+        return protocol._refused(fault) if fault is not None else protocol._open(words.way_in(self.setup, agent))
 
-    def _open(self, method: str | None) -> Spoken:
+    def _open(self, method: str | None) -> ProtocolOutput:
         if method is None and self.setup.forks:
             return self._refused(f"{self.agent.name} cannot begin another conversation with what was said in one")
         if method is None:
@@ -365,7 +369,7 @@ class AcpSpeech(Struct, frozen=True):
         stage = Stage.LOADING if method == words.LOAD else Stage.OPENING
         return replace(self, stage=stage)._call(stage, method, words.opening(self.setup, method))
 
-    def _hear_opened(self, reply: RpcReply) -> Spoken:
+    def _hear_opened(self, reply: RpcReply) -> ProtocolOutput:
         if reply.error is not None:
             return self._not_opened(reply.error)
         # The name of one that is gone on with need not be said again.
@@ -375,17 +379,17 @@ class AcpSpeech(Struct, frozen=True):
             said = TOO_LARGE if reply.is_cut else "the agent gave its new conversation no name"
             return self._refused(said)
         wishes = (("model", self.setup.model), ("permission_mode", self.setup.permission_mode))
-        speech = replace(
+        protocol = replace(
             self,
             conversation=conversation,
             offers=words.offers(reply.named, self.offers),
             wishes=tuple((name, value) for name, value in wishes if value is not None),
         )
         if self.stage is Stage.LOADING and self.quirks.recites_late:
-            return replace(speech, stage=Stage.FENCING)._call(Stage.FENCING, words.FENCE, {})
-        return speech._adjust()
+            return replace(protocol, stage=Stage.FENCING)._call(Stage.FENCING, words.FENCE, {})
+        return protocol._adjust()
 
-    def _not_opened(self, failure: jsonrpc.Failure) -> Spoken:
+    def _not_opened(self, failure: jsonrpc.Failure) -> ProtocolOutput:
         if failure.code == words.AUTH_REQUIRED:
             return self._refused(words.login_needed(self.agent, failure))
         if self.setup.conversation is None:
@@ -397,41 +401,43 @@ class AcpSpeech(Struct, frozen=True):
             return self._forgot(words.failure_text(failure))
         return self._refused(words.failure_text(failure))
 
-    def _adjust(self) -> Spoken:
+    def _adjust(self) -> ProtocolOutput:
         """Set what is still to be set, and then the handshake is done."""
         if not self.wishes:
-            return Spoken(replace(self, stage=Stage.READY), meanings=(Replied(self.request),))
+            return ProtocolOutput(replace(self, stage=Stage.READY), meanings=(Replied(self.request),))
         (name, value), *rest = self.wishes
         return replace(self, stage=Stage.ADJUSTING, wishes=tuple(rest))._set(None, name, value)
 
-    def _set(self, request: str | None, name: str, wish: str) -> Spoken:
+    def _set(self, request: str | None, name: str, wish: str) -> ProtocolOutput:
         choice = self.offers.get(name)
         value = None if choice is None else choice.find(wish)
         if choice is None or value is None or self.conversation is None:
             return self._not_set(request, words.not_offered(self.agent, name, wish, choice))
         if value == choice.current:
-            return self._adjust() if request is None else Spoken(self, meanings=(Replied(request),))
+            return self._adjust() if request is None else ProtocolOutput(self, meanings=(Replied(request),))
         if not self.exchange.ours.has_room:
             return self._not_set(request, NO_ROOM)
         return self._call(Adjusted(request, name, value), choice.method, choice.params(self.conversation, value))
 
-    def _hear_set(self, adjusted: Adjusted, reply: RpcReply) -> Spoken:
+    def _hear_set(self, adjusted: Adjusted, reply: RpcReply) -> ProtocolOutput:
         if reply.error is not None:
             return self._not_set(adjusted.request, words.failure_text(reply.error))
         offers = words.offers(reply.named, self.offers.now(adjusted.name, adjusted.value))
-        speech = replace(self, offers=offers)
+        protocol = replace(self, offers=offers)
         if adjusted.request is None:
-            return speech._adjust()
-        return Spoken(speech, meanings=(Replied(adjusted.request),))
+            return protocol._adjust()
+        return ProtocolOutput(protocol, meanings=(Replied(adjusted.request),))
 
-    def _not_set(self, request: str | None, error: str) -> Spoken:
-        return self._refused(error) if request is None else Spoken(self, meanings=(Replied(request, error=error),))
+    def _not_set(self, request: str | None, error: str) -> ProtocolOutput:
+        return (
+            self._refused(error) if request is None else ProtocolOutput(self, meanings=(Replied(request, error=error),))
+        )
 
-    def _refused(self, error: str) -> Spoken:
-        return Spoken(replace(self, stage=Stage.REFUSED), meanings=(Replied(self.request, error=error),))
+    def _refused(self, error: str) -> ProtocolOutput:
+        return ProtocolOutput(replace(self, stage=Stage.REFUSED), meanings=(Replied(self.request, error=error),))
 
-    def _forgot(self, error: str) -> Spoken:
-        return Spoken(replace(self, stage=Stage.REFUSED), meanings=(Forgot(error),))
+    def _forgot(self, error: str) -> ProtocolOutput:
+        return ProtocolOutput(replace(self, stage=Stage.REFUSED), meanings=(Forgot(error),))
 
 
 def _cancelled(purpose: Purpose) -> Purpose:

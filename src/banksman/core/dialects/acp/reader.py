@@ -18,7 +18,7 @@ import msgspec
 
 from banksman.core.dialects.meaning import Meaning, NeedsConversation, Noise, Thought
 from banksman.core.wire import jsonrpc
-from banksman.core.wire.jsonrpc import Garbage, Message, Notice
+from banksman.core.wire.jsonrpc import InvalidMessage, Message, Notification
 from banksman.core.wire.partial_json import UNDECODABLE, mapping
 
 UPDATE = "session/update"
@@ -79,22 +79,22 @@ def _meaning(messages: tuple[Message, ...], remembered: frozenset[str]) -> Meani
     message, *others = messages
     if others:
         # What is garbage among them costs nothing but itself.
-        is_noise = all(isinstance(each, Garbage) and not each.is_request for each in messages)
+        is_noise = all(isinstance(each, InvalidMessage) and not each.is_request for each in messages)
         return _NOISE if is_noise else NeedsConversation(messages)
     match message:
-        case Garbage(is_request=False):
+        case InvalidMessage(is_request=False):
             return _NOISE
-        case Notice(method="session/update") as notice:
+        case Notification(method="session/update") as notice:
             kind = update_of(notice).get("sessionUpdate")
             return NeedsConversation(messages) if isinstance(kind, str) and kind in remembered else _unremembered(kind)
-        case Notice() as notice if jsonrpc.withdrawn(notice) is None:
+        case Notification() as notice if jsonrpc.withdrawn(notice) is None:
             # An extension of its own. It lives, and has not got on.
             return _NOISE
         case _:
             return NeedsConversation(messages)
 
 
-def update_of(notice: Notice) -> dict[str, Any]:
+def update_of(notice: Notification) -> dict[str, Any]:
     return mapping(notice.named.get("update"))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from banksman.core.wire import jsonrpc
-from banksman.core.wire.jsonrpc import Notice
+from banksman.core.wire.jsonrpc import Notification
 from banksman.core.wire.partial_json import mapping, text
 
 Update = dict[str, Any]
@@ -94,7 +94,7 @@ def _updates(line: bytes) -> list[tuple[Any, Update]]:
     """The updates of a line, each with the conversation that it is of."""
     found: list[tuple[Any, Update]] = []
     for message in jsonrpc.decode(line):
-        if isinstance(message, Notice) and message.method == "session/update" and not message.is_cut:
+        if isinstance(message, Notification) and message.method == "session/update" and not message.is_cut:
             update = mapping(message.named.get("update"))
             if isinstance(update.get("sessionUpdate"), str):
                 found.append((message.named.get("sessionId"), update))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from banksman.core.dialects.claude import reader, updates, writer
-from banksman.core.dialects.dialect import PLAIN, Plain, Prompt, Setup, Speech
+from banksman.core.dialects.dialect import PLAIN, Prompt, ProtocolState, Setup, StatelessProtocol
 from banksman.core.dialects.meaning import Requested
 from banksman.core.session.permissions import Decision, Verdict
 
@@ -33,9 +33,9 @@ class Claude:
     read = staticmethod(reader.read)
     read_head = staticmethod(reader.read_head)
 
-    def begin(self, setup: Setup) -> Speech:
+    def begin(self, setup: Setup) -> ProtocolState:
         """Each of its frames says all there is to know."""
-        return Plain(self, setup)
+        return StatelessProtocol(self, setup)
 
     def handshake(self, request: str, setup: Setup = PLAIN) -> bytes:
         """Its answer means that the process is ready. Only the first one of a process sets a schema."""

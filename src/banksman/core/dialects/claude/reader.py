@@ -34,6 +34,7 @@ from banksman.core.dialects.meaning import (
     PromptTaken,
     Replied,
     Requested,
+    RequestPurpose,
     RequestWithdrawn,
     TasksChanged,
     Thought,
@@ -41,7 +42,6 @@ from banksman.core.dialects.meaning import (
     ToolEnded,
     TurnOpened,
     TurnOver,
-    Wants,
 )
 from banksman.core.wire.framing import HEAD_BYTES
 from banksman.core.wire.partial_json import UNDECODABLE, Members, items, mapping, mappings, mended, split, text, texts
@@ -214,7 +214,7 @@ def _delta(frame: _ClaudeFrame) -> Meaning | None:
     return _THOUGHT if delta.get("type") == "thinking_delta" else None
 
 
-def _spoken(frame: _ClaudeFrame) -> Meaning | None:
+def _output(frame: _ClaudeFrame) -> Meaning | None:
     calls = tuple(call for block in _blocks(frame, "tool_use") if (call := text(block.get("id"))) is not None)
     return ToolBegan(calls) if calls else None
 
@@ -330,21 +330,21 @@ def _control_asked(frame: _ClaudeFrame) -> Meaning | None:
     match subtype:
         case "can_use_tool" if isinstance(asked.get("tool_name"), str):
             details = {name: value for name, value in asked.items() if name not in ("subtype", "tool_name", "input")}
-            return Requested(request, Wants.PERMISSION, subtype, asked["tool_name"], given, details)
+            return Requested(request, RequestPurpose.PERMISSION, subtype, asked["tool_name"], given, details)
         case "hook_callback" if asked.get("callback_id") == writer.RULES_HOOK:
             tool = text(given.get("tool_name")) or ""
-            return Requested(request, Wants.RULING, subtype, tool, mapping(given.get("tool_input")))
+            return Requested(request, RequestPurpose.RULING, subtype, tool, mapping(given.get("tool_input")))
         case "hook_callback" if isinstance(asked.get("callback_id"), str):
-            return Requested(request, Wants.HOOK, subtype, asked["callback_id"], given)
+            return Requested(request, RequestPurpose.HOOK, subtype, asked["callback_id"], given)
         case "mcp_message" if isinstance(asked.get("server_name"), str):
             message = mapping(asked.get("message"))
-            return Requested(request, Wants.TOOL, subtype, asked["server_name"], message)
+            return Requested(request, RequestPurpose.TOOL, subtype, asked["server_name"], message)
         case "elicitation":
             details = {name: value for name, value in asked.items() if name != "subtype"}
             server = text(asked.get("mcp_server_name")) or ""
-            return Requested(request, Wants.ELICITATION, subtype, server, {}, details)
+            return Requested(request, RequestPurpose.ELICITATION, subtype, server, {}, details)
         case _:
-            return Requested(request, Wants.UNKNOWN, subtype)
+            return Requested(request, RequestPurpose.UNKNOWN, subtype)
 
 
 def _control_withdrawn(frame: _ClaudeFrame) -> Meaning | None:
@@ -352,7 +352,7 @@ def _control_withdrawn(frame: _ClaudeFrame) -> Meaning | None:
 
 
 _MEANINGS: dict[str, Callable[[_ClaudeFrame], Meaning | None]] = {
-    "assistant": _spoken,
+    "assistant": _output,
     "user": _heard,
     "stream_event": _delta,
     "system": _system,

@@ -52,7 +52,7 @@ def project(line: bytes) -> list[Update]:
             content = message.get("content")
             blocks = [{"type": "text", "text": content}] if isinstance(content, str) else mappings(content)
             message_id = message.get("id")
-            return [update for block in blocks for update in _spoken(block, message_id)]
+            return [update for block in blocks for update in _output(block, message_id)]
         case "user":
             blocks = mappings(mapping(frame.get("message")).get("content"))
             return [update for block in blocks for update in _tool_ended(block)]
@@ -169,7 +169,7 @@ class ClaudeTranscript:
             self._length -= len(self._whole.pop(0))
 
 
-def _spoken(block: dict[str, Any], message_id: Any) -> list[Update]:
+def _output(block: dict[str, Any], message_id: Any) -> list[Update]:
     match block.get("type"):
         case "text":
             return _chunk("agent_message_chunk", block.get("text"), message_id)

@@ -15,7 +15,7 @@ from typing import Any, cast
 import msgspec
 
 from banksman.core.dialects.dialect import Prompt, Setup
-from banksman.core.dialects.meaning import Requested, Wants
+from banksman.core.dialects.meaning import Requested, RequestPurpose
 from banksman.core.json_schema.json_value import canonical
 from banksman.core.session.permissions import Decision, Verdict
 from banksman.errors import UsageError
@@ -154,7 +154,7 @@ def setting(request: str, name: str, value: str) -> bytes:
 
 
 def answer(asked: Requested, decision: Decision) -> bytes:
-    if asked.wants is Wants.ELICITATION:
+    if asked.wants is RequestPurpose.ELICITATION:
         body: dict[str, Any] = {"action": "accept" if decision.allows else "decline"}
         if decision.allows:
             body["content"] = dict(decision.content or {})
@@ -194,7 +194,7 @@ def ruling(asked: Requested, verdict: Verdict | None) -> bytes:
 
 
 def respond(asked: Requested, response: Mapping[str, Any]) -> bytes:
-    body = {"mcp_response": dict(response)} if asked.wants is Wants.TOOL else response
+    body = {"mcp_response": dict(response)} if asked.wants is RequestPurpose.TOOL else response
     return control_response(asked.request, body)
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from banksman.core.dialects.codex import reader, updates
-from banksman.core.dialects.codex.conversation import CodexSpeech
-from banksman.core.dialects.dialect import InWords, Setup, Speech
+from banksman.core.dialects.codex.conversation import CodexProtocolState
+from banksman.core.dialects.dialect import ProtocolState, Setup, StatelessDialect
 
 
-class Codex(InWords):
+class Codex(StatelessDialect):
     """The dialect. It has no state: one instance, `CODEX`, serves every session."""
 
     __slots__ = ()
@@ -31,8 +31,8 @@ class Codex(InWords):
     read = staticmethod(reader.read)
     read_head = staticmethod(reader.read_head)
 
-    def begin(self, setup: Setup) -> Speech:
-        return CodexSpeech(setup)
+    def begin(self, setup: Setup) -> ProtocolState:
+        return CodexProtocolState(setup)
 
     def project(self, line: bytes) -> list[dict[str, Any]]:
         """A frame as ACP session updates; the rules are in updates.py. Never raises."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from banksman.core.dialects.meaning import Requested, Wants
+from banksman.core.dialects.meaning import Requested, RequestPurpose
 from banksman.core.session.permissions import Decision
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.jsonrpc import RpcCall
@@ -70,12 +70,12 @@ def requested(call: RpcCall) -> Requested:
         given = {name: params[name] for name in _INPUTS[method] if params.get(name) is not None}
         details = {name: value for name, value in params.items() if name not in given and value is not None}
         details |= {"title": _title(given, params), "options": _options(call)}
-        return Requested(request, Wants.PERMISSION, method, _TOOLS[method], given, details)
+        return Requested(request, RequestPurpose.PERMISSION, method, _TOOLS[method], given, details)
     if method == ELICITATION:
-        return Requested(request, Wants.ELICITATION, method, text(params.get("serverName")) or "", {}, params)
+        return Requested(request, RequestPurpose.ELICITATION, method, text(params.get("serverName")) or "", {}, params)
     if method == INPUT:
-        return Requested(request, Wants.ELICITATION, method, "requestUserInput", {}, params)
-    return Requested(request, Wants.UNKNOWN, method)
+        return Requested(request, RequestPurpose.ELICITATION, method, "requestUserInput", {}, params)
+    return Requested(request, RequestPurpose.UNKNOWN, method)
 
 
 def _title(given: Mapping[str, Any], params: Mapping[str, Any]) -> str:

@@ -32,11 +32,11 @@ from banksman.core.dialects.codex.reader import (
     TOKEN_USAGE,
     TURN_COMPLETED,
     TURN_STARTED,
-    Over,
+    EndedTurn,
     RunningTurn,
 )
 from banksman.core.dialects.codex.writer import Begin, Converse, Initialize, Join, Purpose, Stop
-from banksman.core.dialects.dialect import PLAIN, Prompt, Setup, Spoken, is_aside
+from banksman.core.dialects.dialect import PLAIN, Prompt, ProtocolOutput, Setup, is_aside
 from banksman.core.dialects.meaning import (
     Forgot,
     Meaning,
@@ -46,39 +46,39 @@ from banksman.core.dialects.meaning import (
     PromptTaken,
     Replied,
     Requested,
+    RequestPurpose,
     RequestWithdrawn,
     TurnOpened,
-    Wants,
 )
 from banksman.core.session.permissions import DENIED, Decision, Verdict
 from banksman.core.wire import jsonrpc
-from banksman.core.wire.jsonrpc import BARE, Garbage, Message, Notice, RpcCall, RpcReply
+from banksman.core.wire.jsonrpc import BARE, InvalidMessage, Message, Notification, RpcCall, RpcReply
 from banksman.core.wire.partial_json import mapping, text
-from banksman.core.wire.pending_requests import NO_ROOM, Exchange
+from banksman.core.wire.pending_requests import NO_ROOM, PendingRequests
 
 # It becomes a word of the log, and is said again to the next process.
 CONVERSATION_CHARACTERS_MAX = 256
 # How it says that it does not know a conversation. Without one nothing was said in it, or its file is gone.
 _UNKNOWN = ("no rollout found", "thread not found", "invalid session id", "invalid thread id")
-_NOTHING_SAID: Exchange[Purpose] = Exchange(BARE)
+_NOTHING_SAID: PendingRequests[Purpose] = PendingRequests(BARE)
 # Any turn: the reply did not say, or not legibly, in which one the prompt is.
 _ANY = ""
 # How many ended turns are known by their id. An agent may repeat what it said about a turn after later turns.
 ENDED_TURNS_MAX = 16
 
 
-class CodexSpeech(Struct, frozen=True):
+class CodexProtocolState(Struct, frozen=True):
     """`accepted`: prompts whose turn, by its id, has not started yet. `over`: the last turn that ended. `ended`:
     the ids of the turns that ended before it. `stops`: interrupts that wait for their turn to start. `wishes`: what was
     changed since the thread began. `total`: what the thread has used. `changes`: of the files that it wants to change,
     and the item that does."""
 
     setup: Setup = PLAIN
-    exchange: Exchange[Purpose] = _NOTHING_SAID
+    exchange: PendingRequests[Purpose] = _NOTHING_SAID
     conversation: str | None = None
     running: RunningTurn | None = None
     accepted: tuple[tuple[str, str], ...] = ()
-    over: Over | None = None
+    over: EndedTurn | None = None
     ended: tuple[str, ...] = ()
     stops: tuple[str, ...] = ()
     wishes: tuple[tuple[str, str], ...] = ()
@@ -98,64 +98,66 @@ class CodexSpeech(Struct, frozen=True):
         return is_aside(line, self.conversation, "threadId")
 
     # -- what we say -------------------------------------------------------------------------------------------------
-    def handshake(self, request: str) -> Spoken:
+    def handshake(self, request: str) -> ProtocolOutput:
         return self._call(Initialize(request), "initialize", writer.INITIALIZE)
 
-    def hurry(self) -> Spoken:
-        return Spoken(self)
+    def hurry(self) -> ProtocolOutput:
+        return ProtocolOutput(self)
 
-    def prompt(self, ref: str, prompt: Prompt) -> Spoken:
+    def prompt(self, ref: str, prompt: Prompt) -> ProtocolOutput:
         parts = writer.content(prompt)
         if not self.exchange.ours.has_room:
             is_added = self.running is not None or bool(self.accepted) or self._has_begun
-            return Spoken(self, meanings=(PromptRefused(ref),) if is_added else Over.refused(NO_ROOM).told(ref))
+            return ProtocolOutput(
+                self, meanings=(PromptRefused(ref),) if is_added else EndedTurn.refused(NO_ROOM).told(ref)
+            )
         if self.running is None:
             return self._begin(ref, parts)
         params = writer.steer(self.conversation or "", self.running.id, ref, parts)
         return self._call(Join(ref, self.running.id), "turn/steer", params)
 
-    def interrupt(self, request: str) -> Spoken:
+    def interrupt(self, request: str) -> ProtocolOutput:
         if not self.exchange.ours.has_room:
-            return Spoken(self, meanings=(Replied(request, error=NO_ROOM),))
+            return ProtocolOutput(self, meanings=(Replied(request, error=NO_ROOM),))
         if self.running is not None:
             return self._stop((request,), self.running.id)
         if self.accepted or self._has_begun:
-            return Spoken(replace(self, stops=(*self.stops, request)))
-        return Spoken(self, meanings=(Replied(request, error="no turn runs"),))
+            return ProtocolOutput(replace(self, stops=(*self.stops, request)))
+        return ProtocolOutput(self, meanings=(Replied(request, error="no turn runs"),))
 
-    def setting(self, request: str, name: str, value: str) -> Spoken:
+    def setting(self, request: str, name: str, value: str) -> ProtocolOutput:
         """It is sent with the next turn, and holds from then on."""
         if name == "permission_mode" and value not in writer.POLICIES:
             known = ", ".join(writer.POLICIES)
-            return Spoken(self, meanings=(Replied(request, error=f"it knows {known}"),))
+            return ProtocolOutput(self, meanings=(Replied(request, error=f"it knows {known}"),))
         kept = tuple(pair for pair in self.wishes if pair[0] != name)
-        return Spoken(replace(self, wishes=(*kept, (name, value))), meanings=(Replied(request),))
+        return ProtocolOutput(replace(self, wishes=(*kept, (name, value))), meanings=(Replied(request),))
 
-    def answer(self, asked: Requested, decision: Decision) -> Spoken:
+    def answer(self, asked: Requested, decision: Decision) -> ProtocolOutput:
         return self._reply(asked, client_requests.answer(asked, decision))
 
-    def rule(self, asked: Requested, verdict: Verdict | None) -> Spoken:
-        return Spoken(self)  # It does not ask before each tool; the rules decide what it does ask.
+    def rule(self, asked: Requested, verdict: Verdict | None) -> ProtocolOutput:
+        return ProtocolOutput(self)  # It does not ask before each tool; the rules decide what it does ask.
 
-    def respond(self, asked: Requested, response: Mapping[str, Any]) -> Spoken:
+    def respond(self, asked: Requested, response: Mapping[str, Any]) -> ProtocolOutput:
         return self._reply(asked, dict(response))
 
-    def refuse(self, asked: Requested, error: str) -> Spoken:
-        if asked.wants is not Wants.UNKNOWN:
+    def refuse(self, asked: Requested, error: str) -> ProtocolOutput:
+        if asked.wants is not RequestPurpose.UNKNOWN:
             return self.answer(asked, DENIED)
         exchange, frames = self.exchange.error(asked.request, jsonrpc.METHOD_NOT_FOUND, error)
-        return Spoken(replace(self, exchange=exchange), frames)
+        return ProtocolOutput(replace(self, exchange=exchange), frames)
 
-    def cancel(self, asked: Requested) -> Spoken:
-        if asked.wants is Wants.UNKNOWN:
+    def cancel(self, asked: Requested) -> ProtocolOutput:
+        if asked.wants is RequestPurpose.UNKNOWN:
             return self.refuse(asked, "cancelled")
         return self._reply(asked, client_requests.cancelled(asked))
 
-    def _call(self, purpose: Purpose, method: str, params: Mapping[str, Any]) -> Spoken:
+    def _call(self, purpose: Purpose, method: str, params: Mapping[str, Any]) -> ProtocolOutput:
         exchange, frame = self.exchange.call(purpose, method, params)
-        return Spoken(replace(self, exchange=exchange), (frame,))
+        return ProtocolOutput(replace(self, exchange=exchange), (frame,))
 
-    def _begin(self, ref: str, parts: list[dict[str, Any]]) -> Spoken:
+    def _begin(self, ref: str, parts: list[dict[str, Any]]) -> ProtocolOutput:
         names = {"model": "model", "permission_mode": "approvalPolicy"}
         wishes: dict[str, Any] = {names[name]: value for name, value in self.wishes if name in names}
         if self.setup.schema is not None:
@@ -163,145 +165,145 @@ class CodexSpeech(Struct, frozen=True):
         begin = Begin(ref, is_added=bool(self.accepted) or self._has_begun)
         return self._call(begin, "turn/start", writer.turn(self.conversation or "", ref, parts, wishes))
 
-    def _stop(self, requests: tuple[str, ...], turn: str) -> Spoken:
+    def _stop(self, requests: tuple[str, ...], turn: str) -> ProtocolOutput:
         params = {"threadId": self.conversation or "", "turnId": turn}
         return self._call(Stop(requests, turn), "turn/interrupt", params)
 
-    def _reply(self, asked: Requested, result: dict[str, Any]) -> Spoken:
+    def _reply(self, asked: Requested, result: dict[str, Any]) -> ProtocolOutput:
         exchange, frames = self.exchange.reply(asked.request, result)
-        return Spoken(replace(self, exchange=exchange), frames)
+        return ProtocolOutput(replace(self, exchange=exchange), frames)
 
     # -- what it says ------------------------------------------------------------------------------------------------
-    def hear(self, told: NeedsConversation) -> Spoken:
+    def hear(self, told: NeedsConversation) -> ProtocolOutput:
         messages: tuple[Message, ...] = told.message
-        spoken = Spoken(self)
+        output = ProtocolOutput(self)
         for message in messages:
-            spoken = _then(spoken, partial(CodexSpeech._heard, message=message))
-        return spoken
+            output = _then(output, partial(CodexProtocolState._heard, message=message))
+        return output
 
-    def _heard(self, message: Message) -> Spoken:
+    def _heard(self, message: Message) -> ProtocolOutput:
         match message:
             case RpcCall():
                 return self._on_call(message)
             case RpcReply():
                 return self._on_reply(message)
-            case Notice():
+            case Notification():
                 plain = reader.plain(message) if not _is_told(message) else None
-                spoken = self._on_notice(message)
-                return spoken if plain is None else replace(spoken, meanings=(*spoken.meanings, plain))
-            case Garbage():
+                output = self._on_notice(message)
+                return output if plain is None else replace(output, meanings=(*output.meanings, plain))
+            case InvalidMessage():
                 exchange, frames = self.exchange.reject(message)
-                return Spoken(replace(self, exchange=exchange), frames, (Noise(),))
+                return ProtocolOutput(replace(self, exchange=exchange), frames, (Noise(),))
 
-    def _on_call(self, call: RpcCall) -> Spoken:
+    def _on_call(self, call: RpcCall) -> ProtocolOutput:
         exchange, is_taken, frames = self.exchange.take(call)
-        speech = replace(self, exchange=exchange)
+        protocol = replace(self, exchange=exchange)
         if not is_taken:
-            return Spoken(speech, frames)
+            return ProtocolOutput(protocol, frames)
         asked = client_requests.requested(call)
         if call.is_cut:
             # Of a question too large to be read the answer is no, but it must have one: the agent waits.
-            return speech.refuse(asked, "too large")
+            return protocol.refuse(asked, "too large")
         if self.changes is not None and call.named.get("itemId") == self.changes[0]:
             asked = replace(asked, input={**asked.input, "changes": self.changes[1]})
-        return Spoken(speech, meanings=(asked,))
+        return ProtocolOutput(protocol, meanings=(asked,))
 
     # -- replies -----------------------------------------------------------------------------------------------------
-    def _on_reply(self, reply: RpcReply) -> Spoken:
+    def _on_reply(self, reply: RpcReply) -> ProtocolOutput:
         if reply.id is None:
             # So large that nothing can be said about it: it may have been the end of the turn, and nothing else may
             # ever say so.
-            return self._on_lost() if reply.is_cut else Spoken(self, meanings=(Noise(),))
+            return self._on_lost() if reply.is_cut else ProtocolOutput(self, meanings=(Noise(),))
         exchange, purpose = self.exchange.settle(reply.id)
-        speech = replace(self, exchange=exchange)
+        protocol = replace(self, exchange=exchange)
         match purpose:
             case None:
-                return Spoken(self, meanings=(Noise(),))  # Late, or said before, or never asked for.
+                return ProtocolOutput(self, meanings=(Noise(),))  # Late, or said before, or never asked for.
             case Initialize(request=request):
                 if reply.error is not None:
-                    return Spoken(speech, meanings=(Replied(request, error=str(reply.error)),))
+                    return ProtocolOutput(protocol, meanings=(Replied(request, error=str(reply.error)),))
                 method, params = writer.thread(self.setup)
                 exchange, initialized = exchange.notice("initialized")
-                spoken = replace(speech, exchange=exchange)._call(Converse(request), method, params)
-                return replace(spoken, frames=(initialized, *spoken.frames))
+                output = replace(protocol, exchange=exchange)._call(Converse(request), method, params)
+                return replace(output, frames=(initialized, *output.frames))
             case Converse(request=request):
-                return speech._on_conversation(request, reply)
+                return protocol._on_conversation(request, reply)
             case Begin():
-                return speech._on_begun(purpose, reply)
+                return protocol._on_begun(purpose, reply)
             case Join():
-                return speech._on_joined(purpose, reply)
+                return protocol._on_joined(purpose, reply)
             case Stop(requests=requests):
                 error = None if reply.error is None else str(reply.error)
-                return Spoken(speech, meanings=tuple(Replied(request, error=error) for request in requests))
+                return ProtocolOutput(protocol, meanings=tuple(Replied(request, error=error) for request in requests))
 
-    def _on_conversation(self, request: str, reply: RpcReply) -> Spoken:
+    def _on_conversation(self, request: str, reply: RpcReply) -> ProtocolOutput:
         known = self.setup.conversation
         if reply.error is not None:
             error = str(reply.error)
             is_unknown = known is not None and any(word in error.lower() for word in _UNKNOWN)
-            return Spoken(self, meanings=(Forgot(error) if is_unknown else Replied(request, error=error),))
+            return ProtocolOutput(self, meanings=(Forgot(error) if is_unknown else Replied(request, error=error),))
         name = text(mapping(reply.named.get("thread")).get("id"))
         if name is None and not self.setup.forks:
             name = known  # Of a reply with a long history in it not all may have been kept.
         if not name or len(name) > CONVERSATION_CHARACTERS_MAX or not name.isprintable():
-            return Spoken(self, meanings=(Replied(request, error="it does not say which thread was begun"),))
-        return Spoken(replace(self, conversation=name), meanings=(Replied(request),))
+            return ProtocolOutput(self, meanings=(Replied(request, error="it does not say which thread was begun"),))
+        return ProtocolOutput(replace(self, conversation=name), meanings=(Replied(request),))
 
-    def _on_begun(self, begin: Begin, reply: RpcReply) -> Spoken:
+    def _on_begun(self, begin: Begin, reply: RpcReply) -> ProtocolOutput:
         if reply.error is None:
-            spoken = self._placed(begin.ref, text(mapping(reply.named.get("turn")).get("id")) or _ANY)
+            output = self._placed(begin.ref, text(mapping(reply.named.get("turn")).get("id")) or _ANY)
         elif begin.is_added:
-            spoken = Spoken(self, meanings=(PromptRefused(begin.ref),))
+            output = ProtocolOutput(self, meanings=(PromptRefused(begin.ref),))
         else:
-            spoken = Spoken(self, meanings=Over.refused(str(reply.error)).told(begin.ref))
-        return _then(spoken, CodexSpeech._told_own)
+            output = ProtocolOutput(self, meanings=EndedTurn.refused(str(reply.error)).told(begin.ref))
+        return _then(output, CodexProtocolState._told_own)
 
-    def _on_joined(self, join: Join, reply: RpcReply) -> Spoken:
+    def _on_joined(self, join: Join, reply: RpcReply) -> ProtocolOutput:
         if reply.error is not None:
-            return Spoken(self, meanings=(PromptRefused(join.ref),))
+            return ProtocolOutput(self, meanings=(PromptRefused(join.ref),))
         return self._placed(join.ref, text(reply.named.get("turnId")) or join.turn)
 
-    def _placed(self, ref: str, turn: str) -> Spoken:
+    def _placed(self, ref: str, turn: str) -> ProtocolOutput:
         """The agent has the prompt, in that turn: one that runs, that has ended, or that is yet to start."""
         running, over = self.running, self.over
         if running is not None and running.id == turn:
             return self._named(ref)
         if over is not None and over.id == turn:
             if ref in over.refs:
-                return Spoken(self)  # It has been told by its item.
+                return ProtocolOutput(self)  # It has been told by its item.
             opened = () if over.is_told else (TurnOpened((ref,), conversation=self.conversation, can_interrupt=True),)
-            return Spoken(replace(self, over=over.named(ref)), meanings=(*opened, *over.told(ref)))
-        return Spoken(replace(self, accepted=(*self.accepted, (turn, ref))), meanings=(PromptTaken(ref),))
+            return ProtocolOutput(replace(self, over=over.named(ref)), meanings=(*opened, *over.told(ref)))
+        return ProtocolOutput(replace(self, accepted=(*self.accepted, (turn, ref))), meanings=(PromptTaken(ref),))
 
-    def _named(self, ref: str) -> Spoken:
+    def _named(self, ref: str) -> ProtocolOutput:
         """This prompt is in the turn that runs."""
         running = self.running
         assert running is not None
         if ref in running.refs:
-            return Spoken(self)
-        speech = replace(self, running=running.named(ref))
+            return ProtocolOutput(self)
+        protocol = replace(self, running=running.named(ref))
         if running.refs:
-            return Spoken(speech, meanings=(PromptTaken(ref),))
+            return ProtocolOutput(protocol, meanings=(PromptTaken(ref),))
         opened = TurnOpened((ref,), conversation=self.conversation, can_interrupt=True)
-        return Spoken(speech, meanings=(opened,))
+        return ProtocolOutput(protocol, meanings=(opened,))
 
-    def _told_own(self) -> Spoken:
+    def _told_own(self) -> ProtocolOutput:
         """No reply is owed any more: what has no prompt of ours in it was the agent's own."""
         if self._has_begun:
-            return Spoken(self)
-        speech = self
+            return ProtocolOutput(self)
+        protocol = self
         meanings: list[Meaning] = []
         opened = TurnOpened(conversation=self.conversation, can_interrupt=True)
         if self.over is not None and not self.over.is_told:
             meanings += (opened, self.over.boundary())
-            speech = replace(speech, over=replace(self.over, is_told=True))
+            protocol = replace(protocol, over=replace(self.over, is_told=True))
         if self.running is not None and not self.running.is_told:
             meanings.append(opened)
-            speech = replace(speech, running=replace(self.running, is_told=True))
+            protocol = replace(protocol, running=replace(self.running, is_told=True))
         if self.running is None and not self.accepted and self.stops:
             meanings += (Replied(request, error="no turn runs") for request in self.stops)
-            speech = replace(speech, stops=())
-        return Spoken(speech, meanings=tuple(meanings))
+            protocol = replace(protocol, stops=())
+        return ProtocolOutput(protocol, meanings=tuple(meanings))
 
     @property
     def _has_begun(self) -> bool:
@@ -309,81 +311,81 @@ class CodexSpeech(Struct, frozen=True):
         return any(isinstance(purpose, Begin) for _, purpose in self.exchange.ours.open)
 
     # -- notices -----------------------------------------------------------------------------------------------------
-    def _on_notice(self, notice: Notice) -> Spoken:
+    def _on_notice(self, notice: Notification) -> ProtocolOutput:
         params = notice.named
         if notice.method == RESOLVED:
             return self._on_resolved(jsonrpc.as_id(params.get("requestId")))
         if params.get("threadId", self.conversation) != self.conversation:
-            return Spoken(self)
+            return ProtocolOutput(self)
         running = self.running
         match notice.method:
             case method if method == TURN_STARTED:
                 turn = text(mapping(params.get("turn")).get("id"))
-                return Spoken(self) if turn is None else self._on_started(turn)
+                return ProtocolOutput(self) if turn is None else self._on_started(turn)
             case method if method == TURN_COMPLETED:
                 return self._on_completed(mapping(params.get("turn")), is_cut=notice.is_cut)
             case method if method == TOKEN_USAGE:
                 usage = mapping(params.get("tokenUsage"))
                 total, last = mapping(usage.get("total")), mapping(usage.get("last"))
                 running = None if running is None else running.counted(total, last)
-                return Spoken(replace(self, total=total or self.total, running=running))
+                return ProtocolOutput(replace(self, total=total or self.total, running=running))
             case method if method == ERROR and running is not None:
                 message = text(mapping(params.get("error")).get("message"))
-                return Spoken(replace(self, running=replace(running, error=message or running.error)))
+                return ProtocolOutput(replace(self, running=replace(running, error=message or running.error)))
             case "item/started" | "item/completed":
                 return self._on_item(notice.method, text(params.get("turnId")), mapping(params.get("item")))
             case _:
-                return Spoken(self)
+                return ProtocolOutput(self)
 
-    def _on_started(self, turn: str) -> Spoken:
-        spoken = Spoken(self)
+    def _on_started(self, turn: str) -> ProtocolOutput:
+        output = ProtocolOutput(self)
         if self._has_ended(turn):
-            return Spoken(self, meanings=(Noise(),))
+            return ProtocolOutput(self, meanings=(Noise(),))
         if self.running is not None:
             if self.running.id == turn:
-                return spoken
+                return output
             # One at a time: the other is over, whether it said so or not.
-            spoken = self._ended(Over.lost(self.running.id, "the agent began another turn"))
-        return _then(spoken, lambda speech: speech._opened(turn))
+            output = self._ended(EndedTurn.lost(self.running.id, "the agent began another turn"))
+        return _then(output, lambda protocol: protocol._opened(turn))
 
-    def _opened(self, turn: str) -> Spoken:
+    def _opened(self, turn: str) -> ProtocolOutput:
         refs = tuple(ref for id, ref in self.accepted if id in (turn, _ANY))
         is_told = bool(refs) or not self._has_begun
         running = RunningTurn(turn, refs=refs, is_told=is_told, before=self.total)
         accepted = tuple(pair for pair in self.accepted if pair[1] not in refs)
-        speech = replace(self, running=running, accepted=accepted, stops=())
+        protocol = replace(self, running=running, accepted=accepted, stops=())
         opened = TurnOpened(refs, conversation=self.conversation, can_interrupt=True)
-        spoken = Spoken(speech, meanings=(opened,) if is_told else ())
+        output = ProtocolOutput(protocol, meanings=(opened,) if is_told else ())
         if self.stops:
-            spoken = _then(spoken, lambda speech: speech._stop(self.stops, turn))
-        return spoken
+            output = _then(output, lambda protocol: protocol._stop(self.stops, turn))
+        return output
 
-    def _on_completed(self, turn: dict[str, Any], *, is_cut: bool) -> Spoken:
+    def _on_completed(self, turn: dict[str, Any], *, is_cut: bool) -> ProtocolOutput:
         id = text(turn.get("id"))
         running = self.running
         if id is None or (running is not None and running.id == id):
             if running is None:
-                return Spoken(self, meanings=(Noise(),))
+                return ProtocolOutput(self, meanings=(Noise(),))
             return self._ended(running.over(turn, self.conversation, self.setup, is_cut=is_cut))
         if self._has_ended(id):
-            return Spoken(self, meanings=(Noise(),))  # Said before.
+            return ProtocolOutput(self, meanings=(Noise(),))  # Said before.
         # Its start was not heard, or not understood.
-        spoken = self._on_started(id)
-        return _then(spoken, lambda speech: speech._on_completed(turn, is_cut=is_cut))
+        output = self._on_started(id)
+        return _then(output, lambda protocol: protocol._on_completed(turn, is_cut=is_cut))
 
     def _has_ended(self, turn: str) -> bool:
         return turn in self.ended or (self.over is not None and self.over.id == turn)
 
-    def _on_lost(self) -> Spoken:
+    def _on_lost(self) -> ProtocolOutput:
         if self.running is not None:
-            return self._ended(Over.lost(self.running.id, "frame_too_large"))
+            return self._ended(EndedTurn.lost(self.running.id, "frame_too_large"))
         if not self.accepted:
-            return Spoken(self, meanings=(Noise(),))
+            return ProtocolOutput(self, meanings=(Noise(),))
         # The start of our turn was in it, or all of it.
         running = RunningTurn(_ANY, refs=tuple(ref for _, ref in self.accepted), is_told=True)
-        return replace(self, running=running, accepted=())._ended(Over.lost(_ANY, "frame_too_large"))
+        return replace(self, running=running, accepted=())._ended(EndedTurn.lost(_ANY, "frame_too_large"))
 
-    def _ended(self, over: Over) -> Spoken:
+    def _ended(self, over: EndedTurn) -> ProtocolOutput:
         """The turn that runs is over, in this way."""
         running = self.running
         assert running is not None
@@ -397,7 +399,7 @@ class CodexSpeech(Struct, frozen=True):
             meanings += tuple(
                 Replied(request, error=error) for request in (stop.requests if isinstance(stop, Stop) else ())
             )
-        speech = replace(
+        protocol = replace(
             self,
             running=None,
             over=over,
@@ -405,37 +407,37 @@ class CodexSpeech(Struct, frozen=True):
             exchange=replace(self.exchange, ours=ours),
             changes=None,
         )
-        return Spoken(speech, meanings=meanings)
+        return ProtocolOutput(protocol, meanings=meanings)
 
-    def _on_item(self, method: str, turn: str | None, item: dict[str, Any]) -> Spoken:
+    def _on_item(self, method: str, turn: str | None, item: dict[str, Any]) -> ProtocolOutput:
         running = self.running
         if running is None or turn != running.id:
-            return Spoken(self)
+            return ProtocolOutput(self)
         match item.get("type"):
             case "userMessage":
                 ref = item.get("clientId")
-                return self._named(ref) if isinstance(ref, str) and self._is_sent(ref) else Spoken(self)
+                return self._named(ref) if isinstance(ref, str) and self._is_sent(ref) else ProtocolOutput(self)
             case "agentMessage" if method == "item/completed":
-                return Spoken(replace(self, running=replace(running, text=text(item.get("text")))))
+                return ProtocolOutput(replace(self, running=replace(running, text=text(item.get("text")))))
             case "fileChange" if method == "item/started" and isinstance(item.get("id"), str):
-                return Spoken(replace(self, changes=(item["id"], item.get("changes"))))
+                return ProtocolOutput(replace(self, changes=(item["id"], item.get("changes"))))
             case _:
-                return Spoken(self)
+                return ProtocolOutput(self)
 
     def _is_sent(self, ref: str) -> bool:
         """Whether this is a prompt of ours whose turn is not known yet."""
         return any(isinstance(purpose, Begin | Join) and purpose.ref == ref for _, purpose in self.exchange.ours.open)
 
-    def _on_resolved(self, id: jsonrpc.Id | None) -> Spoken:
+    def _on_resolved(self, id: jsonrpc.Id | None) -> ProtocolOutput:
         """Also after an answer of ours; then it is no news."""
         if id is None:
-            return Spoken(self, meanings=(Noise(),))
+            return ProtocolOutput(self, meanings=(Noise(),))
         exchange, was_open = self.exchange.close(id)
         withdrawn = (RequestWithdrawn(jsonrpc.id_text(id)),) if was_open else ()
-        return Spoken(replace(self, exchange=exchange), meanings=withdrawn)
+        return ProtocolOutput(replace(self, exchange=exchange), meanings=withdrawn)
 
 
-def _is_settled(purpose: Purpose, over: Over) -> bool:
+def _is_settled(purpose: Purpose, over: EndedTurn) -> bool:
     """Whether a request of ours is about nothing but a turn that has ended."""
     match purpose:
         case Stop(turn=turn):
@@ -446,13 +448,13 @@ def _is_settled(purpose: Purpose, over: Over) -> bool:
             return False
 
 
-def _is_told(notice: Notice) -> bool:
+def _is_told(notice: Notification) -> bool:
     """Whether all that it means is in what is remembered: a notice about a tool's item is one about a tool, too."""
     return reader.is_remembered(notice) and not notice.method.startswith("item/")
 
 
-def _then(spoken: Spoken, say: Callable[[CodexSpeech], Spoken]) -> Spoken:
+def _then(output: ProtocolOutput, say: Callable[[CodexProtocolState], ProtocolOutput]) -> ProtocolOutput:
     """What follows from it, after it."""
-    assert isinstance(spoken.speech, CodexSpeech)
-    more = say(spoken.speech)
-    return Spoken(more.speech, (*spoken.frames, *more.frames), (*spoken.meanings, *more.meanings))
+    assert isinstance(output.protocol, CodexProtocolState)
+    more = say(output.protocol)
+    return ProtocolOutput(more.protocol, (*output.frames, *more.frames), (*output.meanings, *more.meanings))

@@ -30,7 +30,7 @@ from banksman.core.dialects.meaning import (
     TurnOver,
 )
 from banksman.core.wire import jsonrpc
-from banksman.core.wire.jsonrpc import Garbage, Message, Notice
+from banksman.core.wire.jsonrpc import InvalidMessage, Message, Notification
 from banksman.core.wire.partial_json import decoded, items, mapping, text
 
 # Frames that are the turn's work. The first bytes settle it: a writer of JSON does not name a member twice.
@@ -84,7 +84,7 @@ def read_head(head: bytes, tail: bytes = b"") -> Meaning | None:
     return _meaning(jsonrpc.decode_head(head, tail))
 
 
-def plain(notice: Notice) -> Meaning | None:
+def plain(notice: Notification) -> Meaning | None:
     """What a notice means that needs no memory."""
     method = notice.method
     if method in ("item/started", "item/completed"):
@@ -98,7 +98,7 @@ def plain(notice: Notice) -> Meaning | None:
     return None if method in _PROGRESS else _NOISE
 
 
-def is_remembered(notice: Notice) -> bool:
+def is_remembered(notice: Notification) -> bool:
     """Whether it says something that will be needed, or that means something only with what is known already."""
     if notice.method == ERROR:
         return notice.named.get("willRetry") is False
@@ -109,9 +109,9 @@ def is_remembered(notice: Notice) -> bool:
 
 
 def _meaning(message: Message) -> Meaning | None:
-    if isinstance(message, Garbage) and not message.is_request:
+    if isinstance(message, InvalidMessage) and not message.is_request:
         return _NOISE
-    if isinstance(message, Notice) and not is_remembered(message):
+    if isinstance(message, Notification) and not is_remembered(message):
         return plain(message)
     return NeedsConversation((message,))
 
@@ -149,9 +149,9 @@ class RunningTurn(Struct, frozen=True):
         """Of this turn alone: the agent tells what the thread has used, and what the last call of the model has."""
         return None if self.after is None else _less(self.after, self.before or {})
 
-    def over(self, turn: dict[str, Any], conversation: str | None, setup: Setup, *, is_cut: bool) -> Over:
+    def over(self, turn: dict[str, Any], conversation: str | None, setup: Setup, *, is_cut: bool) -> EndedTurn:
         if is_cut:
-            return Over.lost(self.id, "frame_too_large", conversation, self.usage)
+            return EndedTurn.lost(self.id, "frame_too_large", conversation, self.usage)
         status = turn.get("status")
         said = [text(item.get("text")) for item in map(mapping, items(turn.get("items"))) if _is_said(item)]
         answer = said[-1] if said else self.text
@@ -168,7 +168,7 @@ class RunningTurn(Struct, frozen=True):
             stop_reason=text(status),
             usage=self.usage,
         )
-        return Over(self.id, boundary)
+        return EndedTurn(self.id, boundary)
 
 
 def _is_said(item: dict[str, Any]) -> bool:
@@ -190,7 +190,7 @@ def _count(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-class Over(Struct, frozen=True):
+class EndedTurn(Struct, frozen=True):
     """A turn that has ended. `result`: its boundary, without names. `is_told`: the session knows."""
 
     id: str
@@ -199,16 +199,16 @@ class Over(Struct, frozen=True):
     is_told: bool = True
 
     @staticmethod
-    def lost(id: str, error: str, conversation: str | None = None, usage: Mapping[str, Any] | None = None) -> Over:
+    def lost(id: str, error: str, conversation: str | None = None, usage: Mapping[str, Any] | None = None) -> EndedTurn:
         """It is over, and how it ended is not known."""
-        return Over(id, TurnOver(conversation=conversation, is_error=True, error=error, usage=usage))
+        return EndedTurn(id, TurnOver(conversation=conversation, is_error=True, error=error, usage=usage))
 
     @staticmethod
-    def refused(error: str) -> Over:
+    def refused(error: str) -> EndedTurn:
         """The turn that a prompt would have had, had the agent taken it."""
-        return Over("", TurnOver(is_error=True, error=error))
+        return EndedTurn("", TurnOver(is_error=True, error=error))
 
-    def named(self, ref: str) -> Over:
+    def named(self, ref: str) -> EndedTurn:
         return replace(self, refs=(*self.refs, ref), is_told=True)
 
     def boundary(self, *refs: str) -> TurnOver:

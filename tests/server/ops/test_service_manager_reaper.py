@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from banksman.server.ops import child_reaper
+from banksman.server.ops import service_manager
 
 # The program is process 1. Each of its children says so by a pipe, and it looks for them in /proc, which is its own.
 PROGRAM = """
@@ -121,5 +121,5 @@ def test_as_process_1(case: str) -> None:
 
 async def test_elsewhere_orphans_are_somebody_elses() -> None:
     loop = asyncio.get_running_loop()
-    assert child_reaper.install(loop) is None
+    assert service_manager.install(loop) is None
     assert loop.remove_signal_handler(17) is False

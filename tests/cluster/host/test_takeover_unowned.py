@@ -12,17 +12,17 @@ from tests.cluster.leases import LEASE_SECONDS
 from tests.cluster.lines import stored, until
 from tests.cluster.members import Here, command, here, store
 
-from banksman.cluster.host import unowned_sessions
+from banksman.cluster.host import takeover
 from banksman.cluster.interfaces import Hosts, HostSeen
 from banksman.cluster.log import ClusterLog
 from banksman.core.session.event import SESSION_LEFT
-from banksman.store.log import Known, Owner
+from banksman.store.log import KnownSession, Owner
 from banksman.testing.nats_servers import Servers
 
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unowned_sessions, "LOOK_LEASES", 0.1 / LEASE_SECONDS)
+    monkeypatch.setattr(takeover, "LOOK_LEASES", 0.1 / LEASE_SECONDS)
 
 
 def log_of(member: Here) -> ClusterLog:
@@ -39,13 +39,13 @@ async def left(member: Here, folder: Path) -> str:
     return session.id
 
 
-def known(id: str, epoch: int, *, is_here: bool = True) -> Known:
+def known(id: str, epoch: int, *, is_here: bool = True) -> KnownSession:
     owner = Owner(1, "h-1@here", is_here=is_here, is_alive=True)
-    return Known(id, None, "claude", epoch, 1, 1, owner, created=1.0, changed=1.0)
+    return KnownSession(id, None, "claude", epoch, 1, 1, owner, created=1.0, changed=1.0)
 
 
 def test_what_is_on_its_way_here_is_not_let_go_of() -> None:
-    strays, grace = unowned_sessions.Strays(), unowned_sessions.GRACE_SECONDS
+    strays, grace = takeover.UnownedSince(), takeover.GRACE_SECONDS
     mine, others = known("s-1", 1), known("s-2", 1, is_here=False)
     assert strays.look([mine, others], [], 0.0) == []
     assert strays.look([mine, others], [], grace - 0.1) == []
@@ -67,10 +67,10 @@ def test_who_leaves_or_only_reads_speaks_for_nobody() -> None:
 
     def spoken_for(*others: HostSeen) -> int:
         hosts = cast(Hosts, SimpleNamespace(id="h-0", all=lambda: [host("h-0"), *others]))
-        speaks_for = unowned_sessions.speaker(hosts)
+        speaks_for = takeover.speaker(hosts)
         return sum(speaks_for(f"s-{number}") for number in range(100))
 
-    numbers = range(1, 2 * unowned_sessions.SPEAKERS)
+    numbers = range(1, 2 * takeover.SPEAKERS)
     assert spoken_for(*(host(f"h-{number}", is_draining=True) for number in numbers)) == 100
     assert spoken_for(*(host(f"h-{number}", room=0) for number in numbers)) == 100
     assert 0 < spoken_for(*(host(f"h-{number}") for number in numbers)) < 100
@@ -86,19 +86,19 @@ async def test_what_is_a_hosts_by_its_record_alone_is_let_go_of(
         log = log_of(one)
         if how == "recorded":
             # The record, and nothing in the host's own memory: as after a release that was not heard.
-            await log._owning.claim("s-1", None, "claude")  # pyright: ignore[reportPrivateUsage]
+            await log._ownership.claim("s-1", None, "claude")  # pyright: ignore[reportPrivateUsage]
         else:
             await log.claim("s-1", agent="claude")
         if how == "advanced":
             # Raised by an advance that was not answered, and so released under the one before, which is not it.
-            tenancy = log._lines.tenancy_of("s-1")  # pyright: ignore[reportPrivateUsage]
-            assert tenancy is not None
-            before = tenancy.record
-            await log._owning.advance(tenancy)  # pyright: ignore[reportPrivateUsage]
-            tenancy.record = before
+            owned_epoch = log._lines.owned_epoch_of("s-1")  # pyright: ignore[reportPrivateUsage]
+            assert owned_epoch is not None
+            before = owned_epoch.record
+            await log._ownership.advance(owned_epoch)  # pyright: ignore[reportPrivateUsage]
+            owned_epoch.record = before
             log.release("s-1", before.epoch)
         await until(lambda: (found := log_of(two).find("s-1")) is not None and found.owner is not None)
-        monkeypatch.setattr(unowned_sessions, "GRACE_SECONDS", 0.0)
+        monkeypatch.setattr(takeover, "GRACE_SECONDS", 0.0)
         await until(lambda: (found := log_of(two).find("s-1")) is not None and found.owner is None)
         assert await log_of(two).claim("s-1")
 
@@ -107,7 +107,7 @@ async def test_a_release_that_comes_late_takes_nothing_from_a_claim(nats_one: Se
     """What was seen of a stray is of one epoch; whoever has claimed it since has another."""
     async with here(store(nats_one, prefix), "one", room=1) as one:
         log = log_of(one)
-        await log._owning.claim("s-1", None, "claude")  # pyright: ignore[reportPrivateUsage]
+        await log._ownership.claim("s-1", None, "claude")  # pyright: ignore[reportPrivateUsage]
         seen = log.find("s-1")
         assert seen is not None
         log.release("s-1", seen.epoch)
@@ -122,8 +122,8 @@ async def test_a_release_that_comes_late_takes_nothing_from_a_claim(nats_one: Se
 async def test_those_that_were_left_long_ago_are_offered_some_with_each_look(
     nats_one: Servers, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unowned_sessions, "LATELY_SECONDS", -1e6)
-    monkeypatch.setattr(unowned_sessions, "LOOKS_MAX", 1)
+    monkeypatch.setattr(takeover, "LATELY_SECONDS", -1e6)
+    monkeypatch.setattr(takeover, "LOOKS_MAX", 1)
     url = store(nats_one, prefix)
     async with here(url, "old") as old:
         sessions = {await left(old, tmp_path) for _ in range(3)}
@@ -137,9 +137,9 @@ async def test_those_that_were_left_long_ago_are_offered_some_with_each_look(
 async def test_of_those_that_others_speak_for_none_keeps_the_rest_waiting(
     nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unowned_sessions, "LOOKS_MAX", 2)
+    monkeypatch.setattr(takeover, "LOOKS_MAX", 2)
     async with here(store(nats_one, prefix), "one") as one:
-        all_of_them = unowned_sessions.Looking(log_of(one), one.cluster, list, lambda: True)
+        all_of_them = takeover.UnownedScan(log_of(one), one.cluster, list, lambda: True)
         some = [known(f"s-{number}", 1) for number in range(5)]
         looked_at = [[each.id for each in all_of_them._next_of(some)] for _ in range(3)]  # pyright: ignore[reportPrivateUsage]
         assert looked_at == [["s-0", "s-1"], ["s-2", "s-3"], ["s-4", "s-0"]]

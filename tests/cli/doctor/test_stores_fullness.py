@@ -8,7 +8,7 @@ from importlib import metadata
 
 import pytest
 
-from banksman.cli.doctor import Finding, FindingVerdict, Which, cluster, machine
+from banksman.cli.doctor import DoctorOptions, Finding, FindingVerdict, machine, stores
 from banksman.cluster.nats import Nats
 from banksman.cluster.store_address import parse
 from banksman.testing.nats_servers import Servers
@@ -28,7 +28,12 @@ def small() -> Iterator[Servers]:
 
 
 def seen(store: str, *monitors: str) -> list[Finding]:
-    return [found for check in cluster.checks(Which(store, monitors)) for found in check() if found.name == "storage"]
+    return [
+        found
+        for check in stores.cluster_checks(DoctorOptions(store, monitors))
+        for found in check()
+        if found.name == "storage"
+    ]
 
 
 def fill(store: str, mib: float) -> None:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banksman.cli.output.terminal import as_line, as_text, say_json, table
-from banksman.cli.output.wording import line_of
+from banksman.cli.output import as_line, as_text, line_of, say_json, table
 
 # Whatever may be in a string, halves of a pair too.
 ANY = st.text(st.characters(exclude_categories=[]), max_size=50)

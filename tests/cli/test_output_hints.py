@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.thorough import thorough
 
-from banksman.cli.output.wording import hint_of
+from banksman.cli.output import hint_of
 
 pytestmark = thorough
 

@@ -21,7 +21,7 @@ from tests.thorough import one_in, thorough
 
 from banksman.cli import VERBS
 from banksman.cli.commands.completion import SHELLS, script
-from banksman.cli.completion.command_table import WordKind, verbs
+from banksman.cli.completion_table import WordKind, verbs
 
 pytestmark = thorough
 

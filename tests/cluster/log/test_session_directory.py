@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from banksman.cluster import store_address
-from banksman.cluster.log import ClusterLog, multi_reader
-from banksman.cluster.log.event_reader import Reading
+from banksman.cluster.log import ClusterLog, session_directory
+from banksman.cluster.log.event_reader import EventReader
 from banksman.core.session.event import UPDATE
 from banksman.errors import HistoryLost
 from banksman.testing.nats_servers import Servers
@@ -19,8 +19,8 @@ async def test_the_place_behind_all_is_behind_all(
     nats_one: Servers, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More messages than are looked through for one page."""
-    monkeypatch.setattr(multi_reader, "PAGE_MESSAGES", 2)
-    monkeypatch.setattr(multi_reader, "LOOKED_MAX", 4)
+    monkeypatch.setattr(session_directory, "PAGE_MESSAGES", 2)
+    monkeypatch.setattr(session_directory, "LOOKED_MAX", 4)
     log = ClusterLog(store_address.parse(nats_one.store(prefix)), tmp_path)
     epoch = await log.claim("s", agent="claude")
     for seq in range(10):
@@ -43,22 +43,22 @@ async def test_a_leader_that_is_behind_for_a_moment_does_not_lose_anybodys_place
     assert await stored is None
     place = (await log.read_many(None)).position
     answers = iter([0, 0])
-    real = Reading.last_seq
+    real = EventReader.last_seq
 
-    async def last_seq(reading: Reading) -> int:
+    async def last_seq(reading: EventReader) -> int:
         answer = next(answers, None)
         return await real(reading) if answer is None else answer
 
-    monkeypatch.setattr(multi_reader, "BEHIND_SECONDS_BETWEEN", 0.01)
+    monkeypatch.setattr(session_directory, "BEHIND_SECONDS_BETWEEN", 0.01)
     other = ClusterLog(store_address.parse(nats_one.store(prefix)), tmp_path / "other")
     await other.ready()
-    monkeypatch.setattr(Reading, "last_seq", last_seq)
+    monkeypatch.setattr(EventReader, "last_seq", last_seq)
     looking = other._many  # pyright: ignore[reportPrivateUsage]
     looking._newest = looking._heads.newest = 0  # pyright: ignore[reportPrivateUsage]
     assert not (await other.read_many(place)).events
     assert next(answers, None) is None
     # One that is of another store is told so, in the end.
-    monkeypatch.setattr(multi_reader, "BEHIND_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(session_directory, "BEHIND_SECONDS_MAX", 0.05)
     with pytest.raises(HistoryLost):
         await other.read_many("ffff")
     await other.close()

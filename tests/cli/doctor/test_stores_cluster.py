@@ -20,7 +20,7 @@ from tests.cluster.lines import until
 from tests.cluster.log.test_cluster_log import opened
 from tests.store.kit import Writer, known
 
-from banksman.cli.doctor import cluster
+from banksman.cli.doctor import stores
 from banksman.cluster.log.cluster_health import ClusterHealth, NatsServer
 from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import Nats
@@ -320,7 +320,7 @@ def test_access_without_tls_is_wrong_unless_it_is_loopback() -> None:
     here = NatsServer("127.0.0.1:4222", id="b", version=(2, 12))
     local = NatsServer("[::1]:4222", id="c", version=(2, 12))
     for servers, count in (((server, here, local), 1), ((here, local), 0), ((replace(server, has_tls=True),), 0)):
-        found = list(cluster._access(parse("nats://u:p@10.0.0.1"), ClusterHealth(servers)))  # pyright: ignore[reportPrivateUsage]
+        found = list(stores._access(parse("nats://u:p@10.0.0.1"), ClusterHealth(servers)))  # pyright: ignore[reportPrivateUsage]
         assert [each.verdict.value for each in found if "TLS" in each.seen] == ["wrong"] * count
 
 

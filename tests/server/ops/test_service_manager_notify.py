@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from banksman.server.ops import systemd_notify
+from banksman.server.ops import service_manager
 
 NAMES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
@@ -36,7 +36,7 @@ def said(manager: socket.socket) -> list[str]:
 
 
 def test_it_is_told_of_a_whole_life(manager: socket.socket) -> None:
-    notifier = systemd_notify.take()
+    notifier = service_manager.take()
     notifier.ready("at http://127.0.0.1:4380/")
     assert said(manager) == ["READY=1", "STATUS=at http://127.0.0.1:4380/"]
     notifier.status("draining\nMAINPID=1\r\n2 left")
@@ -51,11 +51,11 @@ def test_it_is_told_of_a_whole_life(manager: socket.socket) -> None:
 def test_no_child_can_speak_in_our_name(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     del manager
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
-    assert systemd_notify.take().watchdog_seconds() == 30.0
+    assert service_manager.take().watchdog_seconds() == 30.0
     code = f"import os; print([name for name in {NAMES} if name in os.environ])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
     # Nor does a second one of this process.
-    notifier = systemd_notify.take()
+    notifier = service_manager.take()
     notifier.ready("twice")
     assert repr(notifier) == "<Notifier None watchdog=None>"
 
@@ -81,13 +81,13 @@ def test_the_watchdog_is_ours_or_there_is_none(microseconds: str, pid: str, seco
         "WATCHDOG_USEC": microseconds,
         "WATCHDOG_PID": pid.replace("us", str(os.getpid())),
     }
-    assert systemd_notify.take(environ).watchdog_seconds() == seconds
+    assert service_manager.take(environ).watchdog_seconds() == seconds
     assert environ == {}
 
 
 def test_nothing_is_told_where_nobody_watches(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WATCHDOG_USEC")
-    notifier = systemd_notify.take()
+    notifier = service_manager.take()
     notifier.beat()
     notifier.stopping()
     assert said(manager) == ["STOPPING=1"]
@@ -109,7 +109,7 @@ def test_nothing_is_told_where_nobody_watches(manager: socket.socket, monkeypatc
     ],
 )
 def test_nobody_there_is_no_error(address: str) -> None:
-    notifier = systemd_notify.take({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1000000"} if address else {})
+    notifier = service_manager.take({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1000000"} if address else {})
     notifier.ready("\ud800")
     notifier.status("")
     notifier.beat()
@@ -119,8 +119,8 @@ def test_nobody_there_is_no_error(address: str) -> None:
 def test_a_manager_that_is_behind_keeps_nobody_for_long(
     manager: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(systemd_notify, "SEND_SECONDS_MAX", 0.05)
-    notifier = systemd_notify.take()
+    monkeypatch.setattr(service_manager, "SEND_SECONDS_MAX", 0.05)
+    notifier = service_manager.take()
     for _ in range(2000):
         notifier.beat()
     notifier.ready("late")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from banksman import Host, Session
-from banksman.cluster.http import unowned
-from banksman.cluster.http.unowned import Nobodys
+from banksman.cluster.http import host_view
+from banksman.cluster.http.host_view import UnownedSessions
 from banksman.testing import fake_agent
 
 HANGS = fake_agent.command({"prompt 1": ["hang"]})
@@ -19,7 +19,7 @@ QUICK = {"eof_grace": 0.0, "grace": 0.3, "linger": 0.0, "drain_seconds": 0.05}
 @pytest.fixture(autouse=True)
 def is_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is: what is bounded here is the number of looks."""
-    monkeypatch.setattr(unowned, "LOOK_SECONDS_MAX", 60.0)
+    monkeypatch.setattr(host_view, "LOOK_SECONDS_MAX", 60.0)
 
 
 async def left(host: Host, name: str, *prompts: str) -> None:
@@ -35,7 +35,7 @@ async def left(host: Host, name: str, *prompts: str) -> None:
     await session.leave(0.0)
 
 
-async def listed(host: Host, looks: Nobodys) -> dict[str | None, tuple[str, list[str]]]:
+async def listed(host: Host, looks: UnownedSessions) -> dict[str | None, tuple[str, list[str]]]:
     statuses = await looks.glance(host.sessions())
     return {status.name: (status.state, [each.prompt for each in status.queue]) for status in statuses}
 
@@ -47,7 +47,7 @@ async def test_who_waits_in_a_session_that_nobody_has_is_listed(tmp_path: Path) 
         await left(host, "empty")
         await (await host.open("claude", command=HANGS, name="closed")).close()
         await host.open("claude", command=HANGS, name="ours")
-        found = await listed(host, Nobodys(host))
+        found = await listed(host, UnownedSessions(host))
         assert found == {
             "waits": ("queued", ["second", "third"]),
             "empty": ("gone", []),
@@ -62,11 +62,11 @@ async def test_who_waits_in_a_session_that_nobody_has_is_listed(tmp_path: Path) 
 async def test_a_list_looks_at_few_and_goes_on_with_the_others_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unowned, "LOOKS_MAX", 1)
+    monkeypatch.setattr(host_view, "LOOKS_MAX", 1)
     async with Host(f"sqlite:{tmp_path / 'store.db'}") as host:
         for name in ("first", "second"):
             await left(host, name, "runs", f"in {name}")
-        looks = Nobodys(host)
+        looks = UnownedSessions(host)
         waits = {"first": ("queued", ["in first"]), "second": ("queued", ["in second"])}
         # The one that changed last is the one that somebody asks about.
         assert await listed(host, looks) == {**waits, "first": ("gone", [])}
@@ -79,7 +79,7 @@ async def test_a_list_looks_at_few_and_goes_on_with_the_others_the_next_time(
 async def test_what_was_remembered_of_it_ends_with_the_next_who_has_it(tmp_path: Path) -> None:
     async with Host(f"sqlite:{tmp_path / 'store.db'}") as host:
         await left(host, "x", "runs", "second")
-        looks = Nobodys(host)
+        looks = UnownedSessions(host)
         assert (await listed(host, looks))["x"] == ("queued", ["second"])
         taken = await host.take_over(host.session("x").id)
         await taken.close()

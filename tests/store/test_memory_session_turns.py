@@ -12,8 +12,8 @@ import pytest
 from banksman.core.session.event import entry
 from banksman.store.log import Page
 from banksman.store.memory import MemoryLog
-from banksman.store.sqlite import SqliteLog, chunks, turn_table
-from banksman.store.turn_index import TurnIndexes
+from banksman.store.memory_session import TurnIndexes
+from banksman.store.sqlite import SqliteLog, pages, turn_table
 
 pytest.register_assert_rewrite("tests.store.conformance")
 
@@ -36,7 +36,7 @@ class Steps:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         self.unpacked = 0
-        unpack = chunks.unpacked
+        unpack = pages.unpacked
 
         def counted(*args: object) -> object:
             self.unpacked += 1
@@ -112,8 +112,8 @@ async def test_an_older_version_can_write_a_store_that_has_the_index(tmp_path: P
     await write_turns(log, range(2))
     await log.close()
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        blob = chunks.packed([entry("t-2", "turn.queued"), entry("t-2", "turn.ended")])
-        crc = chunks.checksum("s", 23, 1, blob)
+        blob = pages.packed([entry("t-2", "turn.queued"), entry("t-2", "turn.ended")])
+        crc = pages.checksum("s", 23, 1, blob)
         connection.execute(
             "INSERT INTO chunks (session, first, last, epoch, at, crc, blob) VALUES ('s', 23, 24, 1, 0, ?, ?)",
             (crc, blob),
@@ -175,7 +175,7 @@ async def test_an_index_in_memory_reads_every_event_once() -> None:
 async def test_indexes_in_memory_forget_the_session_that_was_looked_at_longest_ago(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("banksman.store.turn_index.TURNS_MAX", 25)
+    monkeypatch.setattr("banksman.store.memory_session.TURNS_MAX", 25)
     log = MemoryLog()
     reads: list[str] = []
 
@@ -195,7 +195,7 @@ async def test_indexes_in_memory_forget_the_session_that_was_looked_at_longest_a
 
 
 async def test_an_index_that_is_dropped_while_it_is_filled_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("banksman.store.turn_index.TURNS_MAX", 25)
+    monkeypatch.setattr("banksman.store.memory_session.TURNS_MAX", 25)
     log = MemoryLog()
     for session in ("slow", "a", "b"):
         await write_turns(log, range(20 if session == "slow" else 10), session)
@@ -210,9 +210,9 @@ async def test_an_index_that_is_dropped_while_it_is_filled_counts_for_nothing(mo
     indexes = TurnIndexes(counted)
     slow = asyncio.create_task(indexes.find("slow", "t-9", identity=1, first=1))
     await asyncio.sleep(0)
-    monkeypatch.setattr("banksman.store.turn_index.SESSIONS_MAX", 1)
+    monkeypatch.setattr("banksman.store.memory_session.SESSIONS_MAX", 1)
     assert await indexes.find("a", "t-9", identity=1, first=1) is not None
-    monkeypatch.setattr("banksman.store.turn_index.SESSIONS_MAX", 10)
+    monkeypatch.setattr("banksman.store.memory_session.SESSIONS_MAX", 10)
     is_held.set()
     assert await slow is not None
     for session in ("a", "b"):
@@ -225,7 +225,7 @@ async def test_an_index_that_is_dropped_while_it_is_filled_counts_for_nothing(mo
 
 
 async def test_indexes_in_memory_are_of_a_bounded_number_of_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("banksman.store.turn_index.SESSIONS_MAX", 3)
+    monkeypatch.setattr("banksman.store.memory_session.SESSIONS_MAX", 3)
     log = MemoryLog()
     indexes = TurnIndexes(log.read)
     for number in range(10):

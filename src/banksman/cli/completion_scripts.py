@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from banksman.cli.completion.command_table import LISTED, CommandEntry, Flag, Slot, WordKind
+from banksman.cli.completion_table import LISTED, CommandEntry, Flag, Slot, WordKind
 
 _BASH = r"""# Completion of banksman for bash, made from its parsers. To have it:  eval "$(banksman completion bash)"
 

@@ -1,4 +1,4 @@
-"""Output for a person at a terminal or a program at the end of a pipe: colour, width, escaping, tables and progress."""
+"""Output of the command line: terminal control, messages on stderr, and events in words."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import sys
 import threading
+import time
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +24,59 @@ from banksman.errors import MachineError
 
 # Where nobody says how wide a terminal is.
 COLUMNS, ROWS = 80, 24
+
+# A word of so much is not left alone on the last row.
+SHORT_COLUMNS_MAX = 2
+_MARKS = ("Mn", "Me", "Cf")
+# The later parts of a Korean syllable, which join the first.
+_JOINED = range(0x1160, 0x1200)
+# C0 but for tab and newline, DEL and C1.
+_CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
+# Characters without a shape: the soft hyphen, the combining joiner, fillers, marks and overrides of direction, zero
+# widths, separators of lines, annotations, variation selectors and tags. And halves of a pair, which no terminal could
+# be sent at all.
+_SHAPELESS = (
+    r"\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    r"\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff\ud800-\udfff"
+)
+# Two of them are spelling. Emoji are built with one joiner (a family) and one selector (a heart in colour); Arabic and
+# Indic scripts have joiners between their letters. A second one in a row is never spelling.
+_PICTURE = (
+    r"\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u24c2\u25a0-\u27bf\u2900-\u297f\u2b00-\u2bff"
+    r"\u3030\u303d\u3297\u3299\U0001f000-\U0001faff"
+)
+_LETTER = r"\u0600-\u0dff\u1000-\u109f\u1780-\u17b3\u17b6-\u180a"
+_SPELLING = re.compile(
+    rf"(?<=[{_PICTURE}])[\ufe0e\ufe0f]|(?<=[#*0-9])\ufe0f(?=\u20e3)"
+    rf"|(?<=[{_PICTURE}\ufe0f])\u200d(?=[{_PICTURE}])|(?<=[{_LETTER}])[\u200c\u200d](?=[{_LETTER}])"
+)
+_IN_TEXT = re.compile(rf"[{_CONTROLS}{_SHAPELESS}]")
+_IN_LINE = re.compile(rf"[\t\n{_CONTROLS}{_SHAPELESS}]")
+_SHORT = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
+# A column of a table that is cut to less is not read any more; the terminal may wrap the line then.
+COLUMN_WIDTH_MIN = 6
+# Whoever waits longer for something is told what for.
+PATIENCE_SECONDS = 1.0
+# A line is to be read. Whoever wants all of it takes --json, or --raw.
+SUMMARY_CHARACTERS_MAX = 500
+# Of our own kinds, what is not worth a line's room.
+_LONG = ("born", "ref", "usage", "details", "command", "args", "env", "options", "rules", "system_prompt", "schema")
+_ON_BUSY = re.compile(r'on_busy="(\w+)"')
+# `sessions()` and `after=None`; but not `(ulimit -n)`, `--flag=value` or `VARIABLE=value`, which a shell understands.
+_PYTHON = re.compile(r"\w\(|(?<![-\w])[a-z_]+=|\ban int\b")
+# What whoever speaks HTTP would do next, and the verb for it. The longer path first.
+_VERBS = {"/v1/hosts": "banksman hosts", "/v1/sessions": "banksman ps", "/v1/commands": "banksman ps --all"}
+_PATH = re.compile("|".join(map(re.escape, _VERBS)))
+_OF_HTTP = re.compile(r",? with the same Idempotency-Key| \((?:GET|POST|PATCH|PUT|DELETE)\)")
+_HTTP = re.compile(
+    r"/v\d+/|/openapi\.json|\b(?:GET|POST|PATCH|PUT|DELETE|HEAD)\b|[A-Z][a-z]+-(?:Key|Type|Length|After)\b"
+)
+_STEPS = (
+    ("sessions()", "see banksman ps"),
+    ("commands()", "see banksman ps --all"),
+    ("an int", "interactive, normal, background, or a number"),
+    ("after=None", "begin again without --after"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +146,6 @@ def size_of(stream: TextIO | None) -> tuple[int, int]:
 
 # How much room a text takes on a screen: letters are one column wide, many of Asia's and most pictures two, and marks
 # that sit on a letter none. Terminals disagree about a few: nothing that must not be torn may rest on this count.
-
-# A word of so much is not left alone on the last row.
-SHORT_COLUMNS_MAX = 2
-_MARKS = ("Mn", "Me", "Cf")
-# The later parts of a Korean syllable, which join the first.
-_JOINED = range(0x1160, 0x1200)
 
 
 @lru_cache(maxsize=4096)
@@ -168,33 +217,6 @@ def wrapped(text: str, columns: int, *, indent: str = "") -> list[str]:
 # sequences that clear the screen, rename the window, or type. In text mode every control character is shown as its
 # escape, and so is every character that has no shape: one that turns the direction of the text round, or hides words
 # from the reader that a program still sees. In JSON the encoding does that.
-
-# C0 but for tab and newline, DEL and C1.
-_CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
-# Characters without a shape: the soft hyphen, the combining joiner, fillers, marks and overrides of direction, zero
-# widths, separators of lines, annotations, variation selectors and tags. And halves of a pair, which no terminal could
-# be sent at all.
-_SHAPELESS = (
-    r"\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
-    r"\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff\ud800-\udfff"
-)
-# Two of them are spelling. Emoji are built with one joiner (a family) and one selector (a heart in colour); Arabic and
-# Indic scripts have joiners between their letters. A second one in a row is never spelling.
-_PICTURE = (
-    r"\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u24c2\u25a0-\u27bf\u2900-\u297f\u2b00-\u2bff"
-    r"\u3030\u303d\u3297\u3299\U0001f000-\U0001faff"
-)
-_LETTER = r"\u0600-\u0dff\u1000-\u109f\u1780-\u17b3\u17b6-\u180a"
-_SPELLING = re.compile(
-    rf"(?<=[{_PICTURE}])[\ufe0e\ufe0f]|(?<=[#*0-9])\ufe0f(?=\u20e3)"
-    rf"|(?<=[{_PICTURE}\ufe0f])\u200d(?=[{_PICTURE}])|(?<=[{_LETTER}])[\u200c\u200d](?=[{_LETTER}])"
-)
-_IN_TEXT = re.compile(rf"[{_CONTROLS}{_SHAPELESS}]")
-_IN_LINE = re.compile(rf"[\t\n{_CONTROLS}{_SHAPELESS}]")
-_SHORT = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
-
-# A column of a table that is cut to less is not read any more; the terminal may wrap the line then.
-COLUMN_WIDTH_MIN = 6
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -282,11 +304,7 @@ def close_stdout() -> None:
         os.close(null)
 
 
-# Whoever waits longer for something is told what for.
-PATIENCE_SECONDS = 1.0
-
-
-class Telling:
+class ProgressMessage:
     """Says what is being done, if it takes long. Only in the main thread: a verb that has the whole screen waits for
     nothing there, and says what it waits for in its own way."""
 
@@ -314,3 +332,97 @@ def say_progress(doing: str) -> None:
 def has_person() -> bool:
     """A program that reads stderr has asked for nothing of the kind."""
     return sys.stderr is not None and sys.stderr.isatty()
+
+
+Event = dict[str, Any]
+
+
+def line_of(event: Event) -> str | None:
+    """None: a frame that only the dialect cares for."""
+    kind = event["kind"]
+    if kind == "stream.gap":
+        return f"{'':>8}  {'':8}  events {event['first']} to {event['last']} are no longer kept"
+    said = " | ".join(summary for update in _updates(event) if (summary := _update(update)))
+    if kind in ("update", "sent"):
+        if not said:
+            return None
+    else:
+        said = _own(event["body"])
+    at = time.strftime("%H:%M:%S", time.localtime(event["at"]))
+    place = f"{as_line(event['cursor']):>8}  {at}  {as_line(kind)}"
+    turn = f" {as_line(event['turn'])}" if event["turn"] else ""
+    return f"{place}{turn}  {as_line(said, characters_max=SUMMARY_CHARACTERS_MAX)}".rstrip()
+
+
+def prompt_of(prompt: Any) -> str:
+    """What was asked, in words: a prompt is text, or blocks of which some are."""
+    if isinstance(prompt, str):
+        return prompt
+    blocks = cast("list[Any]", prompt) if isinstance(prompt, list) else []
+    return " ".join(_block(cast("dict[str, Any]", each)) for each in blocks if isinstance(each, dict))
+
+
+def _block(block: dict[str, Any]) -> str:
+    return str(block["text"]) if isinstance(block.get("text"), str) else f"[{block.get('type')}]"
+
+
+def tokens_of(usage: Any) -> str:
+    """What was read and written; empty: the agent does not say."""
+    if not isinstance(usage, dict):
+        return ""
+    used = cast("dict[str, Any]", usage)
+    # One agent counts what it had in its cache beside the rest, the others within it.
+    beside = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    read = [count for name in (*beside, "inputTokens") if isinstance(count := used.get(name), int)]
+    written = [count for name in ("output_tokens", "outputTokens") if isinstance(count := used.get(name), int)]
+    return f"{sum(read)} tokens in, {sum(written)} out" if read and written else ""
+
+
+def how_to_answer(session: str, question: str) -> str:
+    """The command, to be copied: whatever the session is called, a shell takes it for one word."""
+    return f"banksman answer {shlex.quote(session)} {shlex.quote(question)} allow|deny"
+
+
+def hint_of(said: str) -> str:
+    """A hint of the server's for whoever sits at a shell. It was written for whoever calls Python or speaks HTTP: where
+    it names a call, an argument or a path, our own next step is said instead, or nothing, if there is none that helps
+    for sure."""
+    hint = _ON_BUSY.sub(r"--on-busy \1", said)
+    hint = _PATH.sub(lambda found: _VERBS[found[0]], _OF_HTTP.sub("", hint))
+    if not _PYTHON.search(hint):
+        return "" if _HTTP.search(hint) else hint
+    return next((step for named, step in _STEPS if named in hint), "")
+
+
+def _updates(event: Event) -> list[Event]:
+    return event["body"].get("updates", []) if event["kind"] == "update" else []
+
+
+def _content(update: Event) -> str:
+    content = update.get("content")
+    # Of ACP's kinds of content only one is words.
+    return str(content.get("text", "")) if isinstance(content, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+
+def _update(update: Event) -> str:
+    match update.get("sessionUpdate"):
+        case "agent_message_chunk":
+            return f"says {_content(update)}"
+        case "agent_thought_chunk":
+            return f"thinks {_content(update)}"
+        case "tool_call":
+            return f"calls {update.get('title')}"
+        case "tool_call_update":
+            return f"tool {update.get('status')}"
+        case "usage_update":
+            return ""
+        case kind:
+            return str(kind)
+
+
+def _own(body: Event) -> str:
+    shown = {name: value for name, value in body.items() if name not in _LONG and value not in (None, [], {}, "")}
+    return " ".join(
+        f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for name, value in shown.items()
+    )

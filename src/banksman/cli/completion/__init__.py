@@ -1,1 +1,0 @@
-"""Shell completion: scripts made from the argument parsers, and lists of names that the scripts ask for."""
