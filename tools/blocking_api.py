@@ -5,7 +5,7 @@
 
 A method gets the parameters, the overloads and the docstring of the async method, and a body that calls it in the loop
 and waits. The tables below say which methods there are and how a call meets the end of its host. A method that does
-more is written by hand in `threads/blocking_base.py`; one that takes a `timeout` which the async one does not have says
+more is written by hand in `threads/blocking.py`; one that takes a `timeout` which the async one does not have says
 so here.
 """
 
@@ -45,9 +45,9 @@ FACES = {
 }
 # What bodies use, and where it is.
 HELPERS = {
-    **dict.fromkeys(("Face", "Holding", "Reader", "behind"), f"{PACKAGE}.blocking"),
-    **dict.fromkeys(("BlockingCommand", "BlockingHost", "BlockingSession"), f"{PACKAGE}.blocking_base"),
-    **dict.fromkeys(("close_unused", "stop_untaken"), f"{PACKAGE}.blocking_base"),
+    **dict.fromkeys(("BlockingWrapper", "BlockingHold", "Reader", "behind"), f"{PACKAGE}.blocking"),
+    **dict.fromkeys(("BlockingCommand", "BlockingHost", "BlockingSession"), f"{PACKAGE}.blocking"),
+    **dict.fromkeys(("close_unused", "stop_untaken"), f"{PACKAGE}.blocking"),
     "CallPolicy": f"{PACKAGE}.loop_thread",
     "AbstractContextManager": "contextlib",
     **dict.fromkeys(("cast", "overload"), "typing"),
@@ -113,7 +113,7 @@ def reads(*names: str) -> tuple[MethodSpec, ...]:
 
 TURN = ClassSpec(
     "Turn",
-    "Face[AsyncTurn]",
+    "BlockingWrapper[AsyncTurn]",
     Turn,
     "An ask that was accepted: `for update in turn` gives its updates, `turn.outcome()` its outcome.",
     (
@@ -366,7 +366,7 @@ def body(node: Function, member: MethodSpec) -> Iterator[str]:
         return
     returns = member.returns or result(node)
     if returns.startswith(("Reader[", "AbstractContextManager[")):
-        kind = "Holding" if is_hold(node) else "Reader"
+        kind = "BlockingHold" if is_hold(node) else "Reader"
         yield f"return {kind}(self._bridge, {method}({words}))"
         return
     work = f"lambda: {method}({words})" if words else method

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.cli.doctor.test_cluster import by_monitors, doctor, make_streams
+from tests.cli.doctor.test_stores_cluster import by_monitors, doctor, make_streams
 from tests.cluster.certificates import certificate
 from tests.thorough import thorough
 

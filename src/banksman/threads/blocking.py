@@ -1,6 +1,6 @@
 """What the blocking classes are made of: an object with an async one behind it, an iterator and a hold that wait.
 
-`blocking_base.py` adds what is written by hand for one class; the rest of the classes is generated.
+The base classes add what is written by hand for one class; the rest of the classes is generated.
 """
 
 from __future__ import annotations

@@ -542,7 +542,7 @@ def test_an_address_is_shown_without_what_lets_one_in() -> None:
 CHILD = """
 import asyncio, sys
 from pathlib import Path
-from banksman.cluster.http.host_view import Fleet
+from banksman.cluster.http.host_view import HostView
 from banksman.cluster.store_address import parse
 from banksman.cluster.log import ClusterLog
 from tests.store.kit import Writer

@@ -16,7 +16,7 @@ PROGRAM = """
 import asyncio, os, subprocess, sys, time
 from banksman.process import attributes
 from banksman.process.zygote_client import spawner
-from banksman.server.ops import child_reaper as adopted
+from banksman.server.ops import service_manager as adopted
 
 def state(pid):
     try:
