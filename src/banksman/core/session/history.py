@@ -293,7 +293,7 @@ def _fold(past: SessionHistory, event: Event) -> SessionHistory:
             question = OpenQuestion(event.body["question"], event.turn, event.data.decode())
             return replace(past, questions=(*(q for q in past.questions if q.id != question.id), question))
         case kinds.QUESTION_KEPT:
-            kept = (_unowned_sessions(q, is_kept=True) if q.id == event.body["question"] else q for q in past.questions)
+            kept = (_without_turn(q, is_kept=True) if q.id == event.body["question"] else q for q in past.questions)
             return replace(past, questions=tuple(kept))
         case kinds.QUESTION_ANSWERED:
             left = tuple(question for question in past.questions if question.id != event.body["question"])
@@ -314,12 +314,12 @@ def _end(past: SessionHistory, event: Event) -> SessionHistory:
         past = replace(past, keys=keys)
     if any(question.turn == event.turn for question in past.questions):
         # It did not wait for them: they are of a task in its background, which goes on. See `questioning.leave`.
-        left = (_unowned_sessions(q) if q.turn == event.turn else q for q in past.questions)
+        left = (_without_turn(q) if q.turn == event.turn else q for q in past.questions)
         past = replace(past, questions=tuple(left))
     return past
 
 
-def _unowned_sessions(question: OpenQuestion, *, is_kept: bool = False) -> OpenQuestion:
+def _without_turn(question: OpenQuestion, *, is_kept: bool = False) -> OpenQuestion:
     return replace(question, turn=None, is_kept=is_kept or question.is_kept)
 
 

@@ -26,7 +26,6 @@ log = logging.getLogger("banksman")
 
 # How long somebody who waits for a child may take to do so.
 TAKE_SECONDS_MAX = 1.0
-log = logging.getLogger("banksman")
 
 
 class Notifier:
