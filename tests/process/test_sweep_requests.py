@@ -383,6 +383,35 @@ finally:
     assert done.returncode == 0, done.stderr
 
 
+def test_sweep_needs_two_empty_looks_in_a_row_after_a_target_was_seen(marker: str) -> None:
+    """The target forks and exits, and its parent reaps it: one look can miss both the target and its child."""
+    code = """
+import subprocess
+from banksman.process.keeper.sweep import NewerSweep
+from tests.process.test_sweep_requests import now_tick
+
+leader = subprocess.Popen(child("stay()", MARKER))
+after = start_of(leader.pid) + 1
+wait_until(lambda: now_tick() >= after, "the next tick of the kernel's clock")
+tool = subprocess.Popen(child("stay()", MARKER))
+sweep = NewerSweep(1, (after, 0), ends=True, leader=leader.pid, reap=lambda: None, ender=None)
+try:
+    assert not sweep.go_on(), "the tool was running"
+    tool.kill()
+    tool.wait()
+    assert not sweep.go_on(), "the first empty look"
+    assert sweep.go_on(), "the second empty look"
+    assert sweep.survivors == []
+    assert leader.poll() is None
+finally:
+    for process in (leader, tool):
+        process.kill()
+        process.wait()
+"""
+    done = run_program(code, marker)
+    assert done.returncode == 0, done.stderr
+
+
 async def test_what_the_agent_starts_after_the_order_is_left_alone(marker: str) -> None:
     async with started(marker) as agent:
         since = after(agent.pid)

@@ -365,7 +365,7 @@ class NewerSweep(Sweep):
         living = [row for row in chosen if is_alive(row)]
         dead = {(row[0], row[3]) for row in chosen if not is_alive(row)}
         is_proof = not living and self._dead is not None and dead <= self._dead
-        self._dead = dead
+        self._dead = None if living else dead
         if not living:
             self.next_round = time.monotonic()
         return living, is_proof
