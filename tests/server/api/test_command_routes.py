@@ -100,7 +100,7 @@ async def answered(host: Host, method: str, path: str, *, is_gone: bool, query: 
     lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     if is_gone:
         lost.set_result(None)
-    context = SimpleNamespace(host=host, once=RequestReplay(), front=None, is_closing=False)
+    context = SimpleNamespace(host=host, once=RequestReplay(), proxy=None, is_closing=False)
     scope: dict[str, Any] = {
         "type": "http",
         "method": method,
