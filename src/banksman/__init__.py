@@ -2,13 +2,13 @@
 
     done = await banksman.execute(["make", "test"], timeout=600)
 
-The names below are the public surface. They are loaded when first used: `import banksman` alone costs little, and the
-keepers, which import a part of this package in an interpreter of their own, stay small.
+The names below are the public API. They are loaded at first use. So `import banksman` costs little,
+and the keepers, which import a part of this package in a separate interpreter, stay small.
 """
 
 from __future__ import annotations
 
-# At once, and not when first used: that may be in a signal handler, which may come twice.
+# Imported eagerly. A lazy import could happen in a signal handler, and a signal may arrive twice.
 from banksman.runtime.shutdown import shutdown
 
 TYPE_CHECKING = False

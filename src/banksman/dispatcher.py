@@ -10,15 +10,15 @@ FactT = TypeVar("FactT")
 
 
 class Dispatcher(Generic[FactT]):
-    """Hand facts to `handle` in the order in which they arrive. For one thread; it never suspends.
+    """Passes facts to `handle` in the order of their arrival. For one thread; it never suspends.
 
-    `handle` decides about a fact and carries out the effects. An effect may bring the next fact with it: a pipe takes a
-    frame at once, a callback stops the command. Such a fact waits until `handle` has returned, so that no effect is
-    carried out in a state that did not decide it. `dispatch` has returned only when the queue is empty, unless it was
-    called from inside `handle`.
+    `handle` decides about a fact and performs the effects. An effect may produce the next fact: a
+    pipe takes a frame immediately, a callback stops the command. Such a fact waits until `handle`
+    has returned, so that each effect is performed in the state that decided it. `dispatch` returns
+    when the queue is empty, unless it was called from inside `handle`.
 
-    An exception of `handle` reaches the caller of the outermost `dispatch`. The facts that wait then are handled by the
-    next call, before its own, unless they are dropped by `clear`.
+    An exception of `handle` reaches the caller of the outermost `dispatch`. The next call handles
+    the waiting facts before its fact, unless `clear` drops them.
     """
 
     __slots__ = ("_facts", "_handle", "_is_handling")
@@ -40,5 +40,5 @@ class Dispatcher(Generic[FactT]):
             self._is_handling = False
 
     def clear(self) -> None:
-        """Drop the facts that wait."""
+        """Drop the waiting facts."""
         self._facts.clear()

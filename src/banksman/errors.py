@@ -1,9 +1,14 @@
-"""The errors, by who must act.
+"""Error classes, grouped by the party that must act.
 
-`UsageError`: you, the caller. `CommandError`: the command that was run; `AgentError`: the agent. `Refused`: Banksman,
-on purpose. `StoreError`: whoever keeps the log. `MachineError`: whoever runs the machine (no fds, no memory, no room
-for another process). Each carries a `hint` that says what to do. An expected ending (a non-zero code, a timeout, a turn
-that was interrupted) is a value and never one of these.
+- `UsageError`: the caller.
+- `CommandError`: the command that was run.
+- `AgentError`: the agent.
+- `Refused`: Banksman, on purpose.
+- `StoreError`: the operator of the log.
+- `MachineError`: the operator of the machine (no fds, no memory, no room for another process).
+
+Each error has a `hint` that says what to do. An expected end (a non-zero code, a timeout, an
+interrupted turn) is a value and never an error.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import os
 
 
 class BanksmanError(Exception):
-    """Base of all. `hint` says what to do; `ids` say which thing it was about."""
+    """Base of all errors. `hint`: what to do. `ids`: the objects that the error is about."""
 
     def __init__(self, message: str, *, hint: str = "", **ids: object) -> None:
         super().__init__(message)
@@ -30,39 +35,39 @@ class UsageError(BanksmanError, ValueError):
 
 
 class NotFound(UsageError):
-    """There is no such session, turn, question or command; or it is too old to be kept."""
+    """There is no such session, turn, question or command, or it was too old to be kept."""
 
 
 class ProgramNotFound(UsageError):
-    """There is no such program, on PATH or at the path given."""
+    """There is no such program, on PATH or at the given path."""
 
 
 class ProgramNotExecutable(UsageError):
-    """There is such a file, but it cannot be run."""
+    """The file exists, but cannot be run."""
 
 
 class CommandError(BanksmanError):
-    """The command did something that makes this call impossible: it closed its stdin, it has ended."""
+    """The command made this call impossible: it closed its stdin, or it has ended."""
 
 
 class Refused(BanksmanError):
-    """Banksman declined, on purpose: the host is closing, a write's deadline has passed."""
+    """Banksman declined on purpose: the host is closing, or the deadline of a write has passed."""
 
 
 class QueueFull(Refused):
-    """So many asks are waiting in this session already."""
+    """The queue of this session has its maximum number of asks."""
 
 
 class Busy(Refused):
-    """The session is at work, and the ask said `on_busy="reject"`."""
+    """The session is busy, and the ask has `on_busy="reject"`."""
 
 
 class NotOwner(Refused):
-    """Another writer has the session: a newer claim, or another host."""
+    """Another writer owns the session: a newer claim, or another host."""
 
 
 class NoOwner(Refused):
-    """Nobody answers for the session: its host is gone, or cannot be heard."""
+    """No host answers for the session: its host is gone or unreachable."""
 
 
 class NameTaken(Refused):
@@ -70,66 +75,79 @@ class NameTaken(Refused):
 
 
 class Closed(Refused):
-    """The session or its host is closed, or is being closed."""
+    """The session or its host is closed or closing."""
 
 
 class Moving(Refused):
-    """The session is leaving this host, or has left it, and nothing was accepted: ask again, whoever has it next takes
-    it."""
+    """The session is leaving or has left this host, and the ask was not accepted.
+
+    Ask again: the next owner accepts it.
+    """
 
 
 class Moved(Refused):
-    """The session has left this host, and the ask waits in its log for whoever has it next. It is not to be asked
-    again: its outcome will be in the log."""
+    """The session has left this host, and the ask waits in its log for the next owner.
+
+    Do not ask again: the outcome will be in the log.
+    """
 
 
 class AgentError(BanksmanError):
-    """The agent failed: it could not be started, it died, it said so."""
+    """The agent failed: it could not be started, it died, or it reported a failure."""
 
 
 class StoreError(BanksmanError):
-    """The log could not be written, or not be read: the disk, or the cluster."""
+    """The log could not be written or read: the disk, or the cluster."""
 
 
 class Unreachable(StoreError):
-    """The cluster, or the host that has the session, does not answer. It is not gone: what it accepted is kept."""
+    """The cluster, or the owner of the session, does not answer.
+
+    Requests that it has accepted are kept.
+    """
 
 
 class Unanswered(Unreachable):
-    """It was sent, and no answer came: whether it was done is unknown, until somebody looks."""
+    """A request was sent and no answer came.
+
+    Whether it was carried out is unknown until the caller checks.
+    """
 
 
 class StoreFull(StoreError):
-    """The disk is full, or the quota. What was not acknowledged is not there; it can be tried again."""
+    """The disk or the quota is full. Unacknowledged events are not stored; retry them."""
 
 
 class StoreReadOnly(StoreError):
-    """The file, its folder or its file system may not be written."""
+    """The file, its folder or its file system is read-only."""
 
 
 class StoreBusy(StoreError):
-    """Another process has held the file for longer than we wait."""
+    """Another process has locked the file for longer than the timeout."""
 
 
 class StoreDamaged(StoreError):
-    """What is in the file is not what was written there: a torn tail, a bad page, a foreign file."""
+    """The file does not contain what was written: a torn tail, a bad page, a foreign file."""
 
 
 class HistoryLost(StoreError):
-    """The cursor is of a history that the store does not have any more: a power cut took its end, or an older copy was
-    put in its place, and nothing else stands there yet. What was read after it is not there."""
+    """The cursor belongs to a history that the store has lost. Events read after it do not exist.
+
+    A power cut removed the end of the log, or an older copy replaced it, and no new events stand
+    there yet.
+    """
 
 
 class StoreTooNew(StoreError):
-    """A newer Banksman has written the file."""
+    """A newer version of Banksman has written the file."""
 
 
 class BugError(BanksmanError):
-    """A bug of Banksman's own. It failed one session, and is in the log with the facts that led to it."""
+    """A bug in Banksman. It failed one session, and the log has the facts that led to it."""
 
 
 class MachineError(BanksmanError, OSError):
-    """The machine had no room: fds, memory, processes. `errno` is set where there is one."""
+    """The machine has no room: fds, memory, processes. `errno` is set where there is one."""
 
     def __init__(self, message: str, *, number: int | None = None, hint: str = "", **ids: object) -> None:
         super().__init__(message, hint=hint, **ids)
@@ -137,7 +155,7 @@ class MachineError(BanksmanError, OSError):
 
 
 def no_room(step: str, exc: OSError, **ids: object) -> MachineError:
-    """An OSError of ours as what it is: the machine has no room."""
+    """Convert an OSError of a start into a MachineError with a hint."""
     number = exc.errno or 0
     hint = {
         errno.EMFILE: "this process has too many open files: close some, or raise its limit (ulimit -n)",

@@ -1,7 +1,8 @@
-"""Where things of the user's are kept, by the standard of these folders (XDG). Nothing is read or made here.
+"""Paths of the user's folders, by the XDG standard. Nothing is read or created here.
 
-A variable that is empty or holds a relative path is to be ignored, says the standard: a relative one would be another
-folder for each program. Without the variable it is a folder of the user's home; a user may have none.
+The standard says that an empty variable or a relative path is to be ignored: a relative path would
+be a different folder for each program. Without the variable the folder is in the user's home. A
+user may have no home.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ NAME = "banksman"
 
 
 def state_folder() -> Path:
-    """What is kept from one run to the next: the store, the token, where a server is. `UsageError`: no home."""
+    """Folder for data that persists between runs: the store, the token, the address of a server.
+
+    Raises `UsageError` if there is no home.
+    """
     return _folder("XDG_STATE_HOME", ".local/state")
 
 
 def config_folder() -> Path:
-    """What the user has written. `UsageError`: there is no home."""
+    """Folder for files that the user writes. Raises `UsageError` if there is no home."""
     return _folder("XDG_CONFIG_HOME", ".config")
 
 
 def sockets_folder() -> Path:
-    """The sockets by which a server or a verb of this user can be asked: see `sockets.py`."""
+    """Folder for the sockets of this user's servers and commands: see `sockets.py`."""
     return state_folder() / "sockets"
 
 
@@ -34,7 +38,7 @@ def _folder(variable: str, usual: str) -> Path:
     if os.path.isabs(base):
         return Path(base) / NAME
     home = os.path.expanduser("~")
-    # An account without a home has / there, or a folder that is no path at all.
+    # An account without a home has / there, or text that is not an absolute path.
     if not os.path.isabs(home) or not home.strip("/"):
         raise UsageError("there is no home folder to keep anything in", hint=f"set {variable}", variable=variable)
     return Path(home) / usual / NAME

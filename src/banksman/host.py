@@ -1,4 +1,4 @@
-"""The public `Host`: that of `runtime/base_host.py`, with the engine for its log chosen by name."""
+"""The public `Host`: `runtime/base_host.py` with the storage engine chosen by a store name."""
 
 from __future__ import annotations
 
@@ -21,33 +21,42 @@ if TYPE_CHECKING:
     from banksman.store.log import Log
 
 HINT = '"sqlite:PATH" (a file that hosts may share), "memory:", or "nats://HOST:4222" (many machines)'
-# What may follow a path, as in `sqlite:PATH?level=full&keep_bytes=1000000`.
+# Start of the settings after a path, as in `sqlite:PATH?level=full&keep_bytes=1000000`.
 SETTING = re.compile(r"\?(?=(level|keep_bytes|keep_seconds)=)")
-# How a store begins that hosts of many machines share.
+# Prefixes of stores that hosts of many machines share.
 CLUSTER = ("nats://", "tls://")
 
 
 class Host(base_host.Host):
     """Owns sessions and commands of one loop: `async with Host() as host`, or call `close()`.
 
-    `store` keeps the log of sessions. "sqlite:PATH": a file, which several hosts may share; the default is
-    `banksman/store.db` in the user's state folder (`$XDG_STATE_HOME`, else `~/.local/state`). "memory:": nothing
-    outlives this object. A file's path may be followed by `?level=full`: what is acknowledged survives a power cut, at
-    the price of a sync for each commit; the default, `normal`, survives any death of processes. And by
-    `keep_bytes=` and `keep_seconds=`: how much of a session's events is kept, as far as it can be done without.
+    `store`: where the log of sessions is kept.
+    - "sqlite:PATH": a file, which several hosts may share. The default is `banksman/store.db` in
+      the user's state folder (`$XDG_STATE_HOME`, else `~/.local/state`).
+    - "memory:": nothing outlives this object.
+    - "nats://HOST:4222": a cluster of hosts on many machines.
 
-    `secrets` are taken out of each event before it is logged. Of one that an agent streams in pieces, at most three
-    characters are logged: docs/guarantees.md has the limits. `processes_max`: so many agents' processes at most; who
-    was not needed for the longest time makes room, and resumes its conversation when it is asked again. `starts_max`:
-    so many of them start at once; None: one a core.
+    Settings may follow the path of a file. With `?level=full` acknowledged events survive a power
+    cut, at the price of a sync per commit. The default, `normal`, survives any death of processes.
+    `keep_bytes=` and `keep_seconds=` limit how many events of a session are kept, as far as the
+    host does not need the older events.
 
-    `user_helper`: the words, such as `("sudo", "-n")`, by which commands of another `user` are started where we may not
-    do so ourselves (`… -u USER -- …`), and by which processes are ended that are not ours to signal (`… kill …`).
+    `secrets`: removed from each event before it is logged. If an agent streams a secret in pieces,
+    at most three of its characters are logged: docs/guarantees.md states the limits.
+    `processes_max`: limit on agent processes. The session that was idle for the longest time makes
+    room, and resumes its conversation at the next ask. `starts_max`: limit on simultaneous starts;
+    None: one per core.
 
-    `address`: where others find this host, for `NotOwner` to say. `permit` is given what a session's log says of how it
-    was opened, before it is opened again so, and raises if that may not be.
+    `user_helper`: the words, such as `("sudo", "-n")`, of a program with more privileges. It starts
+    commands of another `user` if this process may not (`… -u USER -- …`). It also ends processes
+    that this process may not signal (`… kill …`).
 
-    On entering it, or with the first session, what was open under hosts that have died is settled.
+    `address`: where other programs find this host; `NotOwner` reports it. `permit`: gets the
+    recorded spec of a session before the session is opened again with it, and raises if that is not
+    allowed.
+
+    On entry, or with the first session, the host settles sessions that were open on hosts that have
+    died.
     """
 
     def __init__(
@@ -67,7 +76,7 @@ class Host(base_host.Host):
         if secrets:
             from banksman.core.wire.redaction import Redactor  # noqa: PLC0415
 
-            Redactor(secrets)  # What cannot be one is an error of this call.
+            Redactor(secrets)  # An invalid secret is an error of this call.
         super().__init__(
             opens,
             settles=settles,
@@ -81,13 +90,13 @@ class Host(base_host.Host):
         )
 
     async def export(self, session: Session | str, path: str | os.PathLike[str]) -> None:
-        """Write a session's whole history to a new file, as NDJSON: see `import_session`."""
+        """Write the whole history of a session to a new file, as NDJSON: see `import_session`."""
         from banksman.store import transfer  # noqa: PLC0415
 
         await transfer.export_to(self._own_sessions().store, self._id(session), path)
 
     async def import_session(self, path: str | os.PathLike[str], *, name: str | None = None) -> Session:
-        """A session from such a file, under an id of its own; whole, or not at all."""
+        """Create a session with a new id from an exported file; completely, or not at all."""
         from banksman.sessions.arguments import checked_name  # noqa: PLC0415
         from banksman.store import transfer  # noqa: PLC0415
 
@@ -99,8 +108,11 @@ class Host(base_host.Host):
         return self.session(id)
 
     async def bundle(self, session: Session | str, path: str | os.PathLike[str], *, text: bool = True) -> None:
-        """Write what was said both ways to a new file, without secrets, for a report of a bug: the fake agent replays
-        it. `text` False: without what was said in words, too."""
+        """Write the frames of both directions to a new file, without secrets, for a bug report.
+
+        The fake agent can replay the file. `text`: False also removes the words of the
+        conversation.
+        """
         from banksman.store import bundle  # noqa: PLC0415
 
         store = self._own_sessions().store
@@ -108,16 +120,16 @@ class Host(base_host.Host):
 
     @property
     def cluster(self) -> Cluster | None:
-        """What binds the hosts that share the store; None: it is one of this machine."""
+        """The cluster of the hosts that share the store; None if the store is on this machine."""
         return cast("Cluster | None", getattr(self._own_sessions().store, "cluster", None))
 
     async def ready(self) -> None:
-        """Until the store can be asked."""
+        """Wait until the store can be queried."""
         self._bind()
         await self._own_sessions().store.ready()
 
     async def need_of(self, session: str) -> list[str]:
-        """What a host must have to go on with a session: see `sessions/session_spec.py`."""
+        """Return the labels that a host needs to resume a session: see `sessions/session_spec.py`."""
         from banksman.sessions import session_spec  # noqa: PLC0415
 
         store = self._own_sessions().store
@@ -130,14 +142,17 @@ class Host(base_host.Host):
 
 
 def default_path() -> Path:
-    """Where sessions are kept if nobody says where."""
+    """Return the path of the default store."""
     return state_folder() / "store.db"
 
 
 def _engine(store: Any, address: str) -> tuple[Callable[[], Log], SettleTime]:
-    """What opens the log, and when it is first needed. A file that is not there has nothing to settle, and whoever only
-    runs commands is not to get one; nor to be kept from it by one that is there and cannot be opened, unless they have
-    named it."""
+    """Return the function that opens the log, and when the store is first needed.
+
+    A missing file has nothing to settle, and a program that only runs commands must not create one.
+    An existing default file that cannot be opened must not stop that program either. An explicitly
+    named file must.
+    """
     if store is None:
         settles = _when(default_path, SettleTime.AT_START_IF_IT_CAN)
         return lambda: _open_sqlite(str(default_path()), {"address": address}), settles
@@ -149,7 +164,7 @@ def _engine(store: Any, address: str) -> tuple[Callable[[], Log], SettleTime]:
             lambda: Path(path), SettleTime.AT_START
         )
     if isinstance(store, str) and store.startswith(CLUSTER):
-        # What is left of hosts that died is for those that take their sessions over.
+        # The hosts that take over the sessions of a dead host settle its leftovers.
         return _open_cluster(store), SettleTime.WHEN_NEEDED
     raise UsageError(f"there is no store {store!r:.200}", hint=HINT)
 
@@ -158,12 +173,14 @@ def _when(path: Callable[[], Path], settles: SettleTime) -> SettleTime:
     try:
         return settles if _is_there(path()) else SettleTime.WHEN_NEEDED
     except (UsageError, OSError):
-        return SettleTime.WHEN_NEEDED  # Whoever needs it is told.
+        return SettleTime.WHEN_NEEDED  # A session that needs the store gets the error.
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is something at the store's path; or commits beside it, whose file is gone. That is damage, and is
-    told as early as any other."""
+    """Whether the store exists, or commits beside it whose file is gone.
+
+    The second case is damage, and is reported as early as any other damage.
+    """
     log = Path(f"{os.path.realpath(path)}-wal")
     return path.exists() or (log.exists() and log.stat().st_size > 0)
 
@@ -183,12 +200,12 @@ def _parse(text: str) -> tuple[str, dict[str, Any]]:
                 hint = "level=full or level=normal; keep_bytes= and keep_seconds= with a whole number"
                 raise UsageError(f"a store cannot have {name}={value}", hint=hint)
     if not path:
-        return str(default_path()), settings  # As `sqlite:?keep_bytes=…` says.
-    # Of the folder that it was named in, wherever the program goes.
+        return str(default_path()), settings  # As in `sqlite:?keep_bytes=…`.
+    # Absolute, so that the path stays valid if the program changes its folder.
     return os.path.abspath(os.path.expanduser(path)), settings
 
 
-# Loaded with the first session, like the rest of what sessions need.
+# Loaded with the first session, like all other modules that sessions need.
 def _open_memory() -> Log:
     from banksman.store.memory import MemoryLog  # noqa: PLC0415
 
@@ -202,7 +219,7 @@ def _open_sqlite(path: str, settings: dict[str, Any]) -> Log:
 
 
 def _open_cluster(store: str) -> Callable[[], Log]:
-    """What is wrong with its name is an error of the call."""
+    """Return the function that opens a cluster log. An invalid address raises immediately."""
     from banksman.cluster import store_address  # noqa: PLC0415
 
     where = store_address.parse(store)

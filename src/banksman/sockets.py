@@ -1,15 +1,18 @@
-"""Sockets of this user's own, by which a server or a verb can be asked without a token: who may open the folder is who.
+"""Per-user Unix sockets that authenticate a client by file permissions, without a token.
 
-The folder is for its user alone (0700), and so is each socket from its first moment (0600). Whoever is at the other end
-is asked for as well, of the kernel (`peer_uid`), by both sides: a folder may be mounted, copied or opened by mistake.
+A server or a command of the CLI listens there. The folder is accessible to its user only (0700),
+and so is each socket from its first moment (0600). In addition both sides check the peer's uid,
+which the kernel provides (`peer_uid`), because a folder may be mounted, copied or opened by
+mistake.
 
-A socket's address has room for 107 bytes, and folders may be deeper than that. So the folder is opened, and the socket
-is named through the fd: `/proc/self/fd/N/name` is short wherever the folder is.
+The address of a socket has room for 107 bytes, and a folder may have a longer path. So the folder
+is opened, and the socket is named through the fd: `/proc/self/fd/N/name` is always short.
 
-A socket whose process was killed stays behind. Whoever comes by removes it, and never one that lives. That nobody
-listens is the kernel's word (ECONNREFUSED), and is believed of sockets of this very boot only: the folder may be shared
-with another machine, whose sockets look dead from here. A socket that is being made looks dead, too, for a moment; so
-the folder is locked for the time in which one is made or removed.
+The socket of a killed process stays behind. The next process that uses the folder removes it, and
+never removes a live socket. The kernel tells that no process listens (ECONNREFUSED). That is
+trusted only for sockets of the current boot: the folder may be shared with another machine, whose
+sockets look dead from here. A socket that is being created looks dead for a moment, too. So the
+folder is locked while a socket is created or removed.
 """
 
 from __future__ import annotations
@@ -31,27 +34,27 @@ from banksman.errors import UsageError
 
 BACKLOG = 1024
 SUFFIX = ".sock"
-# `struct sockaddr_un` of Linux has 108 bytes for a path and its end; other systems have 104.
+# `struct sockaddr_un` of Linux has 108 bytes for a path and its terminator; other systems have 104.
 ADDRESS_BYTES_MAX = 103
-# Whoever holds the lock longer was stopped in the middle of it, and may never go on.
+# A process that holds the lock for longer was stopped while it held it, and may never resume.
 LOCK_SECONDS_MAX = 1.0
 _LOCK_AGAIN_SECONDS = 0.01
-# One that lives takes connections at once; its queue may be full for a moment.
+# A live socket accepts connections immediately, but its queue may be full for a moment.
 _CONNECT_AGAIN_SECONDS = 0.01
 
 
 def listen_in(folder: Path) -> tuple[socket.socket, Path]:
-    """A socket that listens, under a name of its own in this folder, which is made if it is missing.
+    """Create a listening socket with a unique name in this folder; create the folder if missing.
 
-    `UsageError` if the folder is not ours alone; OSError if there can be none. It is removed by `remove`, before it is
-    closed.
+    Raises `UsageError` if other users can change the folder; OSError if the socket cannot be
+    created. Call `remove` before closing the socket.
     """
     _make_folder(folder)
     sweep(folder)
     name = f"{_boot()}-{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # The mode that the file is made with: there is no moment in which others could open it.
+        # The socket file is created with this mode, so that other users can never open it.
         os.fchmod(listener.fileno(), 0o600)
         with _opened(folder) as fd, _locked(fd):
             listener.bind(_address(fd, folder, name))
@@ -69,19 +72,26 @@ def listen_in(folder: Path) -> tuple[socket.socket, Path]:
 
 
 def remove(path: Path) -> None:
-    """Take our own socket away. Never raises: what is left is dead, and the next one who comes removes it."""
+    """Remove a socket of this process.
+
+    Never raises: a leftover is dead, and the next process removes it.
+    """
     with contextlib.suppress(OSError):
         os.unlink(path)
 
 
 def connect(path: str | os.PathLike[str], seconds_max: float) -> socket.socket:
-    """A connection to whoever listens there, which is our own user or root. OSError, PermissionError among it."""
+    """Connect to a socket whose listener runs as this user or as root.
+
+    Raises OSError; PermissionError if another user listens.
+    """
     folder, name = os.path.split(os.path.abspath(path))
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     deadline = time.monotonic() + seconds_max
     try:
         peer.settimeout(seconds_max)
-        # By its name alone: whoever may not list a folder may still know what is in it.
+        # The folder is opened by name only: a user who may not list the folder may still know the
+        # name of the socket.
         with _opened(Path(folder), getattr(os, "O_PATH", os.O_RDONLY)) as fd:
             while not _is_connected(peer, _address(fd, Path(folder), name)):
                 if time.monotonic() > deadline:
@@ -96,14 +106,17 @@ def connect(path: str | os.PathLike[str], seconds_max: float) -> socket.socket:
 
 
 def peer_uid(peer: socket.socket) -> int | None:
-    """Who is at the other end, as the kernel has it; None: this system does not say, and the folder has to do."""
+    """Return the uid of the peer, as the kernel knows it.
+
+    None: this system does not provide it, and the permissions of the folder have to suffice.
+    """
     if sys.platform != "linux":
         return None
     return _credentials(peer)[1]
 
 
 def peer_pid(peer: socket.socket) -> int:
-    """Which process has connected it; 0: one outside of our container. Linux only."""
+    """Return the pid of the peer; 0: a process outside of this container. Linux only."""
     return _credentials(peer)[0]
 
 
@@ -114,17 +127,20 @@ def _credentials(peer: socket.socket) -> tuple[int, int, int]:
 
 
 def is_ours(uid: int | None) -> bool:
-    """Root can do all that we can, with or without our leave."""
+    """Whether this uid is the current user or root. Root can do everything that this user can."""
     return uid is None or uid in (os.geteuid(), 0)
 
 
 def sweep(folder: Path) -> list[str]:
-    """Remove what dead processes have left there: the names. Never raises; what cannot be told, or taken, stays."""
+    """Remove the sockets of dead processes and return their names.
+
+    Never raises. A socket that cannot be checked or removed stays.
+    """
     removed: list[str] = []
     with contextlib.suppress(OSError), _opened(folder) as fd, _locked(fd) as is_locked:
         for name in os.listdir(folder) if is_locked else ():
             if name.endswith(SUFFIX) and name.startswith(f"{_boot()}-") and not is_alive(folder / name):
-                # Its process may just be ending by itself.
+                # The process may be exiting and remove its socket at the same time.
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=fd)
                     removed.append(name)
@@ -132,17 +148,17 @@ def sweep(folder: Path) -> list[str]:
 
 
 def is_alive(path: Path) -> bool:
-    """False: certainly nobody listens there."""
+    """Whether a process listens there. False is certain."""
     try:
         connect(path, 0.0).close()
     except (ConnectionRefusedError, FileNotFoundError):
         return False
     except OSError:
-        return True  # Somebody, who is busy, or another user.
+        return True  # The listener is busy, or belongs to another user.
     return True
 
 
-# -- the folder -------------------------------------------------------------------------------------------------------
+# -- the folder ------------------------------------------------------------------------------------
 def _make_folder(folder: Path) -> None:
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -167,7 +183,10 @@ def _opened(folder: Path, how: int = os.O_RDONLY) -> Generator[int]:
 
 @contextlib.contextmanager
 def _locked(fd: int) -> Generator[bool]:
-    """Whether we have it; it goes with the fd. By asking again, for a lock that is waited for cannot be given up."""
+    """Lock the folder and return whether that succeeded. The lock ends with the fd.
+
+    Polls, because a blocking flock has no timeout.
+    """
     deadline = time.monotonic() + LOCK_SECONDS_MAX
     is_locked = False
     while not is_locked and time.monotonic() < deadline:
@@ -185,12 +204,12 @@ def _address(fd: int, folder: Path, name: str) -> str:
     whole = str(folder / name)
     if len(os.fsencode(whole)) <= ADDRESS_BYTES_MAX:
         return whole
-    # Only Linux has this; elsewhere the path is too long, and the system says so.
+    # Only Linux has this. Elsewhere the path is too long, and the system call reports that.
     return f"/proc/self/fd/{fd}/{name}" if sys.platform == "linux" else whole
 
 
 def _is_connected(peer: socket.socket, address: str) -> bool:
-    """False: the queue of who listens there is full."""
+    """Try to connect. False: the queue of the listener is full."""
     try:
         peer.connect(address)
     except BlockingIOError:
@@ -199,7 +218,10 @@ def _is_connected(peer: socket.socket, address: str) -> bool:
 
 
 def _boot() -> str:
-    """Of this run of this machine; the same in all its containers, since they have one kernel."""
+    """Return a short id of the current boot.
+
+    All containers of a machine share it, as they share the kernel.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read(8)

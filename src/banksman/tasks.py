@@ -1,4 +1,4 @@
-"""Tasks with an owner: started by it, known to it, and over before it is."""
+"""Tasks with an owner, which end before their owner does; and waiters for a change."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ log = logging.getLogger("banksman")
 
 
 class OwnedTasks:
+    """A set of background tasks that belong to one object."""
+
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -18,21 +20,27 @@ class OwnedTasks:
         return len(self._tasks)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task and keep a reference to it until it ends."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
         return task
 
     def cancel(self) -> None:
+        """Cancel all tasks, without waiting."""
         for task in self._tasks:
             task.cancel()
 
     async def wait(self) -> None:
-        """Until all are over, those that they start meanwhile too. None of them is what waits."""
+        """Wait until all tasks have ended, including tasks that they start meanwhile.
+
+        A task of this set may call this; it does not wait for itself.
+        """
         while others := self._tasks - {asyncio.current_task()}:
             await asyncio.wait(others)
 
     async def end(self) -> None:
+        """Cancel all tasks and wait until they have ended."""
         self.cancel()
         await self.wait()
 
@@ -42,15 +50,21 @@ class OwnedTasks:
             log.error("! a task that nobody waits for has failed: %r", exc, exc_info=exc)
 
 
-# Tasks that wait for something to change: woken all at once, to look again for themselves.
+# Waiters: tasks that wait for a change. All are woken together, and each checks its condition
+# again.
 
 
 class Waiters:
+    """Wakes all waiting tasks, like a condition variable."""
+
     def __init__(self) -> None:
         self._futures: set[asyncio.Future[None]] = set()
 
     async def wait(self) -> None:
-        """Until the next `wake`. May be woken for nothing: call it in a loop around what is waited for."""
+        """Wait until the next `wake`.
+
+        Spurious wake-ups are possible: call it in a loop around the condition.
+        """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._futures.add(future)
         try:

@@ -1,14 +1,18 @@
-"""The command line. A verb is a file, and is loaded only when it is called: `--help` and `exec` start at once."""
+"""Command-line entry point: exit codes, the list of verbs, and the dispatch to their modules.
+
+Each verb is a module in `commands`, imported only when it is called. `--help` and `exec` therefore
+start fast.
+"""
 
 from __future__ import annotations
 
 import sys
 
-# Exit codes that every verb shares; `banksman VERB --help` says which ones it has.
+# Exit codes that all verbs share. `banksman VERB --help` lists the codes of that verb.
 OK, NOT_DONE, USAGE, NO_SERVER, REFUSED, NOT_SAID = 0, 1, 2, 3, 4, 5
 OWN_FAILURE, INTERRUPTED = 125, 130
 
-# By what one wants to do: the verb, and what it is for.
+# Verbs by purpose, each with its line in the help.
 GROUPS: dict[str, dict[str, str]] = {
     "run something": {
         "run": "ask an agent one thing, watch it answer, and leave nothing running",
@@ -47,6 +51,10 @@ VERBS = tuple(verb for group in GROUPS.values() for verb in group)
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the verb and return its exit code.
+
+    `argv`: the words after `banksman`; None for `sys.argv`.
+    """
     words = sys.argv[1:] if argv is None else argv
     try:
         code = _verb(words)
@@ -54,7 +62,8 @@ def main(argv: list[str] | None = None) -> int:
             _leave(code)
         return code
     except KeyboardInterrupt:
-        # Before a verb listens to signals, or after: there is nothing to end. Whoever asks twice gets no traceback.
+        # The signal came before the verb installed its handlers, or after it removed them. There is
+        # nothing to end. Further Ctrl-C are ignored, so that a second one prints no traceback.
         import signal  # noqa: PLC0415
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -62,6 +71,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def help_text() -> str:
+    """Return the text of `banksman --help`."""
     width = max(map(len, VERBS))
     groups = (
         "\n".join([f"{title}:", *(f"  {verb:<{width}}  {what}" for verb, what in group.items())])
@@ -100,8 +110,12 @@ def _verb(words: list[str]) -> int:
 
 
 def _leave(code: int) -> None:
-    """At once. What was run is over and told; to take the interpreter apart, object by object, would be a good part of
-    the time that a short command takes. Returns where that cannot be done: then it ends as programs do."""
+    """Exit the process immediately, without the teardown of the interpreter.
+
+    The command is over and reported. Freeing every object would take a good part of the run time of
+    a short command. Returns if a stream cannot be flushed; the process then exits in the normal
+    way.
+    """
     import atexit  # noqa: PLC0415
     import os  # noqa: PLC0415
 
@@ -109,8 +123,10 @@ def _leave(code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     except (AttributeError, OSError, ValueError):
-        return  # There is none, or it takes nothing: the interpreter knows what to say of that.
-    # The helpers are told to leave, and files that nobody keeps are removed.
+        # The stream is closed or cannot be written. The interpreter reports that at its normal
+        # exit.
+        return
+    # The exit functions stop the helper processes and remove output files that were not kept.
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     os._exit(code)
 
@@ -128,8 +144,13 @@ def _print(text: str, code: int) -> int:
 
 
 def _fill_standard_fds() -> None:
-    """Whoever starts us may have closed them (`>&-`). Then the next three fds that are opened would be these: a loop's,
-    a store's, a socket's, into which somebody would write an error. What Python knows of them stays: there is none."""
+    """Open /dev/null for each standard fd that is closed.
+
+    The parent may have closed some of them (`>&-`). The next fds that this process opens would then
+    get the numbers 0 to 2: an fd of the event loop, the store or a socket. A library that prints an
+    error would write into it. `sys.stdin`, `sys.stdout` and `sys.stderr` do not change: Python has
+    set them to None at its start.
+    """
     import os  # noqa: PLC0415
 
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -140,7 +161,7 @@ def _fill_standard_fds() -> None:
 def _call(verb: str, words: list[str]) -> int:
     from importlib import import_module  # noqa: PLC0415
 
-    # It gives its own away, to an editor, and looks itself at what there is.
+    # `acp` hands its standard fds over to the editor protocol and checks them itself.
     if verb != "acp":
         _fill_standard_fds()
     return int(import_module(f"banksman.cli.commands.{verb}").main(words))

@@ -1,4 +1,7 @@
-"""The flags of a verb, in the one form that all verbs have. Nothing here knows a server: `exec` must start fast."""
+"""Argument parser and help formatter of all verbs.
+
+Imports nothing of the server: `exec` starts fast.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,20 @@ from typing import Any, NoReturn
 
 from banksman.cli import USAGE
 
-# Lines that are longer are hard to read, however wide the terminal is.
+# Longer lines are hard to read, however wide the terminal is.
 WIDTH_MAX = 100
 WIDTH_MIN = 40
 
 
 class Help(argparse.HelpFormatter):
-    """As wide as the terminal, within reason. Paragraphs are filled; lines that are indented are commands, and stay as
-    they are. The same under every Python, for the documentation is made from it."""
+    """Help formatter that fits the terminal, within limits.
+
+    It fills paragraphs. Indented lines are commands and stay unchanged. The output is the same
+    under every Python version, because the documentation is generated from it.
+    """
 
     def __init__(self, prog: str) -> None:
-        import shutil  # noqa: PLC0415  It costs time, and only who asks for help has it.
+        import shutil  # noqa: PLC0415  Slow to import, and only help needs it.
 
         width = min(max(shutil.get_terminal_size().columns, WIDTH_MIN), WIDTH_MAX)
         super().__init__(prog, max_help_position=min(30, width // 3), width=width - 1)
@@ -41,7 +47,7 @@ class Help(argparse.HelpFormatter):
     def _split_lines(self, text: str, width: int) -> list[str]:
         from textwrap import wrap  # noqa: PLC0415
 
-        # Neither a flag that is named in a sentence nor a path is torn: it is there to be copied.
+        # A flag in a sentence and a path are never split, because users copy them.
         return wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
@@ -55,8 +61,11 @@ class Help(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """`notes`: what else there is to know, exit codes among it. The help ends with an example, always. `is_lenient`:
-    this verb does its work with a file of settings that is wrong, too, since it is about that file."""
+    """Argument parser of one verb. Its help always ends with an example.
+
+    `notes`: further help, including the exit codes. `is_lenient`: the verb works with a broken
+    settings file, because it is about that file.
+    """
 
     def __init__(
         self,
@@ -85,17 +94,20 @@ class Parser(argparse.ArgumentParser):
         self._refuse(message)
 
     def _refuse(self, why: object) -> NoReturn:
-        from banksman.cli.output import as_line, say_aside  # noqa: PLC0415  As the rest, only if needed.
+        from banksman.cli.output import as_line, say_aside  # noqa: PLC0415  Imported only for an error, like the rest.
 
         say_aside(f"{self.prog}: {as_line(why)}")
         sys.exit(self._usage_code)
 
     def read(self, words: list[str]) -> argparse.Namespace:
-        """Flags and words in any order."""
+        """Parse flags and positional words in any order."""
         return self.parse_intermixed_args(words)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Every way to parse comes through here. Where --format was not given, the settings say what it is."""
+        """Parse the words, and take the format from the settings if --format was not given.
+
+        All parse methods of argparse end up here.
+        """
         found, rest = super().parse_known_args(args, namespace)
         if getattr(found, "format", "") is None:
             found.format = self._usual_format()
@@ -108,14 +120,15 @@ class Parser(argparse.ArgumentParser):
         try:
             return config.load().value("format")
         except UsageError as exc:
-            # Whoever was not understood gets the usual form; a verb that needs the settings refuses by itself.
+            # A lenient verb falls back to text. Every other verb refuses to run with broken
+            # settings.
             if self._is_lenient:
                 return "text"
             self._refuse(exc)
 
 
 def add_format(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, json: str, quiet: str) -> None:  # pyright: ignore[reportPrivateUsage]
-    """`json`, `quiet`: what is said in these forms."""
+    """Add --format and --json. `json` and `quiet`: the help for the output in these formats."""
     parser.add_argument(
         "--format",
         choices=("text", "json", "quiet"),
@@ -125,7 +138,10 @@ def add_format(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, jso
 
 
 def split_command(words: list[str]) -> tuple[list[str], list[str] | None]:
-    """What is before `--`, and the command after it; None: there is no `--`."""
+    """Split at `--`.
+
+    Return the words before it and the command after it; None if there is no `--`.
+    """
     if "--" not in words:
         return words, None
     at = words.index("--")

@@ -1,8 +1,9 @@
-"""The completion scripts for bash, zsh and fish, made from the table of commands.
+"""Completion scripts for bash, zsh and fish, generated from the completion table.
 
-bash and zsh get one function that finds the verb and the position of the cursor, and three tables: the flags of each
-verb, what follows a flag, and what each positional word is. fish gets one `complete` line for each verb, flag and word,
-under a condition on the position. Names that change, such as sessions, are asked of `banksman completion --list`.
+bash and zsh get one function that finds the verb and the position of the cursor. It uses three
+tables: the flags of each verb, the kind of value after each flag, and the kind of each positional
+word. fish gets one `complete` line per verb, flag and word, with a condition on the position. The
+scripts ask `banksman completion --list` for names that change, such as sessions.
 """
 
 from __future__ import annotations
@@ -259,10 +260,11 @@ end
 
 
 def script(shell: str, verbs: list[CommandEntry]) -> str:
+    """Return the completion script for a shell."""
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](verbs)
 
 
-# -- bash and zsh ------------------------------------------------------------------------------------------------------
+# -- bash and zsh ----------------------------------------------------------------------------------
 def _bash(verbs: list[CommandEntry]) -> str:
     flags = [f"{verb.name}) echo {' '.join(name for flag in verb.flags for name in flag.names)} ;;" for verb in verbs]
     return _filled(_BASH, verbs, " ".join(verb.name for verb in verbs), flags, "{}) echo {} ;;")
@@ -278,7 +280,7 @@ def _zsh(verbs: list[CommandEntry]) -> str:
 
 
 def _filled(template: str, verbs: list[CommandEntry], names: str, flags: list[str], branch: str) -> str:
-    """`branch`: how the shell writes a branch of `case`, given the pattern and the answer."""
+    """Fill a template with the tables. `branch`: format of one branch of the shell's `case`."""
     tables = {
         "@FLAGS@": flags,
         "@TAKES@": [branch.format(*each) for verb in verbs for each in _takes(verb)],
@@ -308,18 +310,18 @@ def _kind_and_words(slot: Slot) -> str:
 
 
 def _pair(word: str, what: str) -> str:
-    """A word and its description, as `_describe` of zsh takes them. A colon within the word is escaped."""
+    """Format a word and its description for zsh's `_describe`. A colon in the word is escaped."""
     escaped = word.replace(":", "\\:")
     return "'" + f"{escaped}:{what}".replace("'", "'\\''") + "'"
 
 
-# -- fish --------------------------------------------------------------------------------------------------------------
+# -- fish ------------------------------------------------------------------------------------------
 def _fish(verbs: list[CommandEntry]) -> str:
     return _FISH + "\n".join(_fish_lines(verbs)) + "\n"
 
 
 def _fish_lines(verbs: list[CommandEntry]) -> Iterator[str]:
-    # The flags that take a value: the word after one of these is not a positional word of the verb.
+    # Flags that take a value. The word after one of them is not a positional word of the verb.
     taking = [
         _fish_quoted(f"{verb.name} {name}")
         for verb in verbs

@@ -1,6 +1,6 @@
-"""The verbs as completion needs them, read from their parsers: flags, the value of each flag, positional words.
+"""Completion data of all verbs, read from their parsers: flags, flag values and positional words.
 
-The metavar of an argument says what it is: a SESSION is a session in every verb.
+The metavar of an argument gives its kind: SESSION means a session in every verb.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from banksman.cli.arguments import Parser
 
 
 class WordKind(enum.Enum):
-    """What completes a word."""
+    """The source of completions for a word."""
 
     NOTHING = "nothing"  # Free text, or a number.
     WORDS = "words"
@@ -28,13 +28,16 @@ class WordKind(enum.Enum):
     KEYS = "keys"
 
 
-# The kinds that `banksman completion --list` answers when the user presses the key.
+# Kinds whose values `banksman completion --list` looks up when the user presses Tab.
 LISTED = (WordKind.SESSIONS, WordKind.AGENTS, WordKind.KEYS)
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One positional word, or the value of a flag. `words`: the choices. `is_repeated`: further words are the same."""
+    """One positional word, or the value of a flag.
+
+    `words`: the choices. `is_repeated`: all further words are of the same kind.
+    """
 
     kind: WordKind
     words: tuple[str, ...] = ()
@@ -43,7 +46,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """`takes` None: the flag has no value."""
+    """One flag. `takes`: the kind of its value; None if it has no value."""
 
     names: tuple[str, ...]
     what: str
@@ -70,7 +73,7 @@ _BY_METAVAR = {
     "FILE": WordKind.FILES,
     "COMMAND": WordKind.COMMANDS,
 }
-# Arguments whose metavar does not say it: by name in every verb, and by name in one verb.
+# Arguments whose metavar does not give the kind: by name in every verb, then by name in one verb.
 _BY_DEST = {
     "priority": Slot(WordKind.WORDS, ("interactive", "normal", "background")),
     "on_busy": Slot(WordKind.WORDS, ("enqueue", "reject", "interrupt", "steer", "collect")),
@@ -83,6 +86,7 @@ _SPECIAL: dict[tuple[str, str], tuple[Slot, ...]] = {
 
 
 def verbs() -> Iterator[CommandEntry]:
+    """Yield the completion data of every verb."""
     for group in GROUPS.values():
         for name, what in group.items():
             parser: Parser = import_module(f"banksman.cli.commands.{name}").parser()
@@ -90,6 +94,7 @@ def verbs() -> Iterator[CommandEntry]:
 
 
 def described(name: str, what: str, parser: Parser) -> CommandEntry:
+    """Read the completion data of one verb from its parser."""
     flags: list[Flag] = []
     slots: list[Slot] = []
     for action in parser._actions:  # argparse has no public way to list them.
@@ -115,5 +120,5 @@ def _slots(verb: str, action: argparse.Action) -> tuple[Slot, ...]:
 
 
 def _first_sentence(text: str | None) -> str:
-    """There is room for a few words beside a flag."""
+    """Shorten a help text: beside a flag there is room for a few words only."""
     return (text or "").partition(";")[0].partition("\n")[0].replace("%%", "%")

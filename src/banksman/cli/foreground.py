@@ -1,8 +1,9 @@
-"""Output passed through to our own stdout and stderr by a thread, so that whoever reads us slowly blocks nothing else.
+"""Run a command in the foreground of a terminal, with its output, keys and signals passed through.
 
-Our stdout is shared with the shell that started us, so it cannot be made non-blocking; a blocking write in the loop
-would stop every timer. The thread blocks instead. When it falls behind, the command's output is no longer read, and the
-pipe pushes back on the command.
+A thread writes the command's output to stdout and stderr, so that a slow reader blocks nothing
+else. The shell shares stdout, so it cannot be made non-blocking, and a blocking write in the event
+loop would stop every timer. The thread blocks instead. When it falls behind, the command's output
+is not read, and the full pipe applies backpressure to the command.
 """
 
 from __future__ import annotations
@@ -29,13 +30,17 @@ from banksman.errors import BanksmanError, MachineError
 from banksman.process.launch import Launch
 from banksman.runtime.base_host import Host
 
-# What may wait to be written before the command is made to wait.
+# Bytes that may wait to be written before the command has to wait.
 BEHIND_BYTES_MAX = 1 << 20
 _FDS = {"stdout": 1, "stderr": 2}
 
 
 class OutputPump:
-    """`put` and the callbacks belong to the loop; `on_behind(True)` asks to stop reading, False to go on."""
+    """Write the command's output from a thread, with backpressure.
+
+    `put` and both callbacks run in the event loop. `on_behind(True)` asks the caller to stop
+    reading, `on_behind(False)` to resume.
+    """
 
     def __init__(self, on_behind: Callable[[bool], None], on_broken: Callable[[OSError], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -46,12 +51,14 @@ class OutputPump:
         self._is_behind = False
         self._is_broken = False
         self._flushed = self._loop.create_future()
-        # A daemon: if nobody ever reads us, a second Ctrl-C must still be able to end the program.
+        # A daemon thread: a second Ctrl-C must end the program even if the reader never reads.
         threading.Thread(target=self._write, name="banksman-through", daemon=True).start()
 
     def put(self, stream: str, data: bytes) -> None:
-        # Behind, and still given more: the command is being stopped, and its pipe is emptied so that it can move. What
-        # does not fit is dropped, as it would be had it been killed a moment earlier.
+        """Queue output for writing."""
+        # Output still arrives while the pump is behind: the command is being stopped, and its pipe
+        # is emptied so that it can make progress. Excess output is dropped, as it would be had the
+        # command been killed a moment earlier.
         if self._is_broken or self._behind_bytes > 2 * BEHIND_BYTES_MAX:
             return
         self._behind_bytes += len(data)
@@ -61,12 +68,15 @@ class OutputPump:
             self._on_behind(True)
 
     async def flush(self, seconds: float | None) -> None:
-        """Until everything is written, nobody is left to write to, or the time is up."""
+        """Wait until everything is written, the reader is gone, or the time is up."""
         self._queue.put(None)
         await asyncio.wait([self._flushed], timeout=seconds)
 
     def give_up(self) -> None:
-        """Nobody reads us, and the user does not want to wait for that to change."""
+        """Drop the remaining output.
+
+        The reader does not read, and the user does not want to wait for it.
+        """
         self._is_broken = True
         self._on_flushed()
 
@@ -84,7 +94,8 @@ class OutputPump:
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:
-            pass  # The loop is closed: the program is ending, and nobody wants to know.
+            # The loop is closed because the program is ending. The result is not needed.
+            pass
 
     def _on_written(self, size: int) -> None:
         self._behind_bytes -= size
@@ -108,32 +119,37 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-# Join our terminal to the command's own: keys go in, the window size follows, and our mode is restored at the end.
+# Connect the user's terminal to the command's terminal: keys, window size, and the terminal mode.
 #
-# Our terminal is in raw mode meanwhile, so a key acts in the command's terminal and not in ours: Ctrl-C is SIGINT for
-# whatever is in the foreground there, and a REPL lives on. A command that does not listen to it is ended by three
-# within a second.
+# The user's terminal is in raw mode, so a key acts in the command's terminal. Ctrl-C is SIGINT for
+# the foreground process there, and a REPL survives it. Three Ctrl-C within a second end a command
+# that ignores it.
 #
-# stdin is read by a thread: a selector cannot wait for a file, and a terminal or pipe that is shared with the shell
-# must not be made non-blocking. The thread is a daemon, and waits while the command takes no input.
+# A thread reads stdin. A selector cannot wait for a regular file, and a terminal or pipe that the
+# shell shares must not be made non-blocking. The thread is a daemon. It waits while the command
+# takes no input.
 
 READ_BYTES_MAX = 4096
-# Reads that the command has not taken yet. Then our stdin is not read any more.
+# Reads that the command has not taken yet. At this limit the thread stops reading stdin.
 AHEAD_MAX = 64
-# So many Ctrl-C within so long end the command.
+# This many Ctrl-C within this time end the command.
 ENDING_COUNT, ENDING_SECONDS = 3, 1.0
 _CTRL_C = b"\x03"
 
 
 class TerminalBridge:
-    """`on_end` is called for each Ctrl-C that is to end the command: the third in a row, and every one after it."""
+    """Connect the terminal of this process to the terminal of the command.
+
+    `on_end`: called for the third Ctrl-C in a row and every later one. It ends the command.
+    """
 
     def __init__(self, command: Command, on_end: Callable[[], None]) -> None:
         self._command = command
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._typed: asyncio.Queue[bytes] = asyncio.Queue()
-        # Taken by the thread for each read, given back when that is written.
+        # The thread acquires it for each read. The loop releases it when the command has taken the
+        # bytes.
         self._room = threading.Semaphore(AHEAD_MAX)
         self._presses: deque[float] = deque(maxlen=ENDING_COUNT)
         self._is_ending = False
@@ -141,16 +157,18 @@ class TerminalBridge:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def enter(self) -> None:
+        """Set raw mode, and start to forward keys and window sizes."""
         if os.isatty(0):
             self._mode = termios.tcgetattr(0)
             self._set_raw()
-            # Whoever brings us back after a stop may have put the terminal into another mode.
+            # After a stop (SIGTSTP) the shell may have put the terminal into another mode.
             self._loop.add_signal_handler(signal.SIGCONT, self._set_raw)
         self._loop.add_signal_handler(signal.SIGWINCH, lambda: self._own(self._resize()))
         self._own(self._type())
         threading.Thread(target=self._read, name="banksman-keys", daemon=True).start()
 
     async def leave(self) -> None:
+        """Stop forwarding and restore the mode of the terminal."""
         for number in (signal.SIGCONT, signal.SIGWINCH):
             self._loop.remove_signal_handler(number)
         for task in self._tasks:
@@ -158,7 +176,8 @@ class TerminalBridge:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._mode is not None:
             with contextlib.suppress(termios.error):  # The terminal is gone.
-                # At once: to wait for the output would be to wait for a reader who may never read.
+                # TCSANOW: waiting for the output to drain means waiting for a reader that may never
+                # read.
                 termios.tcsetattr(0, termios.TCSANOW, self._mode)
 
     def _set_raw(self) -> None:
@@ -176,13 +195,13 @@ class TerminalBridge:
             await self._command.resize(size.lines, size.columns)
 
     async def _type(self) -> None:
-        with contextlib.suppress(OSError, BanksmanError):  # It has ended.
+        with contextlib.suppress(OSError, BanksmanError):  # The command has ended.
             while data := await self._typed.get():
                 await self._command.write(data)
                 self._room.release()
             await self._command.close_stdin()
 
-    # -- the thread --------------------------------------------------------------------------------------------------
+    # -- thread ------------------------------------------------------------------------------------
     def _read(self) -> None:
         data = b"\0"
         while data:
@@ -211,18 +230,25 @@ class TerminalBridge:
             self._on_end()
 
 
-# A command in the foreground of a terminal: output passed through, signals turned into the stop ladder.
+# A command in the foreground of a terminal: its output passes through, and signals start the
+# ladder.
 
-# What a terminal, a service manager or a parent sends to end us.
+# Signals by which a terminal, a service manager or a parent ends this process.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def run_foreground(launch: Launch, options: Options, *, is_quiet: bool) -> tuple[Finished, int | None]:
-    """Run it to its end. Also returns the signal that made us stop it, if one did. Quiet: nothing is passed through."""
+    """Run the command to its end. Return its result and the signal that stopped it, or None.
+
+    `is_quiet`: capture the output instead of passing it through.
+    """
     with asyncio.Runner() as runner:
-        runner.get_loop()  # First, because it may fail, and a coroutine that was made for it would complain.
+        # Create the loop first, because that may fail. A coroutine object created before would then
+        # warn that it was never awaited.
+        runner.get_loop()
         result = runner.run(_Foreground(launch, options, is_quiet=is_quiet).run())
-    # It is over, and so are we in a moment. Somebody who leans on Ctrl-C shall see the result and not a traceback.
+    # The command is over and this process is about to exit. A user who holds Ctrl-C must see the
+    # result and not a traceback.
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
     return result
@@ -241,8 +267,8 @@ class _Foreground:
     async def run(self) -> tuple[Finished, int | None]:
         loop = asyncio.get_running_loop()
         for number in _ENDING:
-            # A signal that was ignored when we were started stays ignored: that is how nohup works, and how a shell
-            # keeps its Ctrl-C from the jobs in the background.
+            # A signal that was ignored at the start stays ignored. That is how nohup works, and how
+            # a shell keeps Ctrl-C from its background jobs.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._on_signal, number)
         async with Host() as host:
@@ -262,14 +288,14 @@ class _Foreground:
     async def _finish(self, command: Command) -> Finished:
         finished = await command.wait()
         if self._through is not None:
-            # After an exit of its own a slow reader is waited for, as any program would. Whoever has set a limit, or
-            # wants it stopped, does not want to wait for that either.
+            # After a normal exit this process waits for a slow reader, as any program would. After
+            # a timeout or a stop the user does not want to wait for the reader either.
             is_patient = finished.ended is Ended.EXITED and self._caught is None
             await self._through.flush(None if is_patient else self._options.drain)
         return finished
 
     async def _finish_at_terminal(self, command: Command) -> Finished:
-        # Only for who has a terminal: every import is a part of the start.
+        # Needed only with a terminal: every import adds to the start time.
 
         bridge = TerminalBridge(command, lambda: self._on_signal(signal.SIGINT))
         try:
@@ -280,9 +306,13 @@ class _Foreground:
 
     def _on_signal(self, number: int) -> None:
         is_second = self._caught is not None
+        # Keep the first signal: it decides the exit code. A second signal kills without the grace
+        # period.
         self._caught = self._caught or number
         if self._command is not None:
             self._command.stop_nowait(Ended.STOPPED, at_once=is_second)
+            # With the command over, only its output is pending. A signal then means: do not wait
+            # for the reader.
             if self._through is not None and (is_second or self._command.is_over):
                 self._through.give_up()
 
@@ -294,7 +324,10 @@ class _Foreground:
             self._command.resume_reading()
 
     def _on_broken(self, error: OSError) -> None:
-        """Our output cannot be written. If its reader is gone (`| head -1`), end as a program in a pipeline does."""
+        """Handle a failed write.
+
+        If the reader is gone (`| head -1`), end like a program in a pipeline.
+        """
         assert self._command is not None
         if error.errno == errno.EPIPE:
             self._caught = self._caught or signal.SIGPIPE

@@ -1,4 +1,4 @@
-"""Output of the command line: terminal control, messages on stderr, and events in words."""
+"""Output of the command line: safe text, terminal control, messages on stderr, events in words."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ from typing import Any, TextIO, cast
 
 from banksman.errors import MachineError
 
-# What a stream of ours may be sent: colour, a line that is drawn over, or words and nothing else.
+# Each stream gets colours, redrawn lines, or only plain text.
 #
-# A pipe gets words. So does a terminal whose user says so (`NO_COLOR`) or that can do no better (`TERM=dumb`).
+# A pipe gets plain text. So does a terminal whose user asks for it (`NO_COLOR`) or that cannot do
+# better (`TERM=dumb`).
 
-# Where nobody says how wide a terminal is.
+# The size of a terminal that does not report one.
 COLUMNS, ROWS = 80, 24
 
-# A word of so much is not left alone on the last row.
+# A word of at most this width is not left alone on the last row.
 SHORT_COLUMNS_MAX = 2
 _MARKS = ("Mn", "Me", "Cf")
-# The later parts of a Korean syllable, which join the first.
+# The later parts of a Korean syllable. They combine with the first part and take no column.
 _JOINED = range(0x1160, 0x1200)
-# C0 but for tab and newline, DEL and C1.
+# C0 except tab and newline, DEL, and C1.
 _CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
-# Characters without a shape: the soft hyphen, the combining joiner, fillers, marks and overrides of direction, zero
-# widths, separators of lines, annotations, variation selectors and tags. And halves of a pair, which no terminal could
-# be sent at all.
+# Characters without a visible shape: the soft hyphen, the combining joiner, fillers, direction
+# marks and overrides, zero-width characters, line separators, annotations, variation selectors and
+# tags. Also lone surrogates, which cannot be encoded for a terminal at all.
 _SHAPELESS = (
     r"\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
     r"\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff\ud800-\udfff"
 )
-# Two of them are spelling. Emoji are built with one joiner (a family) and one selector (a heart in colour); Arabic and
-# Indic scripts have joiners between their letters. A second one in a row is never spelling.
+# Two of them are part of normal spelling. Emoji use one joiner (a family) and one selector (a
+# coloured heart); Arabic and Indic scripts use joiners between letters. A second one in a row never
+# is.
 _PICTURE = (
     r"\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u24c2\u25a0-\u27bf\u2900-\u297f\u2b00-\u2bff"
     r"\u3030\u303d\u3297\u3299\U0001f000-\U0001faff"
@@ -53,18 +55,19 @@ _SPELLING = re.compile(
 _IN_TEXT = re.compile(rf"[{_CONTROLS}{_SHAPELESS}]")
 _IN_LINE = re.compile(rf"[\t\n{_CONTROLS}{_SHAPELESS}]")
 _SHORT = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
-# A column of a table that is cut to less is not read any more; the terminal may wrap the line then.
+# A table column narrower than this is unreadable. The terminal wraps the line instead.
 COLUMN_WIDTH_MIN = 6
-# Whoever waits longer for something is told what for.
+# After this wait the program tells the user what it waits for.
 PATIENCE_SECONDS = 1.0
-# A line is to be read. Whoever wants all of it takes --json, or --raw.
+# Maximum length of a line for people. --json and --raw print everything.
 SUMMARY_CHARACTERS_MAX = 500
-# Of our own kinds, what is not worth a line's room.
+# Members of Banksman's events that are too long for a line.
 _LONG = ("born", "ref", "usage", "details", "command", "args", "env", "options", "rules", "system_prompt", "schema")
 _ON_BUSY = re.compile(r'on_busy="(\w+)"')
-# `sessions()` and `after=None`; but not `(ulimit -n)`, `--flag=value` or `VARIABLE=value`, which a shell understands.
+# Matches `sessions()` and `after=None`, which are Python. Does not match `(ulimit -n)`,
+# `--flag=value` or `VARIABLE=value`, which a shell understands.
 _PYTHON = re.compile(r"\w\(|(?<![-\w])[a-z_]+=|\ban int\b")
-# What whoever speaks HTTP would do next, and the verb for it. The longer path first.
+# HTTP paths in hints, and the verb that replaces each. The longer path comes first.
 _VERBS = {"/v1/hosts": "banksman hosts", "/v1/sessions": "banksman ps", "/v1/commands": "banksman ps --all"}
 _PATH = re.compile("|".join(map(re.escape, _VERBS)))
 _OF_HTTP = re.compile(r",? with the same Idempotency-Key| \((?:GET|POST|PATCH|PUT|DELETE)\)")
@@ -81,7 +84,11 @@ _STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """Of one stream. `is_drawn`: lines may be drawn over, and sequences be sent. `has_colour`: and colours be used."""
+    """Capabilities of one output stream.
+
+    `is_drawn`: the terminal understands control sequences, so lines can be redrawn. `has_colour`:
+    colours are allowed, too.
+    """
 
     is_terminal: bool = False
     is_drawn: bool = False
@@ -110,7 +117,8 @@ PLAIN = Style()
 
 
 def style_of(stream: TextIO | None) -> Style:
-    # One that was closed when we were started is not there at all.
+    """Return the style of a stream."""
+    # Python sets the stream to None if it was closed when this process started.
     if stream is None or not is_terminal(stream):
         return PLAIN
     is_able = os.environ.get("TERM", "dumb") not in ("", "dumb")
@@ -119,33 +127,37 @@ def style_of(stream: TextIO | None) -> Style:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether the stream is an open terminal."""
     try:
         return stream is not None and stream.isatty()
-    except ValueError:  # It was closed since.
+    except ValueError:  # The stream was closed later.
         return False
 
 
 def stdout_style() -> Style:
+    """Return the style of stdout."""
     return style_of(cast("TextIO | None", sys.stdout))
 
 
 def stderr_style() -> Style:
+    """Return the style of stderr."""
     return style_of(cast("TextIO | None", sys.stderr))
 
 
 def size_of(stream: TextIO | None) -> tuple[int, int]:
-    """Columns and rows, as they are at this moment."""
+    """Return the current columns and rows of the terminal."""
     try:
         assert stream is not None
         found = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError, AssertionError):
         return COLUMNS, ROWS
-    # A terminal that was told no size has none.
+    # A terminal whose size was never set reports zero.
     return found.columns or COLUMNS, found.lines or ROWS
 
 
-# How much room a text takes on a screen: letters are one column wide, many of Asia's and most pictures two, and marks
-# that sit on a letter none. Terminals disagree about a few: nothing that must not be torn may rest on this count.
+# Display width: most letters take one column, many Asian letters and most emoji two, combining
+# marks none. Terminals disagree about some characters, so drawing must not break if this count is
+# wrong.
 
 
 @lru_cache(maxsize=4096)
@@ -156,27 +168,31 @@ def _columns(character: str) -> int:
 
 
 def width(text: str) -> int:
-    """In columns. For text that is safe and on one line already."""
+    """Return the display width in columns. Expects one line of safe text."""
     return len(text) if text.isascii() else sum(map(_columns, text))
 
 
 def cut(text: str, columns: int) -> str:
-    """As much of it as there is room for; with a mark, if that is not all."""
+    """Truncate text to this width, with an ellipsis."""
     if width(text) <= columns:
         return text
     if columns < 1:
         return ""
     kept = next(rows(text, columns - 1), "")
-    # A letter that is wider than all the room there is.
+    # The first letter may be wider than the whole width.
     return f"{kept}…" if width(kept) < columns else "…"
 
 
 def padded(text: str, columns: int) -> str:
+    """Fill text with spaces to this width."""
     return text + " " * (columns - width(text))
 
 
 def rows(text: str, columns: int) -> Iterator[str]:
-    """Cut wherever the room ends, as a terminal does it. A letter that is wider than a row has one of its own."""
+    """Split text at the width, in the middle of words, as a terminal does.
+
+    A letter wider than the row gets a row for itself.
+    """
     begin = used = 0
     for index, character in enumerate(text):
         size = _columns(character)
@@ -189,11 +205,14 @@ def rows(text: str, columns: int) -> Iterator[str]:
 
 
 def wrapped(text: str, columns: int, *, indent: str = "") -> list[str]:
-    """Cut between words; a word that is longer than a row, anywhere. What comes after the first row is indented."""
+    """Wrap text between words, and split words longer than a row.
+
+    `indent`: the prefix of every row after the first.
+    """
     found: list[str] = []
     line = ""
     words = text.lstrip(" ").split(" ")
-    # What it begins with is meant.
+    # Leading spaces are part of the text.
     words[0] = text[: len(text) - len(text.lstrip(" "))] + words[0]
     for word in words:
         joined = f"{line} {word}" if line else f"{indent if found else ''}{word}"
@@ -201,7 +220,7 @@ def wrapped(text: str, columns: int, *, indent: str = "") -> list[str]:
             line = joined
             continue
         if width(word) <= SHORT_COLUMNS_MAX and " " in line.strip():
-            # `4 s`: a unit by itself says nothing.
+            # Keeps `4 s` together: a unit alone on a row means nothing.
             line, _, before = line.rpartition(" ")
             word = f"{before} {word}"  # noqa: PLW2901
         if line:
@@ -211,12 +230,13 @@ def wrapped(text: str, columns: int, *, indent: str = "") -> list[str]:
     return [*found, line]
 
 
-# What is said to a person, or to the program at the other end of a pipe.
+# Output for a person, or for a program that reads the pipe.
 #
-# What an agent says is not for the terminal to obey: a tool's output, a file's name or a model's words may hold
-# sequences that clear the screen, rename the window, or type. In text mode every control character is shown as its
-# escape, and so is every character that has no shape: one that turns the direction of the text round, or hides words
-# from the reader that a program still sees. In JSON the encoding does that.
+# A terminal must not obey the text of an agent. Tool output, a file name or a model's words may
+# hold sequences that clear the screen, rename the window or type. In text mode every control
+# character is shown as an escape. So is every character without a shape, because it could reverse
+# the direction of the text, or hide words that a program still sees. In JSON the encoding does
+# this.
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -229,12 +249,12 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def as_text(text: str) -> str:
-    """Safe for a terminal, with its lines and tabs as they were."""
+    """Make text safe for a terminal. Keeps newlines and tabs."""
     return _IN_TEXT.sub(_escape, text)
 
 
 def as_line(value: object, *, characters_max: int | None = None) -> str:
-    """Safe, and on one line; cut with a mark if it is longer than that."""
+    """Make text safe and put it on one line. `characters_max`: truncate with an ellipsis."""
     text = str(value)
     if characters_max is not None and len(text) > characters_max:
         text = text[: characters_max - 1] + "…"
@@ -242,12 +262,15 @@ def as_line(value: object, *, characters_max: int | None = None) -> str:
 
 
 class CannotWrite(MachineError):
-    """Our stdout takes nothing more: a full disk, say. That nobody reads it any more is a `BrokenPipeError`."""
+    """stdout cannot be written, because of a full disk for example.
+
+    A reader that closed the pipe is a `BrokenPipeError` instead.
+    """
 
 
 def say(text: str = "", *, end: str = "\n") -> None:
-    """To stdout, at once: whoever reads us through a pipe sees an event when it comes."""
-    # Closed when we were started (`>&-`), it is not there at all.
+    """Write to stdout and flush, so that a reader of the pipe sees each event immediately."""
+    # sys.stdout is missing if it was closed when this process started (`>&-`).
     stdout = cast("TextIO | None", sys.stdout)
     if stdout is None:
         raise CannotWrite("cannot write to stdout: it is closed")
@@ -261,21 +284,25 @@ def say(text: str = "", *, end: str = "\n") -> None:
 
 
 def say_aside(text: str) -> None:
-    """To stderr: what a person wants to know, and a program that takes our output does not."""
-    # Nobody may be there to hear it, and that is no reason to fail.
+    """Print a message for a person on stderr. Programs that read stdout do not see it."""
+    # stderr may be closed or full. That is no reason to fail.
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 
 
 def say_json(value: Any) -> None:
-    # ASCII, so that it is the same JSON in every locale, and one line. DEL is ASCII, and yet nothing for a terminal.
+    """Write a value to stdout as one line of JSON."""
+    # ASCII, so that the JSON is the same in every locale and fits one line. DEL is ASCII, but a
+    # control character for a terminal.
     say(json.dumps(value, separators=(",", ":")).replace("\x7f", "\\u007f"))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns as wide as what is in them. On a terminal that is narrower the widest are cut, with a mark; a pipe gets
-    everything."""
-    # Here, because not every verb has one, and some must start fast.
+    """Print a table with columns as wide as their content.
+
+    On a narrower terminal the widest columns are cut, with an ellipsis. A pipe gets everything.
+    """
+    # Imported here because not every verb prints a table, and some must start fast.
 
     cells = [list(head), *([as_line("-" if cell is None or cell == "" else cell) for cell in row] for row in rows)]
     widths = [max(width(row[column]) for row in cells) for column in range(len(head))]
@@ -289,15 +316,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 def speak_any_language() -> None:
-    """A letter that the locale does not have is shown as its escape, and does not end the program."""
+    """Print characters that the locale lacks as escapes, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
-        # There may be none at all, or one of a test's.
+        # The stream may be None, or a replacement by a test.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
 
 
 def close_stdout() -> None:
-    """What could not be written must not be tried again, and complained of, when the interpreter leaves."""
+    """Redirect stdout to /dev/null, so that the interpreter does not retry a failed write at exit."""
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
@@ -305,8 +332,11 @@ def close_stdout() -> None:
 
 
 class ProgressMessage:
-    """Says what is being done, if it takes long. Only in the main thread: a verb that has the whole screen waits for
-    nothing there, and says what it waits for in its own way."""
+    """Context manager that prints what the program is doing, if it takes long.
+
+    Acts only in the main thread. A full-screen verb does not block there, and shows its progress on
+    the screen.
+    """
 
     def __init__(self, doing: str) -> None:
         self._timer: threading.Timer | None = None
@@ -325,12 +355,16 @@ class ProgressMessage:
 
 
 def say_progress(doing: str) -> None:
+    """Print a progress message on stderr, if a person can see it."""
     if has_person():
         say_aside(f"banksman: {doing} …")
 
 
 def has_person() -> bool:
-    """A program that reads stderr has asked for nothing of the kind."""
+    """Return whether stderr is a terminal.
+
+    A program that reads stderr expects no progress messages.
+    """
     return sys.stderr is not None and sys.stderr.isatty()
 
 
@@ -338,7 +372,7 @@ Event = dict[str, Any]
 
 
 def line_of(event: Event) -> str | None:
-    """None: a frame that only the dialect cares for."""
+    """Describe an event in one line. Return None for a frame that only its dialect understands."""
     kind = event["kind"]
     if kind == "stream.gap":
         return f"{'':>8}  {'':8}  events {event['first']} to {event['last']} are no longer kept"
@@ -355,7 +389,7 @@ def line_of(event: Event) -> str | None:
 
 
 def prompt_of(prompt: Any) -> str:
-    """What was asked, in words: a prompt is text, or blocks of which some are."""
+    """Return the prompt as text. A prompt is text, or a list of content blocks."""
     if isinstance(prompt, str):
         return prompt
     blocks = cast("list[Any]", prompt) if isinstance(prompt, list) else []
@@ -367,11 +401,11 @@ def _block(block: dict[str, Any]) -> str:
 
 
 def tokens_of(usage: Any) -> str:
-    """What was read and written; empty: the agent does not say."""
+    """Describe the token counts; empty if the agent does not report them."""
     if not isinstance(usage, dict):
         return ""
     used = cast("dict[str, Any]", usage)
-    # One agent counts what it had in its cache beside the rest, the others within it.
+    # Claude counts cached tokens separately. Other agents include them in the input.
     beside = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     read = [count for name in (*beside, "inputTokens") if isinstance(count := used.get(name), int)]
     written = [count for name in ("output_tokens", "outputTokens") if isinstance(count := used.get(name), int)]
@@ -379,14 +413,16 @@ def tokens_of(usage: Any) -> str:
 
 
 def how_to_answer(session: str, question: str) -> str:
-    """The command, to be copied: whatever the session is called, a shell takes it for one word."""
+    """Return the command that answers a question, quoted for a shell."""
     return f"banksman answer {shlex.quote(session)} {shlex.quote(question)} allow|deny"
 
 
 def hint_of(said: str) -> str:
-    """A hint of the server's for whoever sits at a shell. It was written for whoever calls Python or speaks HTTP: where
-    it names a call, an argument or a path, our own next step is said instead, or nothing, if there is none that helps
-    for sure."""
+    """Translate a server's hint for a user at a shell.
+
+    Hints are written for callers of Python or HTTP. A hint that names a call, an argument or a path
+    is replaced by the matching CLI step, or dropped if no step certainly helps.
+    """
     hint = _ON_BUSY.sub(r"--on-busy \1", said)
     hint = _PATH.sub(lambda found: _VERBS[found[0]], _OF_HTTP.sub("", hint))
     if not _PYTHON.search(hint):
@@ -400,7 +436,7 @@ def _updates(event: Event) -> list[Event]:
 
 def _content(update: Event) -> str:
     content = update.get("content")
-    # Of ACP's kinds of content only one is words.
+    # Only the text kind of ACP content has words.
     return str(content.get("text", "")) if isinstance(content, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
 

@@ -1,4 +1,4 @@
-"""Shared parts of the verbs that talk to a server: flags, session actions, exit codes and failures."""
+"""Shared parts of the verbs that talk to a server: flags, session actions, exit codes, failures."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ refused, 5 stdout could not be written (what was asked for may be done), 130 Ctr
 
 
 def interrupt_turn(client: Client, session: str, turn: str | None) -> dict[str, Any]:
-    """The receipt."""
+    """Interrupt a turn and return the receipt. `turn`: None for the running turn."""
     place = "" if turn is None else f"/turns/{segment(turn)}"
     return client.post(f"/v1/sessions/{segment(session)}{place}/interrupt")
 
 
 def receipt_in_words(receipt: dict[str, Any]) -> str:
+    """Describe a receipt in one line."""
     queued = len(receipt["queued"])
     rest = f"; {queued} still queued" if queued else ""
     if not receipt["stopped"]:
@@ -47,10 +48,11 @@ def receipt_in_words(receipt: dict[str, Any]) -> str:
     return f"stopped, by {receipt['by']}{rest}"
 
 
-# Asking a server to open a session: what `open` and `ask --open` have in common.
+# Opening a session, as `open`, `run` and `ask --open` do it.
 
 
 def add_cwd(parser: Parser) -> None:
+    """Add the flag --cwd."""
     parser.add_argument("--cwd", metavar="FOLDER", help="where the agent works (this folder, if the server is here)")
 
 
@@ -62,14 +64,17 @@ def ask_to_open(
     name: str | None,
     more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The session. Repeated with the same key if the connection is lost, so that it is opened once. `more`: what else
-    it is opened with, as the API has it."""
+    """Open a session and return it.
+
+    The request has an idempotency key, so a retry after a lost connection opens no second session.
+    `more`: further members of the request body.
+    """
     body: dict[str, Any] = {"agent": agent, **(more or {})}
     if name is not None:
         body["name"] = name
     if arguments.command:
         body["command"] = arguments.command
-    # A server elsewhere knows nothing of where we are.
+    # A remote server does not know the folders of this machine.
     if client.place.is_local:
         body["cwd"] = _whole(arguments.cwd or "")
     elif arguments.cwd is not None:
@@ -86,7 +91,7 @@ def _whole(folder: str) -> str:
 
 
 def body_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Of an ask: `prompt`, `priority` and, where the verb has it, `on_busy`."""
+    """Build the body of an ask: `prompt`, `priority` and, if the verb has the flag, `on_busy`."""
     prompt: str | None = arguments.prompt
     body: dict[str, Any] = {"prompt": _on_stdin() if prompt in (None, "-") else prompt}
     if arguments.priority is not None:
@@ -110,8 +115,11 @@ def _on_stdin() -> str:
 
 
 class ServerParser(Parser):
-    """The flags of a verb that asks a server, with those that every such verb has. `in_memory`: a store that ends with
-    the verb makes sense for it."""
+    """Argument parser of a verb that talks to a server, with the flags that all these verbs share.
+
+    `streams`: the verb prints JSON objects line by line. `in_memory`: a store that ends with the
+    verb is useful for it.
+    """
 
     def __init__(
         self,
@@ -134,8 +142,10 @@ class ServerParser(Parser):
 
 
 def client_of(arguments: argparse.Namespace, *, needs_server: str = "") -> Client:
-    """What asks the server, or the host inside, that the flags mean. `needs_server`: why a host inside will not do, as
-    the end of a sentence; empty: it will."""
+    """Return a client for the server or the embedded host that the flags select.
+
+    `needs_server`: why an embedded host is not enough, as the end of a sentence; empty if it is.
+    """
     way: ServerLocator | None = getattr(arguments, "way", None)
     if way is None:
         way = arguments.way = ServerLocator(
@@ -151,21 +161,26 @@ Act = Callable[[argparse.Namespace], int]
 
 
 def perform(act: Act, arguments: argparse.Namespace) -> int:
-    """Do it, and turn whatever goes wrong into one line and an exit code. A host inside has ended when it returns."""
+    """Run a verb, and turn every failure into one line and an exit code.
+
+    An embedded host has ended when this returns.
+    """
     speak_any_language()
     is_json: bool = arguments.format == "json"
     try:
         code = act(arguments)
+        # A normal end: work that other clients asked for may finish. After this call `_end` in the
+        # finally block does nothing.
         _end(arguments, at_once=False)
         return code
     except BrokenPipeError:
-        # Whoever read us has enough (`| head -1`): that is an end, and nothing to complain of.
+        # The reader has enough (`| head -1`). That is a normal end and needs no message.
         close_stdout()
         return BROKEN_PIPE
     except BanksmanError as exc:
         return _failed(exc, is_json=is_json)
     except KeyboardInterrupt:
-        # Whoever presses it again while we leave shall not see a traceback.
+        # Another Ctrl-C during the exit must not print a traceback.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return INTERRUPTED
     finally:
@@ -177,8 +192,8 @@ def _end(arguments: argparse.Namespace, *, at_once: bool) -> None:
     if way is None or not way.is_embedded:
         return
     if at_once:
-        # To stop what runs is the quickest that there is, and has its own deadlines. Whoever tells us to end once more
-        # would only leave the socket behind.
+        # Stopping the running turns is already the fastest way out and has its deadlines. A further
+        # signal would only leave the socket file behind.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
     way.end(at_once=at_once)
@@ -205,12 +220,17 @@ def _failed(error: BanksmanError, *, is_json: bool) -> int:
         case UsageError():
             return USAGE
         case _:
-            # What a server would have answered: the store cannot be opened, the machine has no room.
+            # The embedded host failed as a server would have: the store cannot be opened, or the
+            # machine has no room.
             return REFUSED
 
 
 def add_running(flags: Parser, *, room: str) -> None:
-    """`room`: what it means for this one. None is "not given", so that the file is heard: no flag has a default."""
+    """Add the flags that `serve` and `host` share.
+
+    `room`: the help for --room. No flag has a default: None means "not given", so that the settings
+    file applies.
+    """
     add = flags.add_argument
     add("--name", metavar="NAME", help="what it is called (the name of the machine)")
     add("--label", action="append", dest="labels", metavar="LABEL", help="what sessions may need of it")
@@ -228,11 +248,16 @@ def settings_of(
     extra: str,
     check: Callable[[ServerSettings], ServerSettings] | None = None,
 ) -> ServerSettings | None:
-    """None: it cannot begin, and was told why. `check` may refuse (`UsageError`), or put in what is usual here."""
+    """Parse the flags and load the server settings. Return None after printing why it cannot start.
+
+    `who` and `extra`: the program and its pip extra, for the message about a missing package.
+    `check`: may reject the settings (`UsageError`) or fill in defaults.
+    """
     arguments = vars(flags.parse_args(words))
     path: str | None = arguments.pop("config")
     try:
-        # With all that it needs: the first package that is not there is named.
+        # Import everything that the server needs, so that the error names the first missing
+        # package.
         import_module("banksman.server.main")
         from banksman.server.server_settings import load  # noqa: PLC0415
     except ModuleNotFoundError as exc:

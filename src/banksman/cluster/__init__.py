@@ -1,1 +1,1 @@
-"""Many hosts: the shared log on NATS, a host as one member, and requests to the owner of a session."""
+"""Many hosts on one store: the shared log on NATS, cluster membership and request forwarding."""

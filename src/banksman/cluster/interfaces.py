@@ -1,6 +1,7 @@
-"""What binds the hosts of many machines: who is there, how the owner of a session is asked, and who takes what is new.
+"""Protocols of a cluster: host leases, requests to session owners, placement and records.
 
-Protocols only, for `run` and `serve`; `store/cluster/` has them on NATS. A store of one machine has no cluster.
+The rest of the package depends on these protocols only. `cluster/log/` implements them on NATS. A
+store on one machine has no cluster.
 """
 
 from __future__ import annotations
@@ -8,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
-# Gets what was asked, gives what is answered.
+# Takes the bytes of a request and returns the bytes of its answer.
 Answerer = Callable[[bytes], Awaitable[bytes]]
 
 
 class HostSeen(NamedTuple):
-    """A host, as it said last. `room`: how many sessions it takes, 0: none, it only serves readers and callers; `used`:
-    how many it has. `seen`: when that was heard, `time.monotonic()` here."""
+    """A host as its last heartbeat described it.
+
+    `room`: how many sessions the host accepts; 0 means that it only serves readers and callers.
+    `used`: how many sessions the host has. `seen`: when the heartbeat arrived, in this process's
+    `time.monotonic()`.
+    """
 
     id: str
     name: str
@@ -30,7 +35,7 @@ class HostSeen(NamedTuple):
 
 
 class HostReport(NamedTuple):
-    """What a host says of itself with every heartbeat."""
+    """The description of itself that a host sends with every heartbeat."""
 
     name: str
     labels: tuple[str, ...] = ()
@@ -41,60 +46,87 @@ class HostReport(NamedTuple):
 
 
 class Hosts(Protocol):
+    """The hosts of the cluster, and this host's lease among them."""
+
     lease_seconds: float
 
     @property
     def id(self) -> str:
-        """Ours; another one after a fence."""
+        """The id of this host. It changes after a fence."""
         ...
 
     @property
     def is_held(self) -> bool:
-        """Whether our own lease stands: what we claim now is ours. False while the store cannot be reached."""
+        """Return whether this host's lease is valid, so that a claim made now counts.
+
+        False while the store cannot be reached.
+        """
         ...
 
     def announce(self, card: HostReport) -> None:
-        """Said with the next heartbeat, which goes out at once."""
+        """Set the content of the next heartbeat, and send that heartbeat immediately."""
         ...
 
     def all(self) -> list[HostSeen]:
-        """Those whose lease stands, this one included, by their names."""
+        """Return the hosts with a valid lease, this one included, sorted by name."""
         ...
 
     def on_gone(self, callback: Callable[[str], None]) -> None:
-        """Called with the id of a host whose lease has ended, on every host that hears of it."""
+        """Register a callback that gets the id of each host whose lease ended.
+
+        Every host that learns of the end calls its callbacks.
+        """
         ...
 
     def on_lost(self, callback: Callable[[], None]) -> None:
-        """Called when this host's own lease is lost, before any session is told."""
+        """Register a callback for the loss of this host's lease.
+
+        It is called before any session learns of the loss.
+        """
         ...
 
 
 class OwnerRequests(Protocol):
+    """Requests to the owner of a session, and the owner's side of them."""
+
     async def ask_owner(self, session: str, data: bytes, *, timeout: float) -> bytes:
-        """`NoOwner`: nobody answers for it, and nothing was done; known in a millisecond. `Unanswered`: whether it was
-        done is unknown."""
+        """Send a request to the owner of the session and return the answer.
+
+        Raises `NoOwner` if no host answers for the session; then nothing was done, and the caller
+        knows within a millisecond. Raises `Unanswered` if it is unknown whether the request was
+        performed.
+        """
         ...
 
     async def answer_for(self, session: str, answerer: Answerer) -> None:
-        """From here on: every question for the session's owner is ours."""
+        """Answer every request for the owner of this session from now on."""
         ...
 
     async def leave(self, session: str) -> None:
-        """Hear no new question for it. What was asked before is still answered: the one that closed it, for one."""
+        """Accept no new request for the session.
+
+        Requests that arrived earlier are still answered, for example the one that closed the
+        session.
+        """
         ...
 
     async def fall_silent(self, session: str | None = None) -> None:
-        """Answer for it no more, nor for what was asked and is not answered yet; None: for none."""
+        """Stop answering for the session, also requests in progress; None means all sessions."""
         ...
 
     def fall_silent_nowait(self, session: str | None = None) -> None:
-        """The same. From here on nothing is answered, though the servers may not know of it yet."""
+        """Do the same without waiting.
+
+        No answer leaves this process after the call, even if the servers learn of it later.
+        """
         ...
 
 
 class Job(Protocol):
-    """A session that wants a host. `kind`: open, or resume. `deliveries`: how often it was offered."""
+    """A session that needs a host.
+
+    `kind`: "open" or "resume". `deliveries`: how often the job was delivered to a host.
+    """
 
     session: str
     kind: str
@@ -104,58 +136,78 @@ class Job(Protocol):
     deliveries: int
 
     async def is_wanted(self) -> bool:
-        """Whether whoever placed it still waits. From then on it waits for the answer, however long its patience was;
-        if not, nobody will hear of it, and it is not to be begun. A resume is always wanted."""
+        """Return whether the caller that placed the job still waits for it.
+
+        True commits the caller to wait for the answer, past its own timeout. False means that no
+        caller reads the answer, so the host must not start the job. A resume is always wanted.
+        """
         ...
 
     async def done(self, answer: bytes = b"") -> None:
-        """It is placed, or not wanted any more. Whoever waits for it gets the answer."""
+        """Finish the job: it is placed, or not needed. A waiting caller gets the answer."""
         ...
 
     async def again(self, seconds: float) -> None:
-        """Not here, or not now: it is offered again, to whomever."""
+        """Return the job to its queue. After `seconds` it is delivered again, to any host."""
         ...
 
     async def working(self) -> None:
-        """It takes longer than a moment."""
+        """Report that the job is still in progress, so that the queue does not deliver it again."""
         ...
 
 
 class Placement(Protocol):
+    """Queues of sessions that need a host."""
+
     async def place(self, session: str, need: Sequence[str], request: bytes, *, timeout: float) -> bytes:
-        """Offer a new session to whoever satisfies the need: what that host answered, or nothing (b""): it was there
-        already, and its owner can be asked. `NoOwner`: no host could take it in that time, and none will; `Unanswered`:
-        unknown."""
+        """Offer a new session to the hosts that satisfy `need`, and return the answer of the taker.
+
+        An empty answer (b"") means that the session already exists and its owner can be asked.
+        Raises `NoOwner` if no host took the session in time, and none will. Raises `Unanswered` if
+        that is unknown.
+        """
         ...
 
     async def resume(self, session: str, need: Sequence[str], epoch: int) -> None:
-        """Offer one that lost its owner of this epoch. However many say so, it is one job."""
+        """Offer a session that lost its owner of this epoch.
+
+        Any number of offers for one session are one job.
+        """
         ...
 
     async def next(self, labels: Sequence[str]) -> Job:
-        """Wait for a session that needs nothing but these."""
+        """Wait for a session whose need is a subset of `labels`."""
         ...
 
 
 class Records(Protocol):
-    """What is known of a session besides its log, for all to see."""
+    """Shared records about sessions, beside their logs."""
 
     async def look_for(self, id_or_name: str) -> None:
-        """Whoever was told elsewhere that it is there finds it here (`Log.find`) when this returns."""
+        """Fetch the record of a session that another host already knows.
+
+        When this returns, `Log.find` finds the session here too.
+        """
         ...
 
     async def note_stuck(self, session: str, why: str | None) -> None:
-        """A host could not go on with it, and why; it is "not movable" until one can (None)."""
+        """Record why a host could not resume the session.
+
+        The session is "not movable" until None clears the reason.
+        """
         ...
 
     def stuck_of(self, session: str) -> str | None:
-        """Why it is not movable; None: nobody has said so."""
+        """Return why the session is not movable, or None if no host has recorded a reason."""
         ...
 
 
 class Transcripts(Protocol):
-    """What is kept of a session besides its log: one blob each, of some MiB, deleted with it. Nothing compares: who
-    writes last is read, also if it is one that lost the session since. `StoreError`: it is unknown what holds."""
+    """One blob of some MiB per session, deleted together with the session.
+
+    Writes are not compared: the last write wins, even one of a host that has lost the session
+    since. A `StoreError` leaves it unknown which version is stored.
+    """
 
     async def put(self, session: str, data: bytes) -> None: ...
     async def get(self, session: str) -> bytes | None: ...
@@ -163,6 +215,8 @@ class Transcripts(Protocol):
 
 
 class Cluster(Protocol):
+    """The parts of a cluster that a store of many hosts provides."""
+
     hosts: Hosts
     bus: OwnerRequests
     placement: Placement

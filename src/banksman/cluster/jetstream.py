@@ -1,6 +1,6 @@
-"""What JetStream says, in our own words: messages, refusals, and pages that come in pieces.
+"""JetStream protocol: message types, error codes, and responses that arrive in several messages.
 
-Nothing here knows the client (`nats.py`): it is the servers' own protocol, as it comes over the wire.
+Nothing here depends on the client library (`nats.py`). It parses the servers' wire format.
 """
 
 from __future__ import annotations
@@ -15,26 +15,29 @@ from typing import Any, NamedTuple
 
 from banksman.errors import StoreError, StoreFull, Unanswered
 
-# "wrong last sequence", and the same inside of an atomic batch.
+# "wrong last sequence", for a single message and inside an atomic batch.
 WRONG_LAST = (10071, 10164)
-# What was published before under this id, and not answered, is still on its way: whether it arrives is not known.
+# An earlier publish under this id is still being processed, so its result is unknown.
 IN_PROCESS = 10158
-# No room: on the server's disk as far as it may use it, of the account, in the stream.
+# No room: the server's share of its disk, the account's limit, or the stream's limit.
 FULL = (10023, 10002, 10047, 10077)
 SEQUENCE = "Nats-Sequence"
 ID = "Nats-Msg-Id"
 
 
 class WrongLastSequence(Exception):
-    """Something else is stored there than was expected."""
+    """The subject's last message is not the expected one: a compare-and-set failed."""
 
 
 class Unheard(Unanswered):
-    """Nobody heard it, and nothing was stored: there is no such stream, or it has no leader in this moment."""
+    """No stream received the message, so nothing was stored.
+
+    The stream does not exist, or it has no leader at the moment.
+    """
 
 
 class StreamMessage(NamedTuple):
-    """`seq`: its number in the stream, 0: it is in none."""
+    """A message of a stream. `seq`: its sequence in the stream; 0 if it belongs to none."""
 
     subject: str
     data: bytes
@@ -44,7 +47,7 @@ class StreamMessage(NamedTuple):
 
 
 class BatchMessage(NamedTuple):
-    """One message of several that are stored together, or not at all."""
+    """One message of an atomic batch: all messages of the batch are stored, or none."""
 
     subject: str
     data: bytes
@@ -53,7 +56,10 @@ class BatchMessage(NamedTuple):
 
 
 class PendingPages:
-    """The answers to all that is read, at one inbox: each of them is several messages, and the last one says so."""
+    """Collect the responses to reads at one inbox.
+
+    A response consists of several messages, and the last one marks the end.
+    """
 
     def __init__(self, inbox: str) -> None:
         self.inbox = inbox
@@ -62,7 +68,7 @@ class PendingPages:
 
     @contextmanager
     def asked(self) -> Generator[tuple[str, asyncio.Future[tuple[list[StreamMessage], int]]]]:
-        """Where to send the answer, and what it will be."""
+        """Yield the reply subject of a new read, and the future of its page."""
         number = str(next(self._numbers))
         page: asyncio.Future[tuple[list[StreamMessage], int]] = asyncio.get_running_loop().create_future()
         self._asked[number] = [], page
@@ -72,9 +78,10 @@ class PendingPages:
             del self._asked[number]
 
     def heard(self, subject: str, data: bytes, headers: Mapping[str, str]) -> None:
+        """Add one message of a response to the page that it belongs to."""
         asked = self._asked.get(subject.rpartition(".")[2])
         if asked is None or asked[1].done():
-            return  # Nobody waits for it any more.
+            return  # The read was cancelled or has timed out.
         found, page = asked
         match headers.get("Status"):
             case None:
@@ -88,7 +95,7 @@ class PendingPages:
 
 
 def stored(message: dict[str, Any]) -> StreamMessage:
-    """As MSG.GET gives it: in base64, its headers as they were sent."""
+    """Decode a message as MSG.GET returns it: in base64, with its headers as they were sent."""
     headers: dict[str, str] = {}
     for line in base64.b64decode(message.get("hdrs", "")).decode().split("\r\n")[1:]:
         name, colon, value = line.partition(":")
@@ -98,6 +105,7 @@ def stored(message: dict[str, Any]) -> StreamMessage:
 
 
 def decoded(data: bytes) -> dict[str, Any]:
+    """Decode a JSON answer. Raises `Unanswered` if it is not JSON."""
     try:
         return json.loads(data)
     except ValueError as exc:
@@ -105,7 +113,7 @@ def decoded(data: bytes) -> dict[str, Any]:
 
 
 def seq_of(answer: Mapping[str, Any]) -> int:
-    """Of what was published: under which sequence it is stored, or why not."""
+    """Return the sequence of a published message from its ack, or raise why it was refused."""
     error = answer.get("error")
     if error is None:
         return int(answer["seq"])
@@ -115,8 +123,11 @@ def seq_of(answer: Mapping[str, Any]) -> int:
 
 
 def refusal(error: Mapping[str, Any]) -> StoreError:
-    """What JetStream has against it. That a leader is being chosen does not last; that there is no room, until somebody
-    acts."""
+    """Translate a JetStream error.
+
+    A leader election passes, so it is `Unanswered` and a retry helps. A full store stays full until
+    an operator acts, so it is `StoreFull`.
+    """
     words = f"JetStream refuses it: {error.get('description')} ({error.get('err_code')})"
     if error.get("err_code") in FULL:
         return StoreFull(words, hint="raise max_file_store of nats-server, or delete sessions", code=error["err_code"])

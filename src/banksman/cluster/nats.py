@@ -1,14 +1,18 @@
-"""NATS JetStream in our own words. The only file that imports `nats`: its client is about to be replaced by another.
+"""NATS client adapter: publish with compare-and-set, paged reads, notifications, requests, blobs.
 
-Everything that is stored goes through `publish` or `publish_all`, which say what they believe to be there (`expected`,
-the sequence of the last message of that subject, 0: none) and are refused (`WrongLastSequence`) if something else is.
-What is not answered in time is unknown (`Unanswered`): it may be stored now, or later, when the majority is back. Only
-a look at the subject says which; nothing here guesses.
+This is the only file that imports `nats`: that client library is about to be replaced.
 
-To hear that something was stored, and to read it, are two things. `ring` hears of it, at once and without any promise:
-a bell may be missed, in a change of leaders or of connections. `read` asks for what is stored after a sequence, and may
-be answered by a replica that lags. Who needs all of it reads from where it was, when the bell rings and now and then
-besides. There is no consumer on the server for any reader, and so nothing to be recovered when a server dies.
+**Storing.** Every write goes through `publish` or `publish_all`. Each write states the sequence of
+the last message that it expects under its subject (`expected`; 0: no message). The servers refuse
+it (`WrongLastSequence`) if another message is last. A write without an answer in time is unknown
+(`Unanswered`): it may be stored now, or later when the majority is back. Only a read of the subject
+tells which, and nothing here guesses.
+
+**Reading.** Notifications and reads are separate. `ring` delivers notifications immediately,
+without any guarantee: they may be missed during a change of leaders or of connections. `read`
+returns the stored messages after a sequence, possibly from a replica that lags. A reader that needs
+every message reads from its last position, after each notification and at intervals. No reader has
+a consumer on the server, so nothing has to be recovered when a server dies.
 """
 
 from __future__ import annotations
@@ -49,26 +53,27 @@ from banksman.errors import NoOwner, StoreError, Unanswered, Unreachable, UsageE
 
 log = logging.getLogger("banksman")
 
-# An answer of JetStream's takes a millisecond or two, and seconds while its servers choose a leader. Whoever is not
-# answered asks again, so this is how soon that is noticed.
+# JetStream answers within a millisecond or two, and within seconds during a leader election.
+# Callers retry without an answer, so this is how soon they notice.
 ANSWER_SECONDS_MAX = 1.0
-# How long one server may take to let us in: at the start, when nothing is at stake, and later, when a lease runs out.
+# The connect timeout per server: at the start, when nothing is at stake, and later, when a lease is
+# running out.
 FIRST_CONNECT_SECONDS_MAX = 4.0
 CONNECT_SECONDS_MAX = 2.0
-# For one answer of several that a blob takes.
+# The timeout of one of the several requests of a blob.
 BLOB_SECONDS_MAX = 10.0
-# How soon a replica that lags behind its leader is asked again.
+# The retry interval for a replica that lags behind its leader.
 LAG_SECONDS = 0.05
 RECONNECT_SECONDS = 0.25
-# What one page of a read weighs, at most, but for its last message.
+# The size limit of one page, apart from its last message.
 READ_BYTES_MAX = 4 << 20
-# A connection over which nothing came for this long, not even the answer to a ping, is dead: a server that is stopped
-# does not close it.
+# A connection without any traffic for this long, not even the answer to a ping, is dead. A stopped
+# server does not close its connections.
 PING_SECONDS = 2
 
 
 class NatsSubscription:
-    """Until it is taken down."""
+    """A subscription, active until `stop`."""
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
@@ -79,7 +84,7 @@ class NatsSubscription:
 
 
 class QueuedMessage:
-    """What was pulled from a queue: done, or to be offered again, to whomever."""
+    """A message pulled from a work queue: to be acked, or returned for delivery to any host."""
 
     def __init__(self, message: Msg) -> None:
         self._message = message
@@ -90,20 +95,23 @@ class QueuedMessage:
         return self._message.metadata.num_delivered
 
     async def done(self) -> None:
+        """Ack the message: it leaves the queue."""
         with suppress(nats.errors.Error):
             await self._message.ack()
 
     async def again(self, seconds: float) -> None:
+        """Return the message: the server delivers it again after `seconds`."""
         with suppress(nats.errors.Error):
             await self._message.nak(delay=seconds)
 
     async def working(self) -> None:
+        """Extend the ack deadline."""
         with suppress(nats.errors.Error):
             await self._message.in_progress()
 
 
 class PullConsumer:
-    """Questions for the next of a queue, until it is stopped."""
+    """Send pull requests to work queues, until it is stopped."""
 
     def __init__(self, nats: Nats, inbox: str, subscription: Subscription) -> None:
         self._nats = nats
@@ -111,8 +119,11 @@ class PullConsumer:
         self._subscription = subscription
 
     async def ask(self, stream: str, consumer: str, *, seconds: float) -> None:
-        """The answer comes under the consumer's name: the next job of the queue, or None: there was none in that time,
-        or nobody could be asked. It may also never come."""
+        """Request the next job of a queue.
+
+        The answer arrives under the consumer's name. It is a job, or None if there was no job in
+        time or the queue could not be asked. It may also never arrive.
+        """
         body = json.dumps({"batch": 1, "expires": int(seconds * 1e9)}).encode()
         await self._nats.tell(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", body, reply=f"{self._inbox}.{consumer}")
 
@@ -122,14 +133,18 @@ class PullConsumer:
 
 
 class Nats:
-    """One connection, which comes back by itself. `on_up` is called when it has; what rang meanwhile was missed."""
+    """One connection, which reconnects automatically.
+
+    `on_up`: called after each reconnect; notifications during the gap were missed.
+    """
 
     def __init__(self, address: StoreAddress, *, name: str, on_up: Callable[[], None] | None = None) -> None:
         self._address = address
         self._name = name
         self._on_up = on_up
         self._client = Client()
-        # What the client has told aside while it connected: the last of it, but for a refusal, which counts for more.
+        # The last error that the client reported by callback while it connected. A refusal takes
+        # precedence.
         self._told: Exception | None = None
         self._pages: PendingPages | None = None
 
@@ -138,7 +153,7 @@ class Nats:
         return self._client.is_connected
 
     async def connect(self) -> None:
-        """`Unreachable` if no server answers, `UsageError` if it does not let us in."""
+        """Connect. Raises `Unreachable` if no server answers, `UsageError` if one refuses."""
         address = self._address
         options: dict[str, Any] = {}
         if address.tls:
@@ -149,12 +164,13 @@ class Nats:
             options["nkeys_seed"] = address.nkey
         if address.token is not None:
             options["token"] = address.token
-        # The client sends them as they are written, and a URL can have a slash only as %2F.
+        # The client does not decode user and password, and a URL can hold a slash only as %2F.
         parts = urlsplit(address.servers[0])
         if parts.username and parts.password is not None:
             options |= {"user": unquote(parts.username), "password": unquote(parts.password)}
         try:
-            # Its own bounds do not hold where TLS fails: it then waits for the end of a stream that has none.
+            # The client's own timeouts do not hold if TLS fails: it then waits for the end of a
+            # stream that never ends.
             async with asyncio.timeout(FIRST_CONNECT_SECONDS_MAX * (1 + len(address.servers))):
                 await self._client.connect(
                     list(address.servers),
@@ -169,11 +185,12 @@ class Nats:
                     allow_reconnect=True,
                     **options,
                 )
-            # For the first connection each server is tried twice: what is down, or does not let us in, is told then.
-            # One that was up before is waited for without end.
+            # The first connection tries each server twice, so that a server that is down or refuses
+            # is reported. Once connected, the client reconnects without a limit.
             self._client.options |= {"max_reconnect_attempts": -1, "connect_timeout": CONNECT_SECONDS_MAX}
         except (TimeoutError, nats.errors.Error, OSError) as exc:
-            # The client says only that no server was left; what each had against us, it has told aside.
+            # The client only raises that no server is left. The reason of each server came by
+            # callback.
             told = self._told or exc
             if _is_refusal(told):
                 hint = "user, password, token or creds="
@@ -183,31 +200,32 @@ class Nats:
             words = f"{address}: creds= and nkey= need the package {exc.name}"
             raise UsageError(words, hint="pip install 'nats-py[nkeys]'") from exc
         except Exception as exc:
-            # The client raises whatever its parts do for a file of keys that is not there, or not one.
+            # The client raises arbitrary errors for a key file that is missing or invalid.
             raise UsageError(f"{address} cannot be used: {exc!r:.200}", hint="see docs/cluster.md") from exc
 
     def renew(self) -> None:
-        """After a connection that failed: another may be tried."""
+        """Prepare another attempt after a failed `connect`."""
         self._client = Client()
         self._pages = None
         self._told = None
 
     async def close(self) -> None:
-        # One that has not got as far as to connect has nothing to close, and cannot stand to be told to.
+        """Close the connection."""
+        # A client that never connected has nothing to close, and its `close` fails.
         if getattr(self._client, "_flush_queue", None) is None:
             return
         with suppress(nats.errors.Error, OSError, asyncio.TimeoutError):
             await self._client.close()
 
     def abandon(self) -> None:
-        """Where the loop was closed before: the socket goes, and nothing else can."""
+        """Abort the socket after the event loop was closed: nothing else can be cleaned up."""
         transport = getattr(self._client, "_transport", None)
         writer = getattr(transport, "_io_writer", None)
         if writer is not None:
             with suppress(Exception):
                 writer.transport.abort()
 
-    # -- storing -----------------------------------------------------------------------------------------------------
+    # -- writes ------------------------------------------------------------------------------------
     async def publish(
         self,
         subject: str,
@@ -218,13 +236,15 @@ class Nats:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Store it: its sequence. `WrongLastSequence`, or `Unanswered`. With an `id` it is stored once, however often
-        it is
-        published within some minutes."""
+        """Store a message and return its sequence.
+
+        Raises `WrongLastSequence` or `Unanswered`. `id`: the servers deduplicate repeated publishes
+        of an id for some minutes, so that the message is stored once.
+        """
         return await self._publish(subject, data, _headers(expected, headers, id), timeout)
 
     async def publish_all(self, writes: Sequence[BatchMessage], *, timeout: float | None = None) -> int:
-        """Store all of them, one behind the other, or none: the sequence of the last."""
+        """Store all messages, one behind the other, or none. Returns the sequence of the last."""
         if len(writes) == 1:
             (one,) = writes
             return await self.publish(
@@ -235,6 +255,8 @@ class Nats:
             headers = _headers(write.expected, write.headers)
             headers |= {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)}
             if number == len(writes):
+                # The servers answer only the commit. It fails if they refused any message of the
+                # batch.
                 headers["Nats-Batch-Commit"] = "1"
                 return await self._publish(write.subject, write.data, headers, timeout)
             await self._send(write.subject, write.data, headers)
@@ -243,9 +265,9 @@ class Nats:
     async def _publish(self, subject: str, data: bytes, headers: dict[str, str], timeout: float | None) -> int:
         return seq_of(decoded(await self._request(subject, data, timeout, headers)))
 
-    # -- reading -----------------------------------------------------------------------------------------------------
+    # -- reads -------------------------------------------------------------------------------------
     async def last(self, stream: str, subject: str) -> StreamMessage | None:
-        """The last message of a subject, as the stream's leader has it. `None`: there is none."""
+        """Return the last message of a subject from the stream's leader; None without one."""
         body = json.dumps({"last_by_subj": subject}).encode()
         answer = decoded(await self._request(f"$JS.API.STREAM.MSG.GET.{stream}", body))
         error = answer.get("error")
@@ -258,8 +280,11 @@ class Nats:
     async def read(
         self, stream: str, first: int, subject: str, count: int, *, bytes_max: int = READ_BYTES_MAX
     ) -> tuple[list[StreamMessage], int]:
-        """So many messages of a subject (or of a wildcard) from a sequence on, at most, and how many are left behind
-        them. From any replica, which may lag. Fewer than are there, if they are large."""
+        """Read up to `count` messages of a subject or wildcard, and the number behind them.
+
+        `first`: the sequence to start at. Any replica may answer, and it may lag. Large messages
+        make a page shorter (`bytes_max`).
+        """
         body = json.dumps({"seq": max(1, first), "batch": count, "max_bytes": bytes_max, "next_by_subj": subject})
         if self._pages is None:
             self._pages = pages = PendingPages(self._client.new_inbox())
@@ -277,7 +302,7 @@ class Nats:
                 raise Unanswered(f"{stream} cannot be read now: nobody answers") from exc
 
     async def ring(self, subject: str, on_message: Callable[[StreamMessage], None]) -> NatsSubscription:
-        """Tell of every message on a subject (or a wildcard), as far as it is heard."""
+        """Subscribe to a subject or wildcard. Delivery is not guaranteed."""
 
         async def heard(message: Msg) -> None:
             headers: dict[str, str] = message.headers or {}
@@ -287,9 +312,13 @@ class Nats:
 
         return NatsSubscription(await self._subscribe(subject, heard))
 
-    # -- asking and answering ----------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
     async def ask(self, subject: str, data: bytes, *, timeout: float) -> bytes:
-        """`NoOwner`: nobody hears this subject, which is known at once. `Unanswered`: unknown whether it was heard."""
+        """Send a request and return the answer.
+
+        Raises `NoOwner` if the subject has no subscriber, which the server reports immediately.
+        Raises `Unanswered` if it is unknown whether the request was received.
+        """
         try:
             message = await _uncut(self._client.request(subject, data, timeout=timeout))
         except nats.errors.NoRespondersError as exc:
@@ -299,33 +328,36 @@ class Nats:
         return message.data
 
     async def tell(self, subject: str, data: bytes, *, reply: str = "") -> None:
-        """Say it to whoever hears it."""
+        """Publish a message to the current subscribers."""
         await self._send(subject, data, {}, reply)
 
     def inbox(self) -> str:
-        """A subject that nobody else has."""
+        """Return a new unique subject."""
         return self._client.new_inbox()
 
-    # -- the streams themselves --------------------------------------------------------------------------------------
+    # -- JetStream API -----------------------------------------------------------------------------
     async def api(self, verb: str, body: Mapping[str, Any], *, timeout: float = 5.0) -> dict[str, Any]:
-        """An answer of JetStream's own, its error included."""
+        """Call the JetStream API and return its answer, which may be an error."""
         return decoded(await self._request(f"$JS.API.{verb}", json.dumps(body).encode(), timeout))
 
     async def pulls(self, on_answer: Callable[[str, QueuedMessage | None], None]) -> PullConsumer:
-        """For whoever pulls from queues. One subscription for all, which stays: a pull that is not wanted any more may
-        have been answered already, and a job that nobody hears of would lie there until its time is over."""
+        """Open a subscription for the answers to pull requests.
+
+        One subscription serves all requests and stays open. A request that is not wanted may
+        already be answered, and without a subscriber its job would wait for the ack timeout.
+        """
         inbox = self._client.new_inbox()
 
         async def heard(message: Msg) -> None:
             if "Status" in (message.headers or {}):
                 on_answer(message.subject.rpartition(".")[2], None)
             else:
-                # It comes under its own subject, as it was stored.
+                # The message arrives under its stored subject, so its metadata names the consumer.
                 on_answer(message.metadata.consumer, QueuedMessage(message))
 
         return PullConsumer(self, inbox, await self._subscribe(f"{inbox}.*", heard))
 
-    # -- what is too large for a message -----------------------------------------------------------------------------
+    # -- blobs -------------------------------------------------------------------------------------
     async def _bucket(self, name: str) -> ObjectStore:
         context = self._client.jetstream(timeout=BLOB_SECONDS_MAX)  # pyright: ignore[reportUnknownMemberType]
         return await context.object_store(name)
@@ -335,14 +367,18 @@ class Nats:
             store = await self._bucket(bucket)
             await store.put(name, data)
         except nats.js.errors.APIError as exc:
-            # It was answered, and not taken: whoever waits for better times would wait for ever.
+            # The servers answered with a refusal, so waiting would not help.
             raise refusal({"code": exc.code, "err_code": exc.err_code, "description": exc.description}) from exc
         except (nats.errors.Error, OSError) as exc:
             raise self._unanswered(exc) from exc
 
     async def get_blob(self, bucket: str, name: str) -> bytes | None:
-        """`None`: it is not there, or not whole. Its parts are read in pages, as all else is: the client's own way
-        waits for ever for a part that is gone, for long where a node has died, and copies all it has with each part."""
+        """Return a blob; None if it is missing or incomplete.
+
+        The parts are read in pages, like all other messages. The client's own method waits forever
+        for a missing part, waits long after the death of a server, and copies all data again for
+        each part.
+        """
         try:
             store = await self._bucket(bucket)
             info = await store.get_info(name)
@@ -354,7 +390,7 @@ class Nats:
         return data if len(data) == info.size else None
 
     async def _parts(self, stream: str, subject: str, count: int) -> list[bytes]:
-        """So many, or those that are there at all. A replica that lags is asked again."""
+        """Read up to `count` parts, or those that exist. Retries a replica that lags."""
         parts: list[bytes] = []
         begin, deadline = 1, time.monotonic() + BLOB_SECONDS_MAX
         while len(parts) < count:
@@ -380,13 +416,13 @@ class Nats:
         except (nats.errors.Error, OSError) as exc:
             raise self._unanswered(exc) from exc
 
-    # -- the server --------------------------------------------------------------------------------------------------
+    # -- server ------------------------------------------------------------------------------------
     @property
     def server_version(self) -> str:
         version = self._client.connected_server_version
         return f"{version.major}.{version.minor}.{version.patch}"
 
-    # -- the connection ----------------------------------------------------------------------------------------------
+    # -- connection --------------------------------------------------------------------------------
     async def _subscribe(self, subject: str, heard: Callable[[Msg], Awaitable[None]] | None = None) -> Subscription:
         try:
             return await self._client.subscribe(subject, cb=heard)  # pyright: ignore[reportUnknownMemberType]
@@ -410,6 +446,7 @@ class Nats:
         return message.data
 
     def _unanswered(self, exc: Exception) -> StoreError:
+        """Translate an error of the client."""
         if isinstance(exc, nats.errors.ConnectionClosedError | nats.errors.ConnectionDrainingError):
             return StoreError("the log is closed")
         if isinstance(exc, nats.errors.NoRespondersError):
@@ -421,12 +458,14 @@ class Nats:
     async def _on_error(self, exc: Exception) -> None:
         if self._told is None or not _is_refusal(self._told):
             self._told = exc
-        # A slow consumer has missed bells, as in a lost connection; all else is told where it was asked for.
+        # A slow consumer missed notifications, as after a lost connection. Other errors reach the
+        # caller that they belong to.
         if isinstance(exc, nats.errors.SlowConsumerError):
             log.warning("! %s: messages came faster than they were taken: %s", self._address, exc)
             await self._on_reconnected()
         elif _is_refusal(exc) and self._client.is_reconnecting:
-            # We were let in before: nobody would ever know why all is silent.
+            # The server accepted this client before. Without a log line nothing would explain the
+            # silence.
             log.warning("! %s does not let us in any more: %s", self._address, exc)
         else:
             log.debug("nats: %r", exc)
@@ -437,8 +476,11 @@ class Nats:
 
 
 async def _uncut(request: Awaitable[Msg]) -> Msg:
-    """The client waits by `asyncio.wait_for`, which on Python 3.11 forgets that it was cancelled if the answer comes in
-    the same moment. Whoever cancels a task that goes on would wait for it for ever."""
+    """Await a request of the client without losing a cancellation.
+
+    The client uses `asyncio.wait_for`. On Python 3.11 that swallows a cancellation if the answer
+    arrives at the same time. A canceller would then wait forever for a task that continues.
+    """
     task = asyncio.current_task()
     assert task is not None
     cancels = task.cancelling()
@@ -458,7 +500,10 @@ def _headers(expected: int | None, more: Mapping[str, str] | None, id: str | Non
 
 
 def _is_refusal(exc: BaseException) -> bool:
-    """Of us, and not of the moment. While it connects the client has no type for it, only what the server said."""
+    """Return whether an error refuses this client's credentials.
+
+    While it connects, the client has no type for that, only the server's text.
+    """
     words = str(exc)
     return isinstance(exc, nats.errors.AuthorizationError) or "Authorization" in words or "Authentication" in words
 

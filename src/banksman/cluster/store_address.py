@@ -1,9 +1,10 @@
-"""What follows `nats://`: servers, a prefix for several clusters in one account, and how one is let in.
+"""Parse `nats://` store addresses: servers, prefix, credentials and settings.
 
     nats://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]…][/PREFIX][?SETTING=VALUE&…]
 
-`tls://` is the same by TLS. A password belongs into a file (`creds=`, `nkey=`), or into an environment variable that
-the URL is made from: what is on a command line is there for every user of the machine to see.
+`tls://` is the same over TLS. The prefix separates several clusters in one NATS account. A password
+belongs in a file (`creds=`, `nkey=`), or in an environment variable from which the URL is built.
+Every user of the machine can read a command line.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ LEASE_SECONDS_MIN = 1.0
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
+    """A parsed store address."""
+
     servers: tuple[str, ...]
     prefix: str = "banksman"
-    # For how long a host has its sessions without being heard of.
+    # Seconds for which a host keeps its sessions without an acknowledged heartbeat.
     lease: float = LEASE_SECONDS
-    # None: as many as the cluster has servers, 3 at most.
+    # None: 3 replicas if the cluster has servers for them, else 1.
     replicas: int | None = None
     tls: bool = False
     token: str | None = None
@@ -40,27 +43,34 @@ class StoreAddress:
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
-    # The folder of the journal; None: in the state folder.
+    # The folder of the journal; None means the state folder.
     journal: str | None = None
 
     def __str__(self) -> str:
-        """Without what lets one in."""
+        """Return the address without its credentials."""
         servers = ",".join(server.rpartition("@")[2].rpartition("/")[2] for server in self.servers)
         return f"{'tls' if self.tls else 'nats'}://{servers}/{self.prefix}"
 
     @property
     def without_credentials(self) -> StoreAddress:
-        """The same servers, for a client that has nothing to show. `ca` stays: it says whom we trust."""
+        """The same servers for a client without credentials.
+
+        `ca` stays: it says which servers this client trusts, and grants the client nothing.
+        """
         servers = tuple(f"nats://{server.rpartition('@')[2].removeprefix('nats://')}" for server in self.servers)
         return replace(self, servers=servers, token=None, creds=None, nkey=None, cert=None, key=None)
 
 
 def is_address(store: str) -> bool:
+    """Return whether a `--store` value is an address of this kind."""
     return store.startswith(SCHEMES)
 
 
 def parse(store: str) -> StoreAddress:
-    """`UsageError` for what is none, without repeating a password."""
+    """Parse a store address.
+
+    Raises `UsageError` if it is invalid. The error never repeats a password.
+    """
     scheme, _, rest = store.partition("://")
     where, _, query = rest.partition("?")
     places, _, prefix = where.partition("/")
@@ -72,7 +82,8 @@ def parse(store: str) -> StoreAddress:
         server = f"nats://{user}{at}{place}"
         port = _port(server)
         if port is None:
-            # What follows the colon may be half of a password that has a slash in it.
+            # Do not show the text behind the colon: it may be part of a password that contains a
+            # slash.
             raise UsageError(f"{place.partition(':')[0]!r:.100} is no server", hint=HINT)
         servers.append(server if port else f"{server}:4222")
     prefix = prefix.rstrip("/") or "banksman"
@@ -83,7 +94,7 @@ def parse(store: str) -> StoreAddress:
 
 
 def _port(server: str) -> int | None:
-    """0: it names none. None: it is no server at all."""
+    """Return the port of a server; 0 if it names no port, None if it is not a valid server."""
     try:
         parts = urlsplit(server)
         return (parts.port or 0) if parts.hostname else None

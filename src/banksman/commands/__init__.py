@@ -1,1 +1,1 @@
-"""Plain programs: run to their end, or in the background."""
+"""Commands: plain programs that run to their end or in the background."""

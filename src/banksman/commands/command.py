@@ -1,4 +1,7 @@
-"""A command's face: what callers may wait for. What happens to it, and in which order, is in running_command.py."""
+"""Public API of a command: wait, stop, signal, read, watch and write.
+
+running_command.py owns the process and orders all events of its life.
+"""
 
 from __future__ import annotations
 
@@ -16,54 +19,64 @@ from banksman.errors import CommandError, Refused, UsageError
 
 
 class Command(RunningCommand):
-    """A command that was started. Made by the host; all methods are for the loop it was started in."""
+    """A started command. The host creates it. All methods belong to the event loop of its start."""
 
     @property
     def stdout(self) -> OutputReader:
-        """Its stdout, to be read at the caller's pace: `async for line in command.stdout`. The first read begins at the
-        first byte; from then on the command waits while its output is not read, and nothing is lost."""
+        """Stdout as a pull reader: `async for line in command.stdout`.
+
+        The first read starts at the first byte. From then on the command blocks while its output is
+        not read, and nothing is lost.
+        """
         return self._flow.readers[Stream.STDOUT]
 
     @property
     def stderr(self) -> OutputReader:
-        """Its stderr, in the same way."""
+        """Stderr as a pull reader, like `stdout`."""
         return self._flow.readers[Stream.STDERR]
 
     async def wait(self) -> Finished:
-        """Wait for the end and return the result. Cancelling this only stops waiting. Raises if the command could not
-        be started.
+        """Wait for the end and return the result. Raises if the command could not be started.
 
-        This reports the end: `Host.take_ended` does not return the command any more. Output that is neither kept
-        (`keep_output=False`) nor read by a caller is dropped while this waits.
+        Cancelling this call only stops the wait. The call reports the end, so `Host.take_ended`
+        does not return the command again. Output that is neither kept (`keep_output=False`) nor
+        read by a caller is dropped during the wait.
         """
         await self.wait_over()
         self.take_report()
         return self.result()
 
     async def wait_over(self) -> None:
-        """Wait for the end, as `wait` does, and leave the report of it to others."""
+        """Wait for the end like `wait`, but do not report it."""
         with self.awaiting_end():
             await self.wait_settled()
 
     async def wait_settled(self) -> None:
-        """Wait for the end and leave the report of it, and the output, to others. If nothing keeps the output, a full
-        stream waits for a reader, and this may wait for ever."""
+        """Wait for the end without reporting it and without dropping output.
+
+        If nothing keeps the output, a full stream blocks until a caller reads it. This call may
+        then wait forever.
+        """
         while not self.is_over:
             await self._progress.wait()
 
     async def wait_started(self) -> None:
+        """Wait until the process has started. Raises if it could not be started."""
         while self.pid is None and not self.is_over:
             await self._progress.wait()
         if self._error is not None:
             raise self._error.with_traceback(None)
 
     async def stop(self, *, at_once: bool = False) -> Finished:
-        """End it by the ladder, or `at_once` by KILL; returns when it is over. May be called again, and by several."""
+        """Stop the command by the ladder and wait for its end. `at_once`: send KILL immediately.
+
+        Repeated and concurrent calls are allowed.
+        """
         self.stop_nowait(at_once=at_once)
         return await self.wait()
 
     async def signal(self, number: int, *, group: bool = False) -> None:
-        """Send a signal to the leader, or to its process group. Nothing happens if it has ended."""
+        """Send a signal to the leader, or to its process group. No effect after the end."""
         wanted: Any = number
         if isinstance(wanted, bool) or not isinstance(wanted, int) or not 1 <= wanted <= 64:
             raise UsageError(f"there is no signal {number!r}", hint="use a member of signal.Signals")
@@ -71,11 +84,14 @@ class Command(RunningCommand):
         self._process.signal(int(number), to_group=group)
 
     async def read(self, *, after: int = 0, stream: str = "stdout", bytes_max: int = 65536) -> Piece:
-        """Output from byte `after` on; waits until there is some or the stream has ended (`is_end`), which may be long
-        before the command ends. Read on from `next`.
+        """Read output from byte `after` on; continue at `next` of the returned piece.
 
-        This never slows the command down: what it is late for and was not kept is counted in `missed`. `stdout` and
-        `stderr` are for callers that must not miss anything. `UsageError` with `keep_output=False`.
+        The call waits for output or for the end of the stream (`is_end`), which may come long
+        before the end of the command.
+
+        This call never slows the command down. Bytes that the reader is late for and that were not
+        kept are counted in `missed`. Callers that must not miss anything use `stdout` and `stderr`.
+        Raises `UsageError` with `keep_output=False`.
         """
         which = _stream(stream)
         if not self.keeps_output:
@@ -96,12 +112,15 @@ class Command(RunningCommand):
     async def watch(
         self, pattern: str | bytes, *, after: int = 0, stream: str = "stdout", timeout: float | None = None
     ) -> Match | None:
-        """The first match of a regular expression in the output from byte `after` on: at once, if it is there already,
-        else as soon as it is. None if the stream ends without one, or `timeout` seconds pass.
+        """Return the first match of a regular expression in the output from byte `after` on.
 
-        `^` and `$` are the ends of a line. A match of more than 64 KiB may be missed. Cancelling leaves nothing; and
-        any number may watch at once. `UsageError` for a pattern that is none, or takes longer than 10 s for one piece
-        of the output.
+        The call returns immediately if the match is already there, else as soon as it arrives. None
+        means that the stream ended without a match, or that `timeout` seconds passed.
+
+        `^` and `$` match at the ends of a line. A match of more than 64 KiB may be missed.
+        Cancelling leaves nothing behind, and any number of callers may watch at the same time.
+        Raises `UsageError` for an invalid pattern, or for a pattern that takes longer than 10 s for
+        one piece of output.
         """
         which = _stream(stream)
         check_pattern(pattern)
@@ -114,11 +133,11 @@ class Command(RunningCommand):
         return await watch(self, pattern, after=after, stream=which, timeout=seconds, matchers=self._matchers)
 
     async def write(self, data: bytes, *, timeout: float | None = None) -> None:
-        """Write to stdin, or type at its terminal, whole and in order.
+        """Write to stdin or to the terminal, whole and in order.
 
-        Past `timeout` seconds: `Refused`, and nothing of it was written; or, if the pipe had taken a part, stdin is
-        closed, because nothing may follow half a write. Cancelled, it is taken back, or if it has begun, finished in
-        the background.
+        After `timeout` seconds the call raises `Refused`. Then nothing was written; or, if the pipe
+        has taken a part, stdin is closed, because nothing may follow half a write. A cancelled call
+        withdraws its write. A write that has begun is finished in the background.
         """
         stdin = self._process.stdin
         if stdin is None or isinstance(self._options.stdin, bytes):
@@ -133,7 +152,9 @@ class Command(RunningCommand):
                 await asyncio.shield(writing.done)
         except TimeoutError:
             if writing.done.done():
-                return writing.done.result()  # Taken whole, in the very pass of the loop in which the time was up.
+                # The pipe took the whole write in the same loop iteration in which the timeout
+                # fired.
+                return writing.done.result()
             if stdin.withdraw(writing):
                 raise Refused("the command did not take its stdin in time; nothing was written") from None
             stdin.close()
@@ -143,14 +164,16 @@ class Command(RunningCommand):
             raise
 
     async def close_stdin(self) -> None:
-        """End its stdin, after what is still to be written. At a terminal the end of the input is typed (Ctrl-D at the
-        start of a line), and more may be typed after it."""
+        """Close stdin after all pending writes.
+
+        A terminal gets the end-of-input key (Ctrl-D at the start of a line), and accepts further
+        input after it.
+        """
         if self._process.stdin is not None:
             self._process.stdin.end()
 
     async def resize(self, rows: int, columns: int) -> None:
-        """Give its terminal another size; what runs in the foreground there gets SIGWINCH. Nothing happens if it has
-        ended."""
+        """Resize the terminal. Its foreground processes get SIGWINCH. No effect after the end."""
         if self._options.terminal is None:
             raise UsageError("this command has no terminal to resize", hint="start it with pty=True")
         size = check_size(rows, columns)

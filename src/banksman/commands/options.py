@@ -1,7 +1,10 @@
-"""Where a command's stdout and stderr go: checked at the call, opened when the command is started.
+"""Options of a command: timeouts, stdin, terminal, and the targets of stdout and stderr.
 
-The names are those of `subprocess`, with one difference. There `None` means inherited; here it has always meant
-captured, so inherited is the word "inherit", as for `stdin`.
+All options are checked at the call. A bad number is therefore the caller's error, and never appears
+as a strange end of the command. Redirect targets are opened when the command starts.
+
+The names of targets come from `subprocess`, with one difference. There `None` means inherited. Here
+`None` has always meant captured, so "inherit" is a word, as for `stdin`.
 """
 
 from __future__ import annotations
@@ -20,20 +23,23 @@ from banksman.process.launch import PIPES, Target
 
 HINT = 'None, subprocess.DEVNULL, "inherit", a path, an open file or its fd; for stderr subprocess.STDOUT, too'
 SECONDS_MAX = 1e8
-# The kernel keeps each in 16 bits.
+# The kernel stores each dimension in 16 bits.
 SIZE_MAX = 65535
 
 
 class HasFileno(Protocol):
+    """An object with a file descriptor."""
+
     def fileno(self) -> int: ...
 
 
-# An int is an fd, or `subprocess.PIPE`, `DEVNULL` or `STDOUT`; a text other than "inherit" is the path of a file.
+# An int is a file descriptor, or `subprocess.PIPE`, `DEVNULL` or `STDOUT`. A text other than
+# "inherit" is the path of a file.
 Redirect = int | Literal["inherit"] | str | os.PathLike[str] | HasFileno | None
 
 
 def parse(name: str, wanted: Any) -> Target:
-    """The target of one stream. `UsageError` for what cannot be one, an fd that is closed included."""
+    """Return the target of one stream. Raises `UsageError` if it is invalid, or a closed fd."""
     if wanted is None or (wanted == subprocess.PIPE and _is_int(wanted)):
         return "pipe"
     if wanted == "inherit":
@@ -65,7 +71,7 @@ def _path(name: str, path: Any) -> bytes:
     encoded = os.fsencode(path)
     if not encoded or b"\0" in encoded:
         raise UsageError(f"{name} cannot be the path {path!r:.60}", hint=HINT)
-    # The program may change its folder between the call and the start.
+    # The calling program may change its working directory between the call and the start.
     return os.path.abspath(encoded)
 
 
@@ -77,21 +83,24 @@ def _open_fd(name: str, wanted: Any, fd: Any) -> int:
     return fd
 
 
-# How a command is run: checked at birth, so that a bad number is the caller's error and never a strange end.
-
 OnOutput = Callable[[str, bytes], None]
 Stdin = bytes | Literal["pipe", "inherit"] | None
-# A terminal of the usual size, or of this many rows and columns.
+# True for a terminal of the usual size, or a tuple of rows and columns.
 Pty = bool | tuple[int, int]
 ROWS, COLUMNS = 24, 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`timeout` and `idle_timeout` None: no limit. `stdin` None: /dev/null; bytes: written, then closed. `pty`: a
-    terminal in place of all three; as a size, or None, it is in `terminal`. `stdout`, `stderr` None: captured; see
-    `options.py`, and as they were understood, `outputs`. `keep_output` False: nothing of what is captured is kept.
-    `eof`: the first rung is the end of its stdin, for so long."""
+    """Checked options of one command.
+
+    - `timeout`, `idle_timeout`: seconds; None means no limit.
+    - `stdin`: None is /dev/null. Bytes are written, then stdin is closed.
+    - `pty`: a terminal in place of stdin, stdout and stderr. `terminal` has its size, or None.
+    - `stdout`, `stderr`: None means captured; see the module. `outputs` has the parsed targets.
+    - `keep_output`: False keeps nothing of the captured output.
+    - `eof`: the first rung of the ladder closes stdin and waits this many seconds.
+    """
 
     timeout: float | None = None
     idle_timeout: float | None = None
@@ -108,9 +117,9 @@ class Options:
     spill_bytes_max: int = SPILL_BYTES_MAX
     on_output: OnOutput | None = None
     eof: float | None = None
-    # For agents: its stdout is kept elsewhere.
+    # For agents: the session keeps their stdout elsewhere.
     keeps_stdout: bool = True
-    # Nobody will type anything: the end of the input is typed at once.
+    # No caller will write to the terminal: the end of input is sent immediately.
     ends_input: bool = False
     outputs: tuple[Target, Target] = field(init=False, default=PIPES)
 
@@ -158,6 +167,7 @@ class Options:
 
     @property
     def terminal(self) -> tuple[int, int] | None:
+        """Size of the terminal in rows and columns, or None without a terminal."""
         pty: Any = self.pty
         if pty is False or pty is None:
             return None
@@ -173,19 +183,21 @@ class Options:
 
 
 def clamp_timeout(seconds: float | None) -> float | None:
-    """Years from now is never; timers of some loops do not count that far."""
+    """Turn a timeout of years into None. The timers of some event loops do not count that far."""
     return None if seconds is None or seconds > SECONDS_MAX else seconds
 
 
 def check_seconds(name: str, value: Any) -> None:
+    """Raise `UsageError` unless the value is a number of seconds, 0 or more."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageError(f"{name} cannot be {value!r}", hint="a number of seconds, 0 or more")
-    # Also true for NaN, which is not 0 or more. Written without float(), which overflows on a very large int.
+    # The condition is also true for NaN. It avoids float(), which overflows on a very large int.
     if not value >= 0:
         raise UsageError(f"{name} cannot be {value!r}", hint="a number of seconds, 0 or more")
 
 
 def check_size(rows: Any, columns: Any) -> tuple[int, int]:
+    """Check and return the size of a terminal. Raises `UsageError`."""
     for number in (rows, columns):
         if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= SIZE_MAX:
             hint = f"rows and columns, whole numbers from 1 to {SIZE_MAX}"

@@ -1,4 +1,30 @@
-"""Captured output of a command: head and tail in memory, the whole in a bounded spill file, the rest counted."""
+"""Captured output of a command: head and tail in memory, the whole in a bounded spill file.
+
+A command can write forever, but the kept output must stay bounded. The beginning shows the task,
+and the end shows its result, so both stay in memory. The middle is written to a file. Beyond the
+file's limit, bytes are counted and dropped.
+
+**Spill files** hold output that is too large for memory. A spill file is removed with the last
+object that refers to it.
+
+A killed process cannot remove its files. Therefore each process marks its files in a way that
+outlives it. For each folder it has an *owner file*, `banksman-XXXXXXXX.owner`, and holds a lock
+(`flock`) on it. Its spill files have the same stem, `banksman-XXXXXXXX-N.out`. The kernel drops the
+lock when the process dies, even of SIGKILL. The next process that spills into this folder, or
+`banksman doctor --sweep`, then gets the lock and removes the files, the owner file last. A pid
+would not work in place of the lock: pids are reused, and pids of another container have no meaning
+here.
+
+The lock costs one fd per process and folder while a result refers to a spill file, even after the
+host is closed.
+
+A file that the caller keeps (`Output.keep`) is listed in the owner file and is not removed. The
+owner file exists only while there are spill files. A process that exits normally therefore leaves
+the kept files and nothing else.
+
+A fork of the program has copies of these objects and of the lock's fd. It removes nothing. Its own
+spill files belong to a new owner file.
+"""
 
 from __future__ import annotations
 
@@ -15,46 +41,33 @@ from dataclasses import dataclass, field
 
 from banksman.process import syscalls
 
-# Spill files: output too large for memory, on disk, and removed with the last object that refers to it.
-#
-# A process that is killed cannot remove its files, so each process says which files are its own, in a way that outlives
-# it. For one folder there is an *owner file*, `banksman-XXXXXXXX.owner`, on which the process holds a lock (`flock`),
-# and the spill files of that process have its name in theirs, `banksman-XXXXXXXX-N.out`. The kernel drops the lock when
-# the process dies, of SIGKILL too. The next process that spills in this folder, or `banksman doctor --sweep`, then gets
-# the lock and removes the files and, last, the owner file. A lock and not a pid: pids are reused, and those of another
-# container mean nothing here.
-#
-# The lock costs one fd per process and folder, as long as a result refers to a spill file, also after the host is
-# closed.
-#
-# A file that its caller keeps (`Output.keep`) is named in the owner file, and is left alone. The owner file exists only
-# while there are spill files, so that a process that ends by itself leaves the files that are kept, and nothing else.
-#
-# A fork of the program has copies of these objects and of the lock's fd. It removes nothing, and what it spills itself
-# is under an owner file of its own.
-
 _OWNER = re.compile(r"(banksman-[a-z0-9_]{8})\.owner")
 _SPILL = re.compile(r"(banksman-[a-z0-9_]{8})-[0-9]+\.out")
 
 OUTPUT_BYTES_MAX = 1 << 20
 SPILL_BYTES_MAX = 64 << 20
-# Smaller pieces are gathered: a command that writes single bytes would otherwise cost fifty times its output.
+# Smaller pieces are merged. Otherwise a command that writes single bytes would cost fifty times the
+# memory of its output.
 _GATHER_BYTES = 4096
 log = logging.getLogger("banksman")
 
 
 class SpillOwner:
-    """This process's claim on its spill files in one folder. Held by each of them, and gone with the last one."""
+    """Claim of this process on its spill files in one folder.
+
+    Each spill file holds a reference to it. It is removed with the last one.
+    """
 
     def __init__(self, folder: str) -> None:
-        import tempfile  # noqa: PLC0415  It brings much along, and few commands write enough to need it.
+        import tempfile  # noqa: PLC0415  Slow import; few commands write enough to need it.
 
         self.pid = os.getpid()
         self._numbers = itertools.count()
         while True:
             fd, path = tempfile.mkstemp(prefix="banksman-", suffix=".owner", dir=folder)
             fd = syscalls.above_stdio(fd)
-            # Between these two a sweeper may have taken the file for a dead process's: then it is unlinked by now.
+            # Before the lock is held, a sweeper may have taken this file for a dead process's file
+            # and unlinked it. The link count below detects that.
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
             except OSError:
@@ -68,17 +81,20 @@ class SpillOwner:
         weakref.finalize(self, _remove_owner, fd, path, self.pid)
 
     def create(self) -> tuple[int, str]:
-        """A new file: its fd, and its path."""
+        """Create a spill file; return its fd and its path."""
         path = f"{self._stem}-{next(self._numbers)}.out"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(path, flags, 0o600), path
 
     def keep(self, path: str) -> None:
-        with contextlib.suppress(OSError):  # A full disk: the file is kept unless this process is killed.
+        """List a file as kept, so that no sweep removes it."""
+        # On a full disk the file is still kept, unless this process is killed.
+        with contextlib.suppress(OSError):
             os.write(self._fd, os.fsencode(os.path.basename(path)) + b"\n")
 
 
-# The one of each folder, as long as it has files. Two threads that come at the same time may make two, which is fine.
+# The owner of each folder, while it has files. Two threads at the same time may create two owners,
+# which is harmless.
 _owners: weakref.WeakValueDictionary[tuple[int, str], SpillOwner] = weakref.WeakValueDictionary()
 
 
@@ -88,7 +104,7 @@ def _owner() -> SpillOwner:
     folder = tempfile.gettempdir()
     owner = _owners.get((os.getpid(), folder))
     if owner is None:
-        with contextlib.suppress(OSError):  # A folder that cannot be listed may still be written to.
+        with contextlib.suppress(OSError):  # A folder that cannot be listed may still be writable.
             for dead in find_dead(folder):
                 dead.remove()
         owner = _owners[os.getpid(), folder] = SpillOwner(folder)
@@ -96,21 +112,23 @@ def _owner() -> SpillOwner:
 
 
 class SpillFile:
-    """A file that holds the first part of a stream, and goes with the last object that refers to it.
+    """A file with the first part of a stream, deleted with the last object that refers to it.
 
-    Both the running capture and the result do, so that it is deleted however the command or the program ends.
+    Both the running capture and the result refer to it. It is therefore deleted however the command
+    or the program ends.
     """
 
     def __init__(self) -> None:
         self._fd = -1
         self._owner = _owner()
         fd, self.path = self._owner.create()
-        # A copy of this object in a forked child must not delete its parent's file, hence the pid.
+        # A copy of this object in a forked child must not delete the parent's file, hence the pid.
         self._unlink = weakref.finalize(self, _unlink, self.path, os.getpid())
         self._fd = syscalls.above_stdio(fd)
         self.size = 0
 
     def add(self, data: bytes) -> None:
+        """Append data."""
         view = memoryview(data)
         while view:
             taken = syscalls.write(self._fd, view)
@@ -118,7 +136,8 @@ class SpillFile:
             view = view[taken:]
 
     def read(self, after: int, size: int) -> bytes:
-        # Opened anew: a finished command that is kept for reading must not keep an fd.
+        """Read up to `size` bytes from byte `after` on."""
+        # Opened for each read: a finished command that is kept for reading must not hold an fd.
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.pread(fd, min(size, self.size - after), after)
@@ -126,33 +145,39 @@ class SpillFile:
             os.close(fd)
 
     def close(self) -> None:
+        """Close the file. It stays readable."""
         if self._fd >= 0:
             syscalls.close(self._fd)
             self._fd = -1
 
     def delete(self) -> None:
+        """Close and delete the file."""
         self.close()
         self._unlink()
 
     def keep(self) -> None:
+        """Keep the file beyond the life of this object and this process."""
         if self._unlink.detach() is not None:
             self._owner.keep(self.path)
 
     def __del__(self) -> None:
-        # A command that was abandoned with its loop never came to its end.
+        # A command that was abandoned with its event loop never reached its end.
         self.close()
 
 
 @dataclass(frozen=True, slots=True)
 class DeadSpill:
-    """What a process that was killed has left: its owner file, and its spill files without those that are kept."""
+    """Leftovers of a killed process: its owner file, and its spill files except the kept ones."""
 
     owner: str
     files: tuple[str, ...]
     size: int
 
     def remove(self) -> list[str]:
-        """Remove them, the owner file last, and return their paths. Nothing is removed if another process is at it."""
+        """Remove the files, the owner file last, and return their paths.
+
+        Nothing is removed if another process holds the lock.
+        """
         removed: list[str] = []
         with _locked(self.owner) as kept:
             if kept is not None:
@@ -164,7 +189,7 @@ class DeadSpill:
 
 
 def find_dead(folder: str) -> Iterator[DeadSpill]:
-    """Every owner file of this user whose process is gone."""
+    """Yield the leftovers of each owner file of this user whose process is dead."""
     files: dict[str, list[os.DirEntry[str]]] = {}
     owners: list[str] = []
     with os.scandir(folder) as entries:
@@ -178,6 +203,8 @@ def find_dead(folder: str) -> Iterator[DeadSpill]:
         with _locked(path) as kept:
             if kept is None:
                 continue
+        # The lock is released here, before the files are removed. `DeadSpill.remove` takes it
+        # again.
         left = [entry for entry in files.get(stem, ()) if entry.name not in kept]
         size = 0
         for entry in left:
@@ -188,11 +215,14 @@ def find_dead(folder: str) -> Iterator[DeadSpill]:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Generator[frozenset[str] | None]:
-    """With the lock of an owner file held: the names that are kept. None: its process lives, or it is not ours."""
+    """Hold the lock of an owner file and yield the kept names.
+
+    Yields None if its process is alive, or if the file belongs to another user.
+    """
     try:
         fd = syscalls.above_stdio(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
     except OSError:
-        yield None  # Another user's, or gone.
+        yield None  # The file belongs to another user, or does not exist.
         return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -213,20 +243,17 @@ def _unlink(path: str, owner: int) -> None:
 
 def _remove_owner(fd: int, path: str, owner: int) -> None:
     _unlink(path, owner)
-    # In a fork, too: the lock is the parent's, and is held by the parent's fd.
+    # Also in a fork: the parent's fd still holds the lock.
     os.close(fd)
-
-
-# What a command wrote: head and tail kept in memory, the whole in a file up to a bound, the rest counted.
-#
-# A command can write for ever; what is kept of it cannot grow for ever. The beginning says what was done, the end says
-# how it ended; the middle goes to a file, and past the file's bound it is counted and dropped.
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a command's output. `next` is where to read on; `missed` bytes before it are gone. `is_end`: the
-    stream has ended here, whether or not the command has."""
+    """A piece of a command's output.
+
+    `next`: the position of the next read. `missed`: bytes before this piece that are lost.
+    `is_end`: the stream has ended here, whether or not the command has.
+    """
 
     data: bytes
     next: int
@@ -235,6 +262,7 @@ class Piece:
 
     @property
     def text(self) -> str:
+        """The data as text. Invalid UTF-8 is replaced."""
         return self.data.decode("utf-8", "replace")
 
 
@@ -242,8 +270,9 @@ class Piece:
 class Output:
     """One stream of a finished command.
 
-    `total` bytes were written; `dropped` of them, between `head` and `tail`, are not in memory. `file` has them from
-    the start, up to 64 MiB; it is deleted with this object unless `keep()` was called.
+    `total`: bytes written. `dropped`: bytes between `head` and `tail` that are not in memory.
+    `file`: a file with the stream from its start, up to 64 MiB. It is deleted with this object
+    unless `keep()` was called.
     """
 
     head: bytes = b""
@@ -254,25 +283,26 @@ class Output:
 
     @property
     def file(self) -> str | None:
+        """Path of the spill file, or None."""
         return None if self.spill is None else self.spill.path
 
     @property
     def text(self) -> str:
-        """Head and tail as text, with a line in between that says how much is missing, if anything is."""
+        """Head and tail as text. A line between them states the number of omitted bytes."""
         if not self.dropped:
             return (self.head + self.tail).decode("utf-8", "replace")
         head, tail = self.head.decode("utf-8", "replace"), self.tail.decode("utf-8", "replace")
         return f"{head}\n[… {self.dropped} bytes left out …]\n{tail}"
 
     def keep(self) -> str | None:
-        """Keep the file; deleting it is the caller's business from now on. None if there is none."""
+        """Keep the file and return its path, or None without a file. The caller must delete it."""
         if self.spill is not None:
             self.spill.keep()
         return self.file
 
 
 class Capture:
-    """Takes one stream as it comes, in bounded memory."""
+    """Collector of one stream, in bounded memory."""
 
     def __init__(self, bytes_max: int = OUTPUT_BYTES_MAX, spill_bytes_max: int = SPILL_BYTES_MAX) -> None:
         assert bytes_max >= 0
@@ -286,6 +316,7 @@ class Capture:
         self._spill_max = spill_bytes_max
 
     def add(self, data: bytes) -> None:
+        """Add the next bytes of the stream."""
         self.total += len(data)
         if self.total > self._head_max + self._tail_max and self._spill_max:
             self._add_to_spill(data)
@@ -297,12 +328,17 @@ class Capture:
             self._add_to_tail(data)
 
     def read(self, after: int, bytes_max: int) -> tuple[bytes, int]:
-        """What was written from byte `after` on, and where that really begins: later, if some of it is gone."""
+        """Return output from byte `after` on, and its true start.
+
+        The true start is later than `after` if bytes in between were dropped.
+        """
         if self._spill is not None and after < self._spill.size:
             try:
                 return self._spill.read(after, bytes_max), after
             except OSError:
-                pass  # Somebody has moved or deleted the file. Head and tail are still there, and the gap is told.
+                # The file was moved or deleted. Head and tail still exist, and the caller sees the
+                # gap.
+                pass
         if after < len(self._head):
             return bytes(self._head[after : after + bytes_max]), after
         begin = self.total - self._tail_bytes
@@ -311,12 +347,12 @@ class Capture:
         return tail[after - begin :][:bytes_max], after
 
     def finish(self) -> Output:
-        """The result. Nothing is added after this, but `read` still works."""
+        """Return the result. Nothing is added after this call, but `read` still works."""
         head, tail = bytes(self._head), b"".join(self._tail)
         tail = tail[max(0, len(tail) - self._tail_max) :]
         dropped = self.total - len(head) - len(tail)
         assert dropped >= 0
-        # One copy for both of us from here on.
+        # From here on, the capture and the result share one copy.
         self._head, self._tail_bytes = head, len(tail)
         self._tail.clear()
         self._tail.append(tail)
@@ -325,7 +361,7 @@ class Capture:
         return Output(head, tail, self.total, dropped, self._spill)
 
     def discard(self) -> None:
-        """There will be no result: delete the file."""
+        """Delete the file, because there will be no result."""
         if self._spill is not None:
             self._spill.delete()
             self._spill = None
@@ -344,13 +380,14 @@ class Capture:
         try:
             if self._spill is None:
                 self._spill = SpillFile()
-                # Nothing was dropped before this moment, so head and tail are all there has been.
+                # Nothing was dropped before this moment, so head and tail are the whole stream.
                 data = b"".join((self._head, *self._tail, data))
             room = self._spill_max - self._spill.size
             if room > 0:
                 self._spill.add(data[:room])
         except OSError as exc:
-            # A full disk must not end somebody's command. Head, tail and count are kept; the file is given up.
+            # A full disk must not end the command. Head, tail and count are kept, and the file is
+            # given up.
             log.warning("! output is no longer written to a file: %s", exc)
             self._spill_max = 0
             self.discard()

@@ -1,23 +1,27 @@
-"""The output streams of a command: their pull readers, and when a pipe is not read.
+"""Output streams of a command: pull readers and flow control.
 
-**Pull readers.** `Command.read` and `on_output` never slow a command down: what a reader is late for comes from what
-was kept, and what was not kept is gone. `OutputReader` is the opposite. From its first read on the stream waits for it:
-as soon as `HELD_BYTES` are unread, the host stops reading the pipe, the pipe fills, and the command blocks in
-`write()`, as it would on any pipe with a slow reader. Invariants:
-- `_buffer` ends at byte `_next` of the stream. While `_next` is the stream's total, new output is appended here.
-- While `_next` is behind the total, the rest is taken from the capture, and the stream is paused. What the capture does
-  not have any more is counted in `missed`. That happens only to output from before the first read, and to output that
-  came while the command was being stopped: a child that is blocked on a full pipe cannot react to a signal, so a stop
-  ends the pause, and past `OVERRUN_BYTES_MAX` the buffer takes no more.
+**Pull readers.** `Command.read` and `on_output` never slow a command down. A late reader gets the
+kept output, and other output is lost. `OutputReader` is the opposite: from its first read on, the
+stream waits for it. At `HELD_BYTES` of unread data the host stops reading the pipe. The pipe fills,
+and the command blocks in `write()`, as on any pipe with a slow reader. Invariants:
 
-**Flow control.** A pipe that is not read fills, and pushes back on the command. There are two reasons for that. The
-owner of the command says so (`pause`), for both streams; or the pull reader of one stream is behind, for that stream.
-Being stopped ends both.
+- `_buffer` ends at byte `_next` of the stream. While `_next` equals the stream's total, new output
+  is appended to it.
+- While `_next` is behind the total, the rest comes from the capture, and the stream is paused.
+  Bytes that the capture has dropped are counted in `missed`. This happens only to output from
+  before the first read, and to output that arrives during a stop. A child that is blocked on a full
+  pipe cannot react to a signal. Therefore a stop ends the pause, and beyond `OVERRUN_BYTES_MAX` the
+  buffer accepts nothing.
 
-Output that nothing keeps is held for a reader that may come (`hold`), and its stream waits for that reader. A caller
-that waits for the end of the command (`awaiting_end`) would wait for ever if none comes. So the first `HELD_BYTES` of
-the stream stay held while such a caller waits, and the rest is dropped. `awaiting_end` is the only place that says so:
-every call that waits for an end, of one command or of all commands of a host, waits inside it.
+**Flow control.** A pipe that is not read fills and exerts backpressure on the command. There are
+two reasons for a pause. The owner of the command requests it (`pause`), for both streams. Or the
+pull reader of one stream is behind, for that stream. A stop ends both.
+
+Output that nothing keeps is held for a possible reader (`hold`), and its stream waits for that
+reader. A caller that waits for the end of the command (`awaiting_end`) would wait forever if no
+reader came. Therefore the first `HELD_BYTES` of the stream stay held while this caller waits, and
+the rest is dropped. Only `awaiting_end` announces this wait. Every call that waits for an end, of
+one command or of all commands of a host, waits inside it.
 """
 
 from __future__ import annotations
@@ -39,14 +43,15 @@ from banksman.tasks import Waiters
 
 # Unread bytes at which the host stops reading the pipe.
 HELD_BYTES = 1 << 18
-# Beyond that, for output that is read though the reader is behind: a pipe of the largest size, and one callback's read.
+# Bytes beyond `HELD_BYTES` that are accepted although the reader is behind: a pipe of the largest
+# size, and the read of one callback.
 OVERRUN_BYTES_MAX = 2 << 20
 # A longer line is returned in parts of this size.
 LINE_BYTES_MAX = 32 << 20
 
 
 class OutputSource(Protocol):
-    """The output of a command (`CommandOutput`), as far as it is needed here."""
+    """The part of `CommandOutput` that a reader needs."""
 
     def has_ended(self, stream: Stream) -> bool: ...
     def update(self, stream: Stream) -> None: ...
@@ -54,21 +59,24 @@ class OutputSource(Protocol):
 
 
 class OutputReader:
-    """One output stream of a command: `async for line in command.stdout`, `await command.stdout.read(n)`.
+    """Pull reader of one output stream: `async for line in command.stdout`.
 
-    It begins at the first byte of the stream, and ends when the stream does: that may be long before the command ends.
-    From the first read on, a command whose output is not read waits, and nothing is lost. `missed` counts bytes that
-    were lost before the first read because they were not kept, or that came faster than they were read after a stop.
+    The reader starts at the first byte of the stream and ends with the stream, which may be long
+    before the end of the command. From the first read on, a command whose output is not read
+    blocks, and nothing is lost. `missed` counts bytes lost before the first read, because they were
+    not kept. It also counts bytes that arrived faster than they were read after a stop.
 
-    Cancelling a read loses nothing. Several tasks may read: each byte goes to one of them. For the loop of the command.
+    Cancelling a read loses nothing. Several tasks may read, and each byte goes to one of them. All
+    methods belong to the event loop of the command.
     """
 
     def __init__(self, source: OutputSource, stream: Stream, capture: Capture) -> None:
         self.missed = 0
-        # A caller reads; or the output is held for one that may come, since nothing else keeps it.
+        # `is_attached`: a caller reads. `is_holding`: the output is held for a possible reader,
+        # because nothing else keeps it.
         self.is_attached = False
         self.is_holding = False
-        # Lines that were fetched for other threads, and that none of them has taken yet.
+        # Lines that were fetched for other threads, and that no thread has taken yet.
         self.fetched: deque[bytes] = deque()
         self._source = source
         self._stream = stream
@@ -76,20 +84,20 @@ class OutputReader:
         self._buffer = bytearray()
         self._next = 0
         self._room = HELD_BYTES
-        # How many bytes at the end of the buffer were taken though it was full, and are not read yet.
+        # Bytes at the end of the buffer that were accepted beyond its limit and are still unread.
         self._overrun = 0
 
     def __repr__(self) -> str:
         return f"<OutputReader of {self._stream.value}: {len(self._buffer)} bytes to be read, {self.missed} missed>"
 
-    # -- for callers -------------------------------------------------------------------------------------------------
+    # -- for callers -------------------------------------------------------------------------------
     def at_eof(self) -> bool:
-        """Whether the stream has ended and all of it was read."""
+        """Return whether the stream has ended and all of it was read."""
         is_read = not self._buffer and not self.fetched and self._next >= self._capture.total
         return is_read and self._source.has_ended(self._stream)
 
     async def read(self, size: int = -1) -> bytes:
-        """Up to `size` bytes, as soon as there are any; b"" at the end of the stream. -1: all up to the end."""
+        """Read up to `size` bytes as soon as any arrive; b"" at the end. -1 reads up to the end."""
         check_size(size)
         if size < 0:
             return await self._read_all()
@@ -100,10 +108,14 @@ class OutputReader:
         return self._take(size)
 
     async def readline(self) -> bytes:
-        """One line with its newline; the last one may have none; b"" at the end. A line of more than 32 MiB is returned
-        in parts of that size."""
+        """Read one line with its newline; b"" at the end.
+
+        The last line may have no newline. A line of more than 32 MiB is returned in parts of that
+        size.
+        """
         self._attach()
-        # Where the search for the newline goes on, as a byte of the stream: another task may take some meanwhile.
+        # Where the search for the newline resumes, as a byte of the stream: another task may take
+        # bytes meanwhile.
         searched = 0
         while True:
             begin = self._next - len(self._buffer)
@@ -117,7 +129,7 @@ class OutputReader:
                 return self._take(len(self._buffer))
 
     async def read_lines(self) -> list[bytes]:
-        """Every whole line that is there, and at least one; an empty list at the end."""
+        """Read all complete lines in the buffer, at least one; an empty list at the end."""
         first = await self.readline()
         end = self._buffer.rfind(b"\n") + 1
         rest = [] if not end else [line + b"\n" for line in self._take(end)[:-1].split(b"\n")]
@@ -132,22 +144,23 @@ class OutputReader:
             raise StopAsyncIteration
         return line
 
-    # -- for the shell -----------------------------------------------------------------------------------------------
+    # -- for the blocking API ----------------------------------------------------------------------
     def put_back(self, data: bytes) -> None:
-        """Make this the next to be read: it was read for a caller that has gone."""
+        """Return data to the front of the stream. It was read for a caller that is gone."""
         self._buffer[:0] = data
-        # The buffer may be far over its bound now, and would not take what comes next: the stream has to wait at once.
+        # The buffer may now exceed its limit and would not accept the next output. The stream must
+        # pause immediately.
         self._source.update(self._stream)
 
-    # -- for the command ---------------------------------------------------------------------------------------------
+    # -- for the command ---------------------------------------------------------------------------
     @property
     def is_behind(self) -> bool:
-        """Whether the stream should wait."""
+        """Whether the stream should pause."""
         is_full = len(self._buffer) >= self._room
         return (is_full and self.is_holding) or (self.is_attached and (is_full or self._next < self._capture.total))
 
     def feed(self, data: bytes) -> None:
-        """Take what was just added to the capture, if it follows what is here."""
+        """Append data that was just added to the capture, if it follows the buffer."""
         is_wanted = self.is_attached or self.is_holding
         follows = self._next == self._capture.total - len(data)
         if is_wanted and follows and self._overrun < OVERRUN_BYTES_MAX:
@@ -156,7 +169,7 @@ class OutputReader:
             self._buffer += data
             self._next += len(data)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------
     def _attach(self) -> None:
         if not self.is_attached:
             self.is_attached, self.is_holding = True, False
@@ -167,19 +180,20 @@ class OutputReader:
         del self._buffer[:size]
         self._room = HELD_BYTES
         self._overrun = max(0, min(self._overrun, len(self._buffer) - HELD_BYTES))
-        # Not for every line: only where it has become half empty, since pausing and resuming costs a system call each.
+        # Update only when the buffer becomes half empty and not for each line, because pausing and
+        # resuming cost a system call each.
         if len(self._buffer) < HELD_BYTES // 2 <= len(self._buffer) + len(data):
             self._source.update(self._stream)
         return data
 
     async def _more(self) -> bool:
-        """Wait until the buffer has grown. False: the stream has ended, and there is no more."""
+        """Wait until the buffer has grown. False means that the stream has ended."""
         before = self._next
         while self._next == before:
             if self._next < self._capture.total:
                 self._fill()
                 if not self._source.has_ended(self._stream):
-                    await asyncio.sleep(0)  # All of it may be there already, and others have work, too.
+                    await asyncio.sleep(0)  # All data may be there already. Let other tasks run.
             elif self._source.has_ended(self._stream):
                 return False
             else:
@@ -188,7 +202,7 @@ class OutputReader:
         return True
 
     def _fill(self) -> None:
-        """Take what is behind from the capture, as far as there is room."""
+        """Fetch the missing bytes from the capture, as far as there is room."""
         room = max(1, self._room - len(self._buffer))
         data, begin = self._capture.read(self._next, room)
         self.missed += begin - self._next
@@ -208,24 +222,25 @@ class OutputReader:
 
 
 def check_size(size: Any) -> None:
+    """Raise `UsageError` for an invalid size of a read."""
     if isinstance(size, bool) or not isinstance(size, int) or size < -1 or size == 0:
         raise UsageError(f"cannot read {size!r:.60} bytes", hint="at least 1; or -1, for all up to the end")
 
 
 class ProcessPipes(Protocol):
-    """The process, as far as it is needed here. None: both streams."""
+    """The part of the process that flow control needs. `stream`: None means both streams."""
 
     def pause_reading(self, stream: Stream | None = None) -> None: ...
     def resume_reading(self, stream: Stream | None = None) -> None: ...
 
 
 class CommandOutput:
-    """The output streams of one command, from its start to its end and beyond: what was kept can still be read."""
+    """The output streams of one command. Kept output stays readable after the command's end."""
 
     def __init__(self, options: Options, account: ResultBuilder) -> None:
         self._account = account
         self._pipes: ProcessPipes | None = None
-        # A terminal has one stream for both. A stream that is not captured is empty here, and has ended.
+        # A terminal has one stream for both. A stream that is not captured is empty, and has ended.
         self.open = {stream for stream, to in zip(Stream, options.outputs, strict=True) if to == "pipe"}
         if options.terminal is not None:
             self.open.discard(Stream.STDERR)
@@ -234,32 +249,35 @@ class CommandOutput:
         if not options.keeps_stdout:
             self.captures[Stream.STDOUT] = Capture(0, 0)
         self.readers = {stream: OutputReader(self, stream, self.captures[stream]) for stream in Stream}
-        # More output, or the end of a stream.
+        # Woken by more output, or by the end of a stream.
         self.changed = Waiters()
-        # How many tasks wait for the end of the command: see `awaiting_end`.
+        # Number of tasks that wait for the end of the command: see `awaiting_end`.
         self._end_waiters = 0
-        # Once the command is being stopped, or has exited, no stream is made to wait any more.
+        # False once the command is being stopped or has exited. Then no stream is paused.
         self.may_wait = True
         self._is_paused = False
         self._held_back: set[Stream] = set()
 
     @property
     def total(self) -> int:
+        """Bytes written to both streams."""
         return sum(capture.total for capture in self.captures.values())
 
     def has_ended(self, stream: Stream) -> bool:
-        """Whether no more of it will come. The command may run on without this stream."""
+        """Return whether a stream has ended. The command may continue without it."""
         return stream not in self.open
 
     async def wait_changed(self) -> None:
         await self.changed.wait()
 
-    # -- what happens ------------------------------------------------------------------------------------------------
+    # -- facts -------------------------------------------------------------------------------------
     def begin(self, pipes: ProcessPipes) -> None:
+        """Attach the pipes of the process."""
         self._pipes = pipes
 
     def add(self, fact: BytesRead) -> None:
-        # While a stream waits for us, it is not the command that is idle.
+        """Add data that was read from a pipe."""
+        # While the host pauses a stream, the command is not idle.
         if not self._is_paused and not self._held_back:
             self._account.last_output = fact.at
         self.captures[fact.stream].add(fact.data)
@@ -267,30 +285,31 @@ class CommandOutput:
         self.update(fact.stream)
 
     def end(self, stream: Stream) -> None:
+        """Mark one stream as ended."""
         self.open.discard(stream)
         self._held_back.discard(stream)
         self.changed.wake()
 
     def end_all(self) -> None:
-        """The command is over."""
+        """Mark all streams as ended, because the command is over."""
         self.open.clear()
         self.changed.wake()
 
     def discard(self) -> None:
-        """There will be no result: delete the files."""
+        """Delete the spill files, because there will be no result."""
         for capture in self.captures.values():
             capture.discard()
 
-    # -- waiting -----------------------------------------------------------------------------------------------------
+    # -- backpressure ------------------------------------------------------------------------------
     def pause(self) -> None:
-        """Read nothing, until `resume`. The idle clock stands still."""
+        """Stop reading until `resume`. The idle clock is suspended."""
         if self.may_wait and self._pipes is not None:
             self._pipes.pause_reading()
             self._is_paused = True
             self._account.last_output = math.inf
 
     def resume(self) -> None:
-        """Read both streams. One whose reader is still behind waits again with its next piece."""
+        """Read both streams. A stream whose reader is still behind pauses after its next piece."""
         if self._pipes is not None:
             self._pipes.resume_reading()
         self._is_paused = False
@@ -298,19 +317,24 @@ class CommandOutput:
         self._account.last_output = min(self._account.last_output, time.monotonic())
 
     def hold(self) -> None:
-        """Nothing keeps the output: hold the beginning for a reader that may come, and let the rest wait for it."""
+        """Hold the first output for a possible reader, because nothing else keeps it.
+
+        Then the stream pauses until that reader comes.
+        """
         for stream in self.open:
             self.readers[stream].is_holding = True
 
     @property
     def is_holding(self) -> bool:
-        """Whether some stream is held for a reader that has not come yet."""
+        """Whether a stream is held for a reader that has not come."""
         return any(reader.is_holding for reader in self.readers.values())
 
     @contextlib.contextmanager
     def awaiting_end(self) -> Generator[None]:
-        """Inside this block a caller waits for the end of the command, and a full stream without a reader does not
-        keep the command from ending."""
+        """Mark that a caller waits for the end of the command inside this block.
+
+        A full stream without a reader then does not keep the command from ending.
+        """
         self._end_waiters += 1
         try:
             for stream in Stream:
@@ -320,12 +344,13 @@ class CommandOutput:
             self._end_waiters -= 1
 
     def update(self, stream: Stream) -> None:
-        """Let a stream wait, or go on, as its pull reader needs it."""
+        """Pause or resume a stream, as its pull reader requires."""
         if self._pipes is None:
             return
         reader = self.readers[stream]
         if reader.is_holding and reader.is_behind and self._end_waiters:
-            # No caller reads, and one waits for an end that would never come while this stream is full.
+            # No caller reads, and a caller waits for an end that cannot come while this stream is
+            # full.
             reader.is_holding = False
         if reader.is_behind:
             if self.may_wait and stream in self.open:

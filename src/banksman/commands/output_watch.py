@@ -1,9 +1,10 @@
-"""`Command.watch`: told when the output matches a pattern, without asking again and again.
+"""Pattern watches on the output of a command (`Command.watch`), without polling.
 
-A plain pattern (no repeats, no alternatives, no groups) is looked for right here, in linear time. Any other is looked
-for by a process of its own (`pattern_search.py`), because the time that it takes cannot be told. It belongs to the
-host. Its start takes some 40 ms, so a command keeps one for its next watch, until the command ends. Two watches at the
-same time have one each: a slow pattern keeps no other search waiting, and is ended by killing its process.
+A plain pattern (no repeats, alternatives or groups) is searched in this process, in linear time.
+Any other pattern is searched by a helper process (`pattern_search.py`), because its time is
+unpredictable. The helper belongs to the host. Its start takes some 40 ms, so a command keeps one
+helper for its next watch, until the command ends. Two concurrent watches have one helper each. A
+slow pattern therefore delays no other search, and killing its process ends it.
 """
 
 from __future__ import annotations
@@ -28,22 +29,25 @@ from banksman.core.process_facts import Stream
 from banksman.errors import BanksmanError, Closed, MachineError, UsageError
 from banksman.process.launch import Launch, prepare
 
-# A pattern that takes longer for one piece is too slow for anything; so is a machine, for a start and a moment's work.
+# A pattern that takes longer for one piece is too slow for any use. A machine that takes longer to
+# start a helper and search one piece is too slow as well.
 SEARCH_SECONDS_MAX = 10.0
-# What was there when the time was up is still searched, for so long.
+# After the deadline, output that was already there is still searched for this long.
 OVERTIME_SECONDS_MAX = 1.0
-# What is searched at once: the loop is free between two pieces.
+# Bytes searched in one step. The event loop is free between two pieces.
 PIECE_BYTES = 65536
 PATTERN_CHARS_MAX = 4096
-# Matchers of a host that wait for the next watch; each is a Python of some 8 MB.
+# Maximum number of idle helpers of a host. Each is a Python process of some 8 MB.
 IDLE_MATCHERS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What matched: output from byte `begin` up to `next`, where to watch on. `groups` are the pattern's, as text.
+    """A match in the output.
 
-    `missed` bytes from `after` on were not searched, since they were not kept: see `Output`.
+    It reaches from byte `begin` up to `next`, where the next watch continues. `groups`: the groups
+    of the pattern, as text. `missed`: bytes from `after` on that were not searched, because they
+    were not kept; see `Output`.
     """
 
     begin: int
@@ -54,11 +58,12 @@ class Match:
 
     @property
     def text(self) -> str:
+        """The matched bytes as text. Invalid UTF-8 is replaced."""
         return self.data.decode("utf-8", "replace")
 
 
 class MatcherCommand(Protocol):
-    """The command that a matcher runs as: as much of `Command` as is needed here."""
+    """The command that runs a helper: the part of `Command` that this module needs."""
 
     @property
     def stdout(self) -> OutputReader: ...
@@ -74,11 +79,13 @@ StartAside = Callable[[Launch, Options], MatcherCommand]
 
 
 class Searches(Protocol):
+    """Incremental search of output, in this process or in a helper."""
+
     async def feed(self, data: bytes, begin: int, is_end: bool) -> Found | None: ...
 
 
 class WatchSource(Protocol):
-    """What is watched: a command, as far as it is needed here."""
+    """The watched command: the part of `Command` that this module needs."""
 
     async def read(self, *, after: int, stream: str, bytes_max: int) -> Piece: ...
     def has_output(self, stream: Stream, after: int) -> bool: ...
@@ -90,6 +97,7 @@ class WatchSource(Protocol):
 
 
 def check_pattern(pattern: Any) -> None:
+    """Raise `UsageError` for an invalid or too long pattern."""
     hint = "text or bytes, a regular expression as Python's re has them"
     if not isinstance(pattern, str | bytes):
         raise UsageError(f"cannot watch for {pattern!r:.60}", hint=hint)
@@ -110,6 +118,7 @@ async def watch(
     timeout: float | None,
     matchers: MatcherPool | None,
 ) -> Match | None:
+    """Search the output of a command until a match, the end of the stream or the timeout."""
     deadline = None if timeout is None else time.monotonic() + timeout
     if is_plain(pattern):
         return await _watch(source, InlineSearch(pattern), after, stream, deadline)
@@ -127,7 +136,7 @@ async def _watch(
     source: WatchSource, search: Searches, after: int, stream: Stream, deadline: float | None
 ) -> Match | None:
     missed, place = 0, after
-    # Once the time is up, what was written until then is still searched.
+    # After the deadline, output written until then is still searched.
     last: int | None = None
     while True:
         if last is None and deadline is not None and time.monotonic() >= deadline:
@@ -140,7 +149,7 @@ async def _watch(
             continue
         missed += piece.missed
         if piece.next < place:
-            return None  # It has ended before the place that was asked for.
+            return None  # The stream ended before byte `after`.
         found = await search.feed(piece.data, piece.next - len(piece.data), piece.is_end)
         if found is not None:
             begin, data, groups = found
@@ -152,20 +161,20 @@ async def _watch(
 
 
 async def _read(source: WatchSource, place: int, stream: Stream, deadline: float | None) -> Piece:
-    """The next piece; TimeoutError if there is none in time."""
+    """Read the next piece. Raises TimeoutError if none arrives before the deadline."""
     reading = source.read(after=place, stream=stream.value, bytes_max=PIECE_BYTES)
     if deadline is None or source.has_output(stream, place):
-        return await reading  # There is nothing to wait for, or no end of the waiting.
+        return await reading  # Data is already there, or the wait has no limit.
     async with asyncio.timeout(deadline - time.monotonic()):
         return await reading
 
 
 class _TooLate(Exception):
-    """The watch's own time was up, and then some."""
+    """The watch's deadline and the overtime have passed."""
 
 
 class InlineSearch:
-    """A search that never waits, nor keeps others waiting."""
+    """Search in this process. It never waits and never delays other work."""
 
     def __init__(self, pattern: str | bytes) -> None:
         self._search = PatternSearch(pattern)
@@ -175,7 +184,7 @@ class InlineSearch:
 
 
 class HelperSearch:
-    """A search by a matcher."""
+    """Search by a helper process."""
 
     def __init__(self, matcher: MatcherProcess, pattern: str | bytes, deadline: float | None) -> None:
         self._deadline = deadline
@@ -199,7 +208,7 @@ class HelperSearch:
 
 
 class MatcherProcess:
-    """Our end of a matcher process."""
+    """Handle of a helper process."""
 
     def __init__(self, start: StartAside) -> None:
         env = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
@@ -211,13 +220,15 @@ class MatcherProcess:
 
     @property
     def is_free(self) -> bool:
-        """Whether it lives, and owes no answer to a search that was given up."""
+        """Whether the helper is alive and owes no answer to an abandoned search."""
         return not self._is_asked and not self._command.is_over
 
     def begin(self, pattern: str | bytes) -> None:
+        """Start a new search."""
         self._command.put_nowait(pattern_search.pack(pattern))
 
     async def search(self, piece: tuple[bytes, int, bool]) -> Found | None:
+        """Search one piece and return the match."""
         self._is_asked = True
         self._command.put_nowait(pattern_search.pack(piece))
         length = int.from_bytes(await self._take(pattern_search.LENGTH_BYTES), "big")
@@ -241,12 +252,12 @@ class MatcherProcess:
         return MachineError("the search for the pattern was killed by somebody", hint="watch again")
 
     def stop(self) -> None:
-        """At once, and not waited for: the host sees to its end."""
+        """Kill the helper immediately without waiting. The host completes its end."""
         self._command.stop_nowait(at_once=True)
 
 
 class MatcherPool:
-    """The matchers of a host that wait for the next watch: at most one of each command, and ended with it."""
+    """Idle helpers of a host: at most one for each command, ended with the command."""
 
     def __init__(self, start: StartAside) -> None:
         self._start = start
@@ -256,10 +267,12 @@ class MatcherPool:
         return len(self._idle)
 
     def take(self, command: str) -> MatcherProcess:
+        """Take the idle helper of a command, or start a new one."""
         idle = self._idle.pop(command, None)
         return idle if idle is not None and idle.is_free else MatcherProcess(self._start)
 
     def put_back(self, command: str, matcher: MatcherProcess, *, is_needed: bool) -> None:
+        """Keep a helper for the next watch of the command, or stop it."""
         if not is_needed or not matcher.is_free or command in self._idle:
             matcher.stop()
             return
@@ -268,7 +281,7 @@ class MatcherPool:
             self.end(next(iter(self._idle)))
 
     def end(self, command: str) -> None:
-        """This command has ended."""
+        """Stop the idle helper of a command that has ended."""
         idle = self._idle.pop(command, None)
         if idle is not None:
             idle.stop()

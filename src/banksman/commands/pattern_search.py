@@ -1,20 +1,23 @@
-"""The search for a pattern in output that comes piece by piece: here, or in a process of its own.
+"""Search a regular expression in output that arrives in pieces, in process or as a helper.
 
-Whether a match begins in what has come cannot always be told before more comes, so the last `span_max` bytes are
-searched again with the next piece. A match that spans more than that may be missed. In all each byte is searched about
-twice when pieces are as long as that, so that a flood costs linear time.
+A match may begin in the present data and be decided only by later data. Therefore the last
+`span_max` bytes are searched again with the next piece. A longer match may be missed. Each byte is
+searched about twice if the pieces are as long as that, so a flood of output costs linear time.
 
-`^` and `$` are the ends of a line (MULTILINE), and `\\A` is the place where the search began. What asks for an end
-(`$`, `\\b`, "as many as there are") takes the end of what has come so far for one: who wants a line says `\\n`.
+`^` and `$` match at the ends of a line (MULTILINE), and `\\A` matches where the search began. A
+pattern that depends on an end (`$`, `\\b`, a greedy repeat) takes the end of the present data for
+that end. A pattern for a whole line must contain `\\n`.
 
-A text pattern is matched against text, UTF-8, and bytes that are none stand for themselves (`surrogateescape`). What is
-told is in bytes all the same.
+A text pattern is matched against text in UTF-8, and invalid bytes stand for themselves
+(`surrogateescape`). The result is in bytes nevertheless.
 
-**As a program** (`python -I -S pattern_search.py`) it is told what to do on stdin and answers on stdout. Python's `re`
-can take a lifetime for a bad pattern on a short text, and cannot be interrupted meanwhile: in the host it would stop
-everything. Here it costs one process, which is killed when its time is up. Each message is a marshalled value behind
-its length. A pattern begins a new search. A piece `(data, begin, is_end)` is answered by what was found in it, or None.
-So one process serves one search after the other, until its stdin ends. It imports nothing of this package.
+**As a program** (`python -I -S pattern_search.py`), this module reads requests from stdin and
+answers on stdout. Python's `re` can take a lifetime for a bad pattern on a short text and cannot be
+interrupted. In the host it would block everything. In a helper it costs one process, which is
+killed when its time is up. Each message is a marshalled value with its length in front. A pattern
+starts a new search. The answer to a piece `(data, begin, is_end)` is the match in it, or None. One
+process thus serves one search after the other, until its stdin ends. It imports nothing else of
+this package.
 """
 
 from __future__ import annotations
@@ -24,40 +27,45 @@ import re
 import sys
 from typing import Any, BinaryIO
 
-# So long may a match be, and so much is searched again with each piece.
+# Maximum length of a match, and of the data that is searched again with each piece.
 MATCH_BYTES_MAX = 65536
-# Kept before the place where a match may begin: for `^`, `\b` and what looks behind.
+# Bytes kept before the possible start of a match: for `^`, `\b` and a lookbehind.
 CONTEXT_BYTES = 1024
-# What a pattern can have that makes a search try one place in many ways.
+# Pattern characters that make a search try one position in many ways.
 _BRANCHING = frozenset("*+?{|(")
-# Without that the time is at most that of the pattern's length for each byte; and no match is longer than this.
+# Without these characters, the time for each byte is at most the pattern's length. A match is also
+# at most this long.
 PLAIN_CHARS_MAX = 200
-# Of a message's length, before the message.
+# Size of the length prefix of a message.
 LENGTH_BYTES = 4
 
-Found = tuple[int, bytes, tuple[str | None, ...]]  # where it begins, what it is, its groups
+Found = tuple[int, bytes, tuple[str | None, ...]]  # start, matched bytes, groups
 
 
 def is_plain(pattern: str | bytes) -> bool:
-    """Whether the search takes linear time, whatever is searched."""
+    """Return whether the search takes linear time on any data."""
     return len(pattern) <= PLAIN_CHARS_MAX and not _BRANCHING & set(_as_text(pattern))
 
 
 class PatternSearch:
+    """Incremental search of one pattern."""
+
     def __init__(self, pattern: str | bytes) -> None:
-        """Raises what `re.compile` does."""
+        """Compile the pattern. Raises the errors of `re.compile`."""
         self._of_bytes = re.compile(pattern, re.MULTILINE) if isinstance(pattern, bytes) else None
         self._of_text = re.compile(pattern, re.MULTILINE) if isinstance(pattern, str) else None
-        # A character is four bytes at most.
+        # A character has at most four bytes.
         self._span_max = 4 * len(pattern) + 4 if is_plain(pattern) else MATCH_BYTES_MAX
         self._window = b""
         self._window_begin: int = 0
-        # Where in the window a match may begin; what is before it is context.
+        # First position in the window at which a match may begin. The bytes before it are context.
         self._from = 0
 
     def feed(self, data: bytes, begin: int, is_end: bool) -> Found | None:
-        """Look at one more piece, which begins at byte `begin`. One that does not follow the last is a new beginning:
-        nothing matches across a gap."""
+        """Search one more piece, which begins at byte `begin`.
+
+        A piece that does not follow the previous one starts over: nothing matches across a gap.
+        """
         if begin != self._window_begin + len(self._window):
             self._window, self._window_begin, self._from = b"", begin, 0
         self._window += data
@@ -72,7 +80,7 @@ class PatternSearch:
             match = self._of_bytes.search(window, self._from)
             return None if match is None else self._found(*match.span(), match.groups())
         assert self._of_text is not None
-        # A character of which the rest is still to come is not there yet.
+        # Exclude a character whose remaining bytes have not arrived.
         text = _decode(window if is_end else window[: len(window) - _begun_bytes(window)])
         match = self._of_text.search(text, len(_decode(window[: self._from])))
         if match is None:
@@ -100,13 +108,13 @@ def _encode(text: str) -> bytes:
 
 
 def _as_text(words: str | bytes) -> str:
-    """For people: what is no text is replaced."""
+    """Decode for display. Invalid bytes are replaced."""
     data = _encode(words) if isinstance(words, str) else words
     return data.decode("utf-8", "replace")
 
 
 def _begun_bytes(data: bytes) -> int:
-    """How many bytes at the end are the beginning of a character."""
+    """Return how many bytes at the end are an incomplete character."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte < 0x80:
@@ -118,7 +126,7 @@ def _begun_bytes(data: bytes) -> int:
 
 
 def _at_character(data: bytes, at: int) -> int:
-    """Here, or where the next character begins."""
+    """Return this position, or the start of the next character."""
     for place in range(at, min(at + 3, len(data))):
         if data[place] & 0xC0 != 0x80:
             return place
@@ -126,17 +134,19 @@ def _at_character(data: bytes, at: int) -> int:
 
 
 def pack(value: Any) -> bytes:
+    """Encode a message with its length in front."""
     data = marshal.dumps(value)
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
 
 
 def read_message(source: BinaryIO) -> Any:
-    """The next one; EOFError if there is none, or not a whole one."""
+    """Read the next message. Raises EOFError at the end, or for an incomplete message."""
     length = int.from_bytes(source.read(LENGTH_BYTES), "big")
     return marshal.loads(source.read(length))
 
 
 def main() -> None:
+    """Serve searches from stdin until it ends."""
     search: PatternSearch | None = None
     while True:
         try:

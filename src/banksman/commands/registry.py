@@ -1,4 +1,9 @@
-"""The commands of a host: those that run, those that have ended and are still kept, and who was told of their end."""
+"""Commands of a host: start, run, list, and report each end once.
+
+`CommandRegistry` holds the running and the recently ended commands. `CommandStarter` is the half of
+a host that owns commands. The other half, sessions and the host's lifecycle, is in
+runtime/base_host.py.
+"""
 
 from __future__ import annotations
 
@@ -27,25 +32,32 @@ log = logging.getLogger("banksman")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Reports that are owed and never asked for. Whoever starts this many commands and takes no report does not want them.
+# Maximum number of untaken reports. A caller that starts this many commands and takes no report
+# does not want them.
 UNREPORTED_MAX = 10_000
-# Commands of our own at once: each is a small Python, for a search that might take long.
+# Maximum number of concurrent internal commands. Each is a small Python process for a search that
+# may take long.
 ASIDES_MAX = 64
 
 
 class CommandRegistry:
-    """Finished commands are kept by count and by age; the end of each that a report is owed of is reported once."""
+    """Running commands, recently ended commands, and unreported ends.
+
+    Ended commands are kept up to a number and an age. Each end that needs a report is reported
+    once.
+    """
 
     def __init__(self, *, finished_max: int, finished_seconds_max: float) -> None:
         self._finished_max = finished_max
         self._finished_seconds_max = finished_seconds_max
         self._running: dict[str, Command] = {}
-        # Commands of our own: they run and are ended like others, and nobody is told of them.
+        # Internal commands. They run and end like others, but have no report.
         self._asides: dict[str, Command] = {}
-        # Those that have ended, oldest first, each with the time of its end.
+        # Ended commands, oldest first, each with the time of its end.
         self._ended: deque[tuple[float, Command]] = deque()
         self._unreported: dict[str, Command] = {}
-        # Of all that have ended, those that are forgotten included: how, and what was left or lost of them.
+        # Statistics of all ended commands, including dropped ones: causes, swept and surviving
+        # processes, and lost output.
         self.ended: Counter[str] = Counter()
         self.swept = 0
         self.survivors = 0
@@ -56,18 +68,24 @@ class CommandRegistry:
         return f"{len(self._running)} running, {len(self._ended)} ended"
 
     def add(self, command: Command) -> None:
+        """Add a running command."""
         self._running[command.id] = command
 
     def check_room_aside(self, *, idle: int) -> None:
-        """`idle`: how many of them wait for work; these are bounded elsewhere."""
+        """Raise `Refused` if too many internal commands run.
+
+        `idle`: the number of helpers that wait for work. Another limit bounds them.
+        """
         if len(self._asides) - idle >= ASIDES_MAX:
             hint = "wait for some of them; a pattern without repeats, alternatives and groups is not counted"
             raise Refused(f"{ASIDES_MAX} searches for patterns are under way", hint=hint)
 
     def add_aside(self, command: Command) -> None:
+        """Add an internal command."""
         self._asides[command.id] = command
 
     def end(self, command: Command) -> None:
+        """Move a command from running to ended."""
         if self._asides.pop(command.id, None) is not None:
             self._endings.wake()
             return
@@ -87,26 +105,29 @@ class CommandRegistry:
                 self.output_dropped += _lost(finished.stdout) + _lost(finished.stderr)
 
     def running(self) -> list[Command]:
+        """Return all running commands, including internal ones."""
         return [*self._running.values(), *self._asides.values()]
 
     def all(self) -> list[Command]:
+        """Return the ended commands that are still kept, then the running ones."""
         self._forget_old()
         return [*(command for _at, command in self._ended), *self._running.values()]
 
     def find(self, id: str) -> Command:
+        """Return a command by id. Raises `NotFound`."""
         for command in self.all():
             if command.id == id:
                 return command
         raise NotFound(f"there is no command {id!r}", hint="it may have ended long ago; see commands()", command=id)
 
     async def wait_empty(self) -> None:
-        """Until none runs."""
+        """Wait until no command runs."""
         while self._running or self._asides:
             await self._wait_change(self._running.values())
 
-    # -- reports -----------------------------------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------
     def owe_report(self, command: Command) -> None:
-        """From here on its end is news, also if it has ended already."""
+        """Require a report of this command's end, even if it has already ended."""
         self._unreported[command.id] = command
         if len(self._unreported) > UNREPORTED_MAX:
             oldest = next(iter(self._unreported))
@@ -115,24 +136,30 @@ class CommandRegistry:
         self._endings.wake()
 
     def take_report(self, command: Command) -> bool:
-        """The caller of `wait` or `stop` has seen this end. False if it was reported before, or need not be."""
+        """Mark an end as reported by `wait` or `stop`. False if no report was due."""
         return self._unreported.pop(command.id, None) is not None
 
     def take_ended(self) -> list[Command]:
+        """Return the ended commands without a report, and mark them as reported."""
         ended = [command for command in self._unreported.values() if command.is_over]
         for command in ended:
             del self._unreported[command.id]
         return ended
 
     async def wait_ended(self) -> list[Command]:
+        """Wait for at least one end without a report, and mark it as reported."""
         while not (ended := self.take_ended()):
             await self._wait_change(self._unreported.values())
         return ended
 
     async def _wait_change(self, commands: Iterable[Command]) -> None:
-        """Wait until a command ends or another report is owed. Meanwhile the caller waits for the end of `commands`."""
+        """Wait until a command ends or another report is required.
+
+        Meanwhile the caller counts as waiting for the end of `commands`.
+        """
         with contextlib.ExitStack() as awaited:
-            # Few hold their output, and each end of a command wakes every task that waits here.
+            # Only the few commands that hold output, because each end wakes every task that waits
+            # here.
             for command in commands:
                 if command.holds_output:
                     awaited.enter_context(command.awaiting_end())
@@ -142,13 +169,13 @@ class CommandRegistry:
         oldest = time.monotonic() - self._finished_seconds_max
         while self._ended and (len(self._ended) > self._finished_max or self._ended[0][0] < oldest):
             self._ended.popleft()
-        # A report is owed however many there are, but not for ever to somebody who never asks.
+        # A report is due for any number of commands, but not forever if no caller takes it.
         for command in [command for command in self._unreported.values() if command.ended_before(oldest)]:
             del self._unreported[command.id]
 
     def abandon(self) -> None:
-        """The loop is closed: see `Command.abandon`."""
-        # One by one: hosts of several threads may notice this at the same time.
+        """Give up all commands, because the event loop is closed: see `Command.abandon`."""
+        # Pop one command at a time: hosts of several threads may detect this at the same time.
         for commands in (self._running, self._asides):
             with contextlib.suppress(KeyError):
                 while True:
@@ -156,18 +183,16 @@ class CommandRegistry:
 
 
 def _lost(output: Output) -> int:
-    """What is neither in memory nor in the file, which has the beginning."""
+    """Return the number of bytes that are neither in memory nor in the spill file.
+
+    The spill file holds the beginning of the stream.
+    """
     kept = max(len(output.head), 0 if output.spill is None else output.spill.size)
     return max(0, output.total - len(output.tail) - kept)
 
 
-# The commands of a host: started, run to their end, listed, reported.
-#
-# Half of what a host is; the other half, its sessions and its own life, is in runtime/base_host.py.
-
-
 class StartOptions(TypedDict, total=False):
-    """The keywords of `start` and `execute`. `Options` and `prepare` have their defaults, and check them."""
+    """The keywords of `start` and `execute`. `Options` and `prepare` define defaults and checks."""
 
     timeout: float | None
     idle_timeout: float | None
@@ -192,13 +217,14 @@ class StartOptions(TypedDict, total=False):
     on_output: OnOutput | None
 
 
-# The keywords that `prepare` checks, by its name for each. `Options` checks the others.
+# The keywords that `prepare` checks, with its name for each. `Options` checks the others.
 _OF_LAUNCH = {"limits": "limits_wanted"} | {
     name: name for name in ("user", "cwd", "env", "inherit_env", "scrub", "pass_fds")
 }
 
 
 def options_of(how: StartOptions, *, ends_input: bool = False) -> Options:
+    """Check the keywords and build the options."""
     if unknown := how.keys() - StartOptions.__annotations__.keys():
         raise TypeError(f"got an unexpected keyword argument {min(unknown)!r}")
     wanted: dict[str, Any] = {name: value for name, value in how.items() if name not in _OF_LAUNCH}
@@ -206,13 +232,15 @@ def options_of(how: StartOptions, *, ends_input: bool = False) -> Options:
 
 
 def launch_of(argv: Argv, how: StartOptions, options: Options, *, helper: Sequence[str] = ()) -> Launch:
+    """Check the keywords and build the launch."""
     wanted: dict[str, Any] = {_OF_LAUNCH[name]: value for name, value in how.items() if name in _OF_LAUNCH}
     return prepare(argv, **wanted, has_terminal=options.terminal is not None, helper=helper)
 
 
 def explicit(function: F) -> F:
-    """Show the keywords of `StartOptions` in place of `**how`, in `inspect.signature` and `help`. Editors do so
-    themselves.
+    """Show the keywords of `StartOptions` in place of `**how` in `inspect.signature` and `help`.
+
+    Editors do this without help.
     """
     checks = [inspect.signature(Options).parameters, inspect.signature(prepare).parameters]
     defaults = {name: parameter.default for parameters in checks for name, parameter in parameters.items()}
@@ -228,7 +256,7 @@ def explicit(function: F) -> F:
 
 
 def _annotations(typed_dict: type) -> dict[str, str]:
-    """As they are written: an alias is shorter than what it stands for."""
+    """Return the annotations as written: an alias is shorter than its definition."""
     return {name: kind.__forward_arg__ for name, kind in typed_dict.__annotations__.items()}
 
 
@@ -241,17 +269,18 @@ class CommandStarter(ABC):
         self._command_registry = CommandRegistry(finished_max=finished_max, finished_seconds_max=finished_seconds_max)
         self._matchers = MatcherPool(self._launch_aside)
         self._user_helper = check_helper(user_helper)
-        # False: no caller has this host, so that none could take a report.
+        # False if no caller has this host, so no caller could take a report.
         self.owes_reports = True
-        # It takes nothing new, and lets what runs finish; it ends what runs.
+        # Draining: no new commands, and running ones may finish. Closing: running commands are
+        # ended.
         self._is_draining = False
         self._is_closing = False
 
     @abstractmethod
     def _bind(self) -> None:
-        """It belongs to the loop that is running, from now on or already."""
+        """Bind the host to the running event loop, if it is not bound already."""
 
-    # -- starting ----------------------------------------------------------------------------------------------------
+    # -- start -------------------------------------------------------------------------------------
     @overload
     async def start(self, argv: Argv, *, yield_after: None = None, **how: Unpack[StartOptions]) -> Command: ...
     @overload
@@ -260,23 +289,28 @@ class CommandStarter(ABC):
     async def start(
         self, argv: Argv, *, yield_after: float | None = None, **how: Unpack[StartOptions]
     ) -> Command | Finished:
-        """Start a command in the background and return it once it runs. It lives until it ends, is stopped, or the host
-        closes.
+        """Start a command in the background and return it once it runs.
 
-        With `yield_after`, wait that many seconds first: if it ends within them, its result is returned instead, and
-        that is its one report. Cancelled while it waits, the command is stopped: nobody has it yet.
+        The command lives until it ends, is stopped, or the host closes.
 
-        `pty`: True, or (rows, columns): it has a terminal, and all that is on it is its stdout. `user`: it runs as
-        another user, by name or number; that takes root, or the host's `user_helper`.
+        `yield_after`: wait this many seconds first. If the command ends within them, its result is
+        returned instead, and that is its only report. If this call is cancelled during the wait,
+        the command is stopped, because no caller has it yet.
 
-        `stdout`, `stderr`: None: captured. `subprocess.DEVNULL`, a path (created or emptied), an open file or its fd,
-        "inherit": there instead, and nothing of it is seen here. `stderr=subprocess.STDOUT`: where stdout goes.
+        `pty`: True, or (rows, columns). The command gets a terminal, and the terminal's output is
+        its stdout. `user`: run as another user, by name or number. This requires root, or the
+        host's `user_helper`.
 
-        `keep_output` False: of what is captured nothing is kept, in memory or on disk. Read `command.stdout` and
-        `command.stderr`, or pass `on_output`. Up to 256 KiB of a stream are held for a reader, and then the command
-        waits for one. While a caller waits for its end (`wait`, `wait_ended`, `drain`), the rest is dropped instead.
+        `stdout`, `stderr`: None captures the stream. `subprocess.DEVNULL`, a path (created or
+        truncated), an open file or its fd, or "inherit" redirect it, and Banksman sees nothing of
+        it. `stderr=subprocess.STDOUT`: use the target of stdout.
 
-        `eof`: a stop closes its stdin first, and waits so many seconds before TERM.
+        `keep_output`: False keeps nothing of the captured output, in memory or on disk. Read
+        `command.stdout` and `command.stderr`, or pass `on_output`. Up to 256 KiB of a stream are
+        held for a reader, and then the command blocks until it comes. While a caller waits for the
+        end (`wait`, `wait_ended`, `drain`), the rest is dropped instead.
+
+        `eof`: a stop closes stdin first, and waits this many seconds before TERM.
         """
         if yield_after is not None:
             check_seconds("yield_after", yield_after)
@@ -289,7 +323,8 @@ class CommandStarter(ABC):
             if yield_after is not None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(clamp_timeout(yield_after)):
-                        # The caller that would read its output does not have the command yet: hold the output for it.
+                        # The caller that would read the output does not have the command yet: hold
+                        # the output for it.
                         await command.wait_settled()
                         return command.result()
         except asyncio.CancelledError:
@@ -304,16 +339,21 @@ class CommandStarter(ABC):
             self._command_registry.owe_report(command)
 
     async def run(self, launch: Launch, options: Options) -> Finished:
-        """Run to the end; what `execute` does. Cancelling goes through at once and the teardown goes on, owned here."""
+        """Run a command to its end, for `execute`.
+
+        A cancel takes effect immediately. The teardown continues, owned by this host.
+        """
         command = self.launch(launch, options)
         try:
             await command.wait_over()
             return command.result()
         except asyncio.CancelledError:
+            # The registry owns the command, so its teardown needs no task of the caller.
             command.stop_nowait(Ended.CANCELLED)
             raise
 
     def launch(self, launch: Launch, options: Options) -> Command:
+        """Start a command and register it. Raises `Closed` on a draining or closing host."""
         self._bind()
         if self._is_closing or self._is_draining:
             raise Closed("the host is closing; it starts nothing more", hint="open another Host")
@@ -329,8 +369,10 @@ class CommandStarter(ABC):
         return command
 
     def _launch_aside(self, launch: Launch, options: Options) -> Command:
-        """For what a command of ours needs itself. A host that drains lets what runs go on, and so with what that
-        needs."""
+        """Start an internal command that a command needs.
+
+        A draining host lets running commands finish, so it also starts the helpers that they need.
+        """
         if self._is_closing:
             raise Closed("the host is closing; it watches nothing more", hint="open another Host")
         self._bind()
@@ -341,27 +383,32 @@ class CommandStarter(ABC):
 
     def _on_end(self, command: Command) -> None:
         self._matchers.end(command.id)
-        # Ours, and not the shelf's: a host that was dropped lives as long as its commands, for it is the one that knows
-        # of the end of its loop.
+        # This callback is a method of the host and not of the registry. The bound method keeps a
+        # dropped host alive as long as its commands, because the host detects the closing of its
+        # event loop.
         self._command_registry.end(command)
 
-    # -- listing and endings -----------------------------------------------------------------------------------------
+    # -- lists and ends ----------------------------------------------------------------------------
     def commands(self) -> list[Command]:
-        """Every command that runs, and those that have ended and are still kept, oldest first."""
+        """Return the ended commands that are still kept, oldest first, then the running ones."""
         return self._command_registry.all()
 
     def command(self, id: str) -> Command:
+        """Return a command by id. Raises `NotFound`."""
         return self._command_registry.find(id)
 
     def take_ended(self) -> list[Command]:
         """Return the background commands that have ended and were not reported before.
 
-        Each end is reported once: by this, by `wait_ended`, or by the `wait` or `stop` that returned it. Looking at
-        `is_over` or `finished` reports nothing.
+        Each end is reported once: by this call, by `wait_ended`, or by the `wait` or `stop` that
+        returned it. Looking at `is_over` or `finished` reports nothing.
         """
         return self._command_registry.take_ended()
 
     async def wait_ended(self) -> list[Command]:
-        """Like `take_ended`, but waits until there is one. Output of background commands that is neither kept
-        (`keep_output=False`) nor read by a caller is dropped while this waits."""
+        """Wait for the next ends, and return the commands like `take_ended`.
+
+        During the wait, output of background commands that is neither kept (`keep_output=False`)
+        nor read by a caller is dropped.
+        """
         return await self._command_registry.wait_ended()

@@ -1,4 +1,4 @@
-"""How a command ended: the value that `execute` returns."""
+"""Result of a command: the value that `execute` returns, and its construction from facts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from banksman.core.process_facts import Exited, Survivor, Swept
 
 
 class Ended(enum.StrEnum):
-    """Why. EXITED is by itself, or by a signal that was not ours; the others name who ended it."""
+    """Cause of the end.
+
+    EXITED means that the command exited without Banksman, or died of a foreign signal. Each other
+    value names the cause.
+    """
 
     EXITED = "exited"
     TIMEOUT = "timeout"
@@ -32,11 +36,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A command that is over: no process of its tree is left but `survivors`.
+    """Result of a command that is over. No process of its tree is left except `survivors`.
 
-    `code` is None if a signal ended it (`signal`), or if nobody could see how it ended (then `signal` is None too).
-    `seconds` is the time from the call to here. `drained` is False if somebody outside the tree still held a pipe, so
-    that there may have been more to read. `swept` are the processes that had to be ended besides the leader.
+    - `code`: None if a signal ended the command (`signal`). If both are None, the exit status could
+      not be observed.
+    - `seconds`: time from the call to the result.
+    - `drained`: False if a process outside the tree still held a pipe. Then there may have been
+      more output to read.
+    - `swept`: processes besides the leader that had to be ended.
     """
 
     ended: Ended
@@ -51,19 +58,19 @@ class Finished:
     ladder: tuple[Step, ...] = ()
 
 
-# What has happened to a command, as far as is known: in the end, its result.
-#
-# It answers one question that is harder than it looks: who ended it? Not whoever was heard first, for a loop can be
-# late. The keeper says whether it had touched the command before the exit, and stamps the exit with the machine's
-# clock.
-
-
 class ResultBuilder:
+    """Collects the facts about a command, and builds its result.
+
+    The hard question is the cause of the end. The first fact to arrive is no proof, because an
+    event loop can be late. The keeper reports whether it had acted on the command before the exit,
+    and stamps the exit with the machine's clock.
+    """
+
     def __init__(self, began: float, options: Options) -> None:
         self.began = self.last_output = began
         self.exit: Exited | None = None
         self.is_output_whole = True
-        # None until the tree is proven gone, or those who are left of it are known.
+        # None until the tree is proven gone, or its survivors are known.
         self.survivors: tuple[Survivor, ...] | None = None
         self.swept: list[Swept] = []
         self._options = options
@@ -75,27 +82,31 @@ class ResultBuilder:
         return self._cause is not None
 
     def blame(self, cause: Ended) -> None:
-        """Say who ended it. The first one stays, and after the exit there is nothing more to end."""
+        """Set the cause of the end, once. After the exit, only an exceeded output limit counts."""
         if self._cause is None and (self.exit is None or cause is Ended.OUTPUT_LIMIT):
             self._cause = cause
 
     def took_rung(self, rung: str, at: float) -> None:
+        """Record a rung of the ladder."""
         self._steps.append(Step(rung, at - self.began))
 
     def exited(self, fact: Exited) -> None:
-        """The leader's end. A command that had finished was not stopped, however soon after that the stop came.
+        """Record the exit of the leader, and correct the cause.
 
-        But it may have passed a deadline that nobody has noticed, and output past its limit is past it in any case.
+        A command that had already finished was not stopped, however soon the stop followed. But it
+        may have passed a deadline before any timer noticed. Exceeded output limits always count.
         """
         self.exit = fact
-        # The end of its stdin, the one rung that is not the keeper's, is a touch as well.
+        # Order of facts: a stop may reach this process before the exit that preceded it. Only the
+        # keeper knows whether it had acted, so its report overrides an earlier cause.
+        # The end of stdin is the only rung that the keeper does not take, and it counts too.
         was_left_alone = fact.by_itself and not any(step.rung == "eof" for step in self._steps)
         if was_left_alone and self._cause is not Ended.OUTPUT_LIMIT:
             self._cause = None
         self._cause = self._cause or self.passed_deadline(fact.at)
 
     def passed_deadline(self, at: float) -> Ended | None:
-        """Which clock had run out by `at`, whether or not its timer has."""
+        """Return which timeout had passed at the time `at`, even if its timer has not fired."""
         timeout, idle = self._options.timeout, self._options.idle_timeout
         if timeout is not None and at > self.began + timeout:
             return Ended.TIMEOUT
@@ -104,11 +115,16 @@ class ResultBuilder:
         return None
 
     def idle_seconds_left(self, at: float) -> float:
+        """Return the seconds until the idle timeout."""
         assert self._options.idle_timeout is not None
         return self.last_output + self._options.idle_timeout - at
 
     def result(self, at: float, *, stdout: Output, stderr: Output, drained: bool, leader: Survivor) -> Finished:
-        """`leader` is named if nobody has told what became of the tree: what is not proven gone is not called gone."""
+        """Build the result.
+
+        `leader`: the survivor to report if the state of the tree is unknown. A process counts as
+        gone only with proof.
+        """
         return Finished(
             ended=self._cause or Ended.EXITED,
             code=None if self.exit is None else self.exit.code,

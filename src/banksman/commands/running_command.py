@@ -1,9 +1,9 @@
-"""A command as it runs: one door for all that happens to it, from the call to the proof that nothing of it is left.
+"""A running command: the owner of its process, output, timers and stop ladder.
 
-It owns a process, its output, its clocks and its place on the stop ladder. Everything that happens to it, from the
-keeper, the pipes, the timers or a caller, enters by `dispatch`, one fact at a time, and nothing there suspends. So
-there is no task to cancel and no lock to hold: a caller that is cancelled stops waiting, and the teardown goes on.
-What callers wait for is in command.py.
+Its life reaches from the call to the proof that no process of its tree is left. Every fact, from
+the keeper, the pipes, the timers or a caller, enters by `dispatch`, one at a time, and no handler
+suspends. Therefore no task has to be cancelled and no lock is needed. A cancelled caller stops
+waiting, and the teardown continues. command.py has the methods that wait.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("banksman")
 
-# Where there is no subreaper a command has no keeper, and G6 is best effort.
+# Without a subreaper a command has no keeper, and guarantee G6 (docs/guarantees.md) is best effort.
 PROCESS: type[Process | PortableProcess]
 if sys.platform == "linux":
     PROCESS = Process  # pyright: ignore[reportConstantRedefinition]
@@ -60,12 +60,14 @@ else:
 
     PROCESS = portable.PortableProcess
 
-# How much longer than its timeout the keeper lets a command run before it stops it without being told: the host's own
-# timer comes first, unless the host is frozen.
+# Extra time until the keeper stops a command after its timeout without an order. The host's timer
+# fires first, unless the host is frozen.
 KEEPER_TIMEOUT_MARGIN_SECONDS = 1.0
 
 
 class State(enum.StrEnum):
+    """State of a command, as callers see it."""
+
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -74,7 +76,7 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """A caller wants it ended, for this reason."""
+    """A caller requests the stop, with this cause."""
 
     cause: Ended
     stop: rungs.StopAsked
@@ -82,7 +84,7 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class ClockRanOut:
-    """`timeout` or `idle_timeout` may have passed; looked at again before it is believed."""
+    """`timeout` or `idle_timeout` may have passed. The handler checks again before it acts."""
 
     cause: Ended
 
@@ -98,7 +100,7 @@ class Reports(Protocol):
 
 
 class RunningCommand:
-    """What is behind a `Command`. All methods are for the loop it was started in."""
+    """Implementation of `Command`. All methods belong to the event loop of its start."""
 
     def __init__(
         self,
@@ -112,9 +114,12 @@ class RunningCommand:
         reports: Reports | None = None,
         lease: LeasePage | None = None,
     ) -> None:
-        """`on_fact` is told what the process does, before it is acted on, and nothing after the end. `matchers` search
-        for `watch`. `reports`: where its end is to be reported. `lease`: how long it may live at most, also if nobody
-        stops it."""
+        """Start the process.
+
+        `on_fact`: called with each process fact before it is handled, and never after the end.
+        `matchers`: helpers for `watch`. `reports`: the registry that reports its end. `lease`:
+        limits the life of the process even if no caller stops it.
+        """
         self.id = id
         self.argv = tuple(word.decode("utf-8", "replace") for word in launch.argv)
         self.finished: Finished | None = None
@@ -132,7 +137,8 @@ class RunningCommand:
         self._clocks: dict[Ended, asyncio.TimerHandle] = {}
         self._error: BanksmanError | None = None
         self._over_at = 0.0
-        # Not woken by output: a flood must not wake those who wait for the end once per piece.
+        # Not woken by output: a flood must not wake the tasks that wait for the end once for each
+        # piece.
         self._progress = Waiters()
         self._has_callback_failed = False
         timeout = options.timeout
@@ -160,7 +166,7 @@ class RunningCommand:
     def __repr__(self) -> str:
         return f"<Command {self.id} {self.state} pid={self.pid} {' '.join(self.argv)!r}>"
 
-    # -- at a look -----------------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
     @property
     def pid(self) -> int | None:
         return self._process.pid
@@ -178,20 +184,22 @@ class RunningCommand:
         return self.finished is not None or self._error is not None
 
     def ended_before(self, at: float) -> bool:
+        """Return whether the command was over before this time."""
         return self.is_over and self._over_at < at
 
     def result(self) -> Finished:
+        """Return the result of a finished command, or raise its error."""
         if self._error is not None:
             raise self._error.with_traceback(None)
         assert self.finished is not None
         return self.finished
 
     def take_report(self) -> bool:
-        """Count the end as reported. False if it was reported before, or need not be."""
+        """Mark the end as reported. False if it was already reported, or needs no report."""
         return self._reports is not None and self._reports.take_report(self)
 
     def return_report(self) -> None:
-        """The caller that `take_report` was called for is gone: report the end to the next one."""
+        """Undo `take_report`, because its caller is gone. The next caller gets the report."""
         if self._reports is not None:
             self._reports.owe_report(self)
 
@@ -200,77 +208,89 @@ class RunningCommand:
         return self._options.keep_output
 
     def has_output(self, stream: Stream, after: int) -> bool:
-        """There is some from byte `after` on, or there will be none."""
+        """Return whether there is output from byte `after` on, or the stream has ended."""
         return self.written(stream) > after or self._flow.has_ended(stream)
 
     def written(self, stream: Stream) -> int:
+        """Return the number of bytes written to a stream."""
         return self._flow.captures[stream].total
 
-    # -- what is done at once ------------------------------------------------------------------------------------------
+    # -- operations that do not wait ---------------------------------------------------------------
     def stop_nowait(self, cause: Ended = Ended.STOPPED, *, at_once: bool = False, kill_by: float | None = None) -> None:
-        """Begin to end it, as `stop` does, and return at once: the command goes down the ladder by itself. It may be
-        called in callbacks such as `on_output`. Nothing happens if it has ended; wait for the end by `wait`.
+        """Begin to stop the command and return immediately.
 
-        `cause` is what `Finished.ended` will say. `at_once`: KILL, without the rungs before it. `kill_by`
-        (`time.monotonic()`): the waits of the ladder are cut so that KILL has come by then, also of a stop that is
-        under way.
+        The ladder then runs without the caller. Callbacks such as `on_output` may call this. No
+        effect after the end. Use `wait` for the end.
+
+        `cause`: the value of `Finished.ended`. `at_once`: KILL without the earlier rungs. `kill_by`
+        (`time.monotonic()`): shortens the waits of the ladder so that KILL comes by then. It also
+        applies to a stop in progress.
         """
         self.dispatch(StopRequested(cause, rungs.StopAsked(time.monotonic(), at_once, kill_by)))
 
     def put_nowait(self, data: bytes) -> PipeWrite:
-        """Queue a whole write; its `done` tells when the pipe has taken it."""
+        """Queue a whole write. Its `done` resolves when the pipe has taken it."""
         assert self._process.stdin is not None
         return self._process.stdin.put(data)
 
     def note_time(self) -> None:
-        """Something begins now that `sweep_nowait` may be asked about later."""
+        """Record a moment that `sweep_nowait` may refer to later."""
         self._process.note_time()
 
     def sweep_nowait(self, since: float, *, ends: bool) -> None:
-        """End what its tree has grown since then (`loop.time()`), or with `ends` False only look for it; the command
-        itself goes on, and so does what it had started before. Only once it has started.
+        """End the processes that its tree has started since `since` (`loop.time()`).
 
-        `on_fact` is told `SweepEnded` once and in a bounded time, but nothing after the end of the command.
+        With `ends` False, only look for them. The command itself and its older processes continue.
+        Call this only after the start.
+
+        `on_fact` gets `SweepEnded` once and in bounded time, but nothing after the end of the
+        command.
         """
         self._process.sweep(since, ends=ends)
 
     def widen_stdout(self) -> None:
-        """Its output will be large, and is worth a larger pipe."""
+        """Enlarge the pipe of stdout for large output."""
         self._process.widen_stdout()
 
     def look_now(self) -> None:
-        """Take what the process has said and done already, before something is concluded from its silence."""
+        """Process pending output and facts, before a conclusion is drawn from their absence."""
         self._process.read_now()
         self._process.hear_now()
 
     def pause_reading(self) -> None:
-        """Stop reading its output, so that the pipe pushes back. The idle clock stands still; being stopped ends it."""
+        """Stop reading the output, so that the pipe exerts backpressure.
+
+        The idle clock is suspended. A stop ends the pause.
+        """
         self._flow.pause()
 
     def resume_reading(self) -> None:
         self._flow.resume()
 
     def hold_output(self) -> None:
-        """Nothing keeps its output: hold the beginning for a reader that may come, and let the rest wait for it."""
+        """Hold the first output for a possible reader, because nothing else keeps it.
+
+        Then the stream pauses until that reader comes.
+        """
         self._flow.hold()
 
     @property
     def holds_output(self) -> bool:
-        """Whether its output is held for a reader that has not come yet."""
+        """Whether the output is held for a reader that has not come."""
         return self._flow.is_holding
 
     def awaiting_end(self) -> AbstractContextManager[None]:
-        """Inside this block a caller waits for the end: output that is neither kept nor read is dropped."""
+        """Mark that a caller waits for the end: output that is neither kept nor read is dropped."""
         return self._flow.awaiting_end()
 
     def abandon(self) -> None:
-        """The loop is closed: nobody will ever hear of this command again. The keeper ends it."""
+        """Give up the command, because its event loop is closed. The keeper ends the process."""
         self._process.abandon()
         self._flow.discard()
 
-    # -- the door ----------------------------------------------------------------------------------------------------
+    # -- dispatch ----------------------------------------------------------------------------------
     def dispatch(self, fact: Fact) -> None:
-        """Take one fact, and the facts that its effects bring (a callback that stops us), to the end."""
+        """Handle one fact, and the facts that its effects cause, such as a stop by a callback."""
         try:
             self._dispatcher.dispatch(fact)
         except Exception as exc:
@@ -279,7 +299,7 @@ class RunningCommand:
 
     def _handle(self, fact: Fact) -> None:
         if self.is_over:
-            return  # Late. Nothing is delivered after the end.
+            return  # A late fact. Nothing is delivered after the end.
         if self._on_fact is not None and not isinstance(fact, rungs.LadderTimerFired | StopRequested | ClockRanOut):
             self._on_fact(fact)
         match fact:
@@ -295,20 +315,23 @@ class RunningCommand:
                 self._account.exited(fact)
                 self._climb(fact)
             case NeverStarted(at=at):
-                # Stopped before it began: there was no exit to wait for, and no tree.
+                # The command was stopped before its start. There is no exit to wait for, and no
+                # tree.
                 self._account.blame(self._account.passed_deadline(at) or Ended.HOST_CLOSED)
                 self._account.survivors = ()
                 self._settle(self._result(drained=True))
             case KeeperActed(rung=rung, at=at):
                 self._account.took_rung(rung, at)
+                # The keeper acts without an order in two cases. The timeout has passed while this
+                # host was frozen, or the host closed the connection or lost its lease.
                 self._account.blame(self._account.passed_deadline(at) or Ended.HOST_CLOSED)
             case ProcessesSwept(processes=processes):
                 self._account.swept.extend(processes)
             case SweepEnded():
-                pass  # For `on_fact` alone.
+                pass  # Only `on_fact` uses this fact.
             case TreeEnded(survivors=survivors):
                 self._account.survivors = survivors
-                # What is still in the pipes is all there will be; nobody is pushed back by not reading it.
+                # The pipes hold all remaining output, and no process is left to feel backpressure.
                 self.resume_reading()
                 self._climb(fact)
             case rungs.LadderTimerFired():
@@ -321,7 +344,7 @@ class RunningCommand:
             case _:
                 assert_never(fact)
 
-    # -- output ------------------------------------------------------------------------------------------------------
+    # -- output ------------------------------------------------------------------------------------
     def _on_bytes(self, fact: BytesRead) -> None:
         self._flow.add(fact)
         limit = self._options.output_total_max
@@ -331,7 +354,8 @@ class RunningCommand:
             try:
                 self._options.on_output(fact.stream.value, fact.data)
             except Exception:
-                # The caller's bug must not cost the caller its output: later pieces still arrive.
+                # A bug in the caller's callback must not cost the caller its output: later pieces
+                # still arrive.
                 if not self._has_callback_failed:
                     log.exception("! on_output raised; reading goes on, and this is said once")
                 self._has_callback_failed = True
@@ -343,14 +367,14 @@ class RunningCommand:
         if not self._flow.open:
             self._climb(rungs.OutputClosed(fact.at))
 
-    # -- clocks ------------------------------------------------------------------------------------------------------
+    # -- timeouts ----------------------------------------------------------------------------------
     def _set_clock(self, cause: Ended, seconds: float | None) -> None:
         if seconds is not None:
             self._clocks[cause] = self._loop.call_later(max(0.0, seconds), self._on_clock_timer, cause)
 
     def _on_clock_timer(self, cause: Ended) -> None:
-        # The timer may have run late, behind a busy loop, while output or the exit were waiting to be read. What has
-        # happened comes before what we conclude from its absence.
+        # The timer may fire late in a busy loop, while output or the exit waits to be read. Facts
+        # that have happened come before conclusions from their absence.
         self.look_now()
         self.dispatch(ClockRanOut(cause))
 
@@ -364,7 +388,7 @@ class RunningCommand:
                 return
         self.stop_nowait(cause)
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------
     def _climb(self, fact: rungs.Fact) -> None:
         self._ladder, effects = rungs.step(self._ladder, fact)
         self._flow.may_wait = self._ladder.phase is rungs.LadderPhase.RUNNING
@@ -401,9 +425,11 @@ class RunningCommand:
                 assert_never(effect)
 
     def _step(self, rung: str, decided_at: float) -> None:
-        # The ladder counts the grace from its decision. A later time here would make the grace look cut short.
+        # The ladder counts the grace period from its decision. A later time here would make the
+        # period look too short.
         self._account.took_rung(rung, decided_at)
-        # A child that is blocked on a full pipe cannot react to anything, so a pause of the reading ends here.
+        # A child that is blocked on a full pipe cannot react to a signal, so this ends a pause of
+        # reading.
         self.resume_reading()
 
     def _start_ladder_timer(self, at: float, phase: rungs.LadderPhase) -> None:
@@ -414,7 +440,8 @@ class RunningCommand:
 
     def _on_ladder_timer(self, phase: rungs.LadderPhase) -> None:
         if phase is rungs.LadderPhase.DRAIN:
-            # One readiness callback reads a bounded amount, so the rest of a full pipe may still wait to be read.
+            # One readiness callback reads a bounded amount, so a full pipe may still hold unread
+            # data.
             self.look_now()
         self.dispatch(rungs.LadderTimerFired(time.monotonic(), phase))
 
@@ -443,7 +470,7 @@ class RunningCommand:
         self._on_end(self)
 
     def _crash(self, exc: Exception) -> None:
-        """A bug of ours. It fails this one command, loudly, and its tree is ended by the keeper."""
+        """Fail this command after an internal error. The keeper ends its process tree."""
         self._dispatcher.clear()
         if not self.is_over:
             self._settle(CommandError(f"internal error: {exc!r}", hint="please report this", command=self.id))

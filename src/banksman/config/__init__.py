@@ -1,15 +1,16 @@
-"""Settings, and the layer each value came from: a flag, a `BANKSMAN_*` variable, the user's TOML file, or the default.
+"""Settings with their origin: flag, `BANKSMAN_*` variable, the user's TOML file, or default.
 
-`keys.py` lists every key. `layers.py` reads and writes the file and has the precedence. An unknown key in the file is
-an error that names the nearest known key. Secrets are never shown.
+`keys.py` lists every key. `layers.py` reads and writes the file and defines the precedence. An
+unknown key in the file is an error that names the nearest known key. Secrets are never shown.
 
     from banksman import config
 
-    found = config.load(flags={"url": arguments.url, "store": arguments.store})   # None: the flag was not given
+    found = config.load(flags={"url": arguments.url, "store": arguments.store})  # None: not given
     found.value("store")        # "sqlite:/var/lib/banksman/log.db", or None if it is not set
-    found["store"].origin       # "--store", "BANKSMAN_STORE", "/home/me/.config/banksman/config.toml", "default"
+    found["store"].origin       # "--store", "BANKSMAN_STORE", the path of the file, "default"
 
-Every command loads this, so what takes long to import (tomllib, msgspec) is imported when there is something to read.
+Every command loads this package. Slow imports (tomllib, msgspec) therefore happen only when there
+is a file or a value to read.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Every setting as data: its name, the values it takes, its default, and what it is for.
+"""All settings as data: name, accepted values, default and purpose of each key.
 
-`banksman config init`, the names of variables, the checks and the help are made from `KEYS`. A test compares the keys
-of `[serve]` with `ServerSettings`.
+`KEYS` is the source for `banksman config init`, the names of variables, the checks and the help. A
+test compares the keys of `[serve]` with `ServerSettings`.
 
-`checked` takes a value of TOML or of a flag, `of_text` the text of a variable. Their errors say where the value was
-found and what the key takes. They never show a secret.
+`checked` accepts a value from TOML or from a flag. `of_text` accepts the text of a variable. Their
+errors name the place of the value and the values that the key accepts. They never show a secret.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 class ValueKind(enum.Enum):
-    """What a key takes; the value is the hint of an error."""
+    """Type of value that a key accepts. The enum value is the hint of the error."""
 
     TEXT = "text"
     WHOLE = "a whole number"
@@ -43,10 +43,13 @@ _TYPES: dict[ValueKind, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigKey:
-    """One setting. `name`: as in the file, with its table before a dot. `default` None: there is none, and `usual` says
-    what happens then. `choices`: the only values. `is_secret`: `config show` says "set" instead of the value.
-    `is_in_file`: False for a value that does not belong into a file. `example`: for the template, where the default
-    does not show how a value is written.
+    """One setting.
+
+    `name`: as in the file, with its table before a dot. `default`: None if the key has no default;
+    `usual` then describes the behaviour without it. `choices`: the only accepted values.
+    `is_secret`: `config show` prints "set" instead of the value. `is_in_file`: False for a value
+    that does not belong in a file. `example`: the value for the template, where the default does
+    not show how a value is written.
     """
 
     name: str
@@ -61,7 +64,7 @@ class ConfigKey:
 
     @property
     def table(self) -> str:
-        """The name of its table; empty at the top level."""
+        """The name of the table; empty at the top level."""
         return self.name.rpartition(".")[0]
 
     @property
@@ -71,18 +74,21 @@ class ConfigKey:
 
     @property
     def variable(self) -> str:
+        """The environment variable of this key, such as BANKSMAN_SERVE_PORT."""
         return f"BANKSMAN_{self.name.replace('.', '_').upper()}"
 
     @property
     def flag(self) -> str:
+        """The command-line flag of this key, such as --port."""
         return f"--{self.short.replace('_', '-')}"
 
     @property
     def expected(self) -> str:
+        """The values that the key accepts, as the hint of an error."""
         return f"one of: {', '.join(self.choices)}" if self.choices else self.kind.value
 
 
-# The comment over each table of the template.
+# The comment above each table of the template.
 TABLES = {
     "serve": "The server: `banksman serve`, and `banksman host`.",
     "run": "`banksman run`.",
@@ -304,7 +310,7 @@ KEYS: dict[str, ConfigKey] = {key.name: key for key in (*_TOP, *_SERVE, *_RUN)}
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that is spelt most like this one, however different it is."""
+    """Return the known word with the most similar spelling, however different it is."""
     # Loaded only for a misspelt word.
     from difflib import get_close_matches  # noqa: PLC0415
 
@@ -314,17 +320,20 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def checked(key: ConfigKey, value: Any, *, where: str) -> Any:
-    """The value as the key takes it. `where`: the beginning of the error."""
+    """Check a value and convert it to the type of its key.
+
+    `where`: the first words of the error.
+    """
     taken = value
     if type(value) is not _TYPES[key.kind]:
-        # Its import takes 14 ms, which the usual settings do not pay.
+        # Importing msgspec takes 14 ms, which settings of the exact type do not pay.
         import msgspec  # noqa: PLC0415
 
         try:
             taken = msgspec.convert(value, _TYPES[key.kind])
         except msgspec.ValidationError:
             raise _wrong(key, value, where) from None
-    # Every wait has an end, so infinity is not a number here.
+    # Infinity and NaN are refused: every timeout in Banksman has an end.
     is_endless = isinstance(taken, float) and not math.isfinite(taken)
     if is_endless or (key.choices and taken not in key.choices):
         raise _wrong(key, value, where)
@@ -332,9 +341,10 @@ def checked(key: ConfigKey, value: Any, *, where: str) -> Any:
 
 
 def of_text(key: ConfigKey, text: str, *, where: str) -> Any:
-    """The value that a variable holds. A list is written as in TOML, or as words with commas between them."""
+    """Parse the text of a variable. A list is TOML, or words separated by commas."""
     value: Any = text
-    # Not by msgspec's lax mode: it refuses "yes", "+5", "1_000" and spaces around a number.
+    # This does not use msgspec's lax mode, which rejects "yes", "+5", "1_000" and spaces around a
+    # number.
     match key.kind:
         case ValueKind.TEXT:
             pass
@@ -359,7 +369,7 @@ def _list(key: ConfigKey, text: str, where: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
-        # A ValueError besides TOML's own: a number of more digits than Python reads.
+        # ValueError covers TOML errors, and a number with more digits than Python accepts.
         raise _wrong(key, text, where) from None
 
 

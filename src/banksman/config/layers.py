@@ -1,4 +1,4 @@
-"""The layers of settings (flag, `BANKSMAN_*` variable, TOML file, default) and their precedence."""
+"""Read the layers of settings (flag, `BANKSMAN_*` variable, TOML file, default) and merge them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Any, NamedTuple, cast
 from banksman.config.keys import KEYS, TABLES, ConfigKey, checked, nearest, of_text
 from banksman.errors import UsageError
 
-# The TOML file of settings: where it is, what it says, and a template to begin with.
+# The TOML file of settings: its path, its values, and a template for a new file.
 #
-# `read` checks every key and value. Its errors name the file, the line, the key, and the key or value that was probably
-# meant. `template` lists every key, commented out, with its default.
+# `read` checks every key and value. Its errors name the file, the line, the key, and the key or
+# value that the user probably meant. `template` lists every key, commented out, with its default.
 
 CONFIG_VARIABLE = "BANKSMAN_CONFIG"
-# A file of settings is a page or two. A larger one is something else, and is not read into memory.
+# A settings file is a page or two. A larger file is something else and is not read into memory.
 FILE_BYTES_MAX = 1 << 20
 TEMPLATE_WIDTH = 100
 
@@ -38,9 +38,13 @@ PREFIX = "BANKSMAN_"
 DEFAULT = "default"
 
 
-# -- where it is -------------------------------------------------------------------------------------------------------
+# -- path ------------------------------------------------------------------------------------------
 class ConfigFile(NamedTuple):
-    """`origin`: the flag or the variable that names it. `is_named`: there is one, so a missing file is an error."""
+    """Path of the settings file, and how it was chosen.
+
+    `origin`: the flag or the variable that names the file, or "default". `is_named`: a flag or a
+    variable names the file, so a missing file is an error.
+    """
 
     path: Path
     origin: str
@@ -48,6 +52,7 @@ class ConfigFile(NamedTuple):
 
 
 def default_path() -> Path:
+    """Return the path of the settings file that is read when no flag or variable names one."""
     # The XDG specification says to ignore a relative path.
     base = os.environ.get("XDG_CONFIG_HOME", "")
     folder = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".config"
@@ -55,7 +60,7 @@ def default_path() -> Path:
 
 
 def chosen_path(path: str | os.PathLike[str] | None = None) -> ConfigFile:
-    """`path`: the value of `--config`; None: the flag was not given."""
+    """Choose the settings file. `path`: the value of `--config`; None if the flag was not given."""
     if path is not None:
         return ConfigFile(Path(path), "--config", is_named=True)
     named = os.environ.get(CONFIG_VARIABLE, "")
@@ -64,9 +69,12 @@ def chosen_path(path: str | os.PathLike[str] | None = None) -> ConfigFile:
     return ConfigFile(default_path(), "default", is_named=False)
 
 
-# -- reading it --------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 def read(place: ConfigFile) -> dict[str, Any]:
-    """Values by the names of their keys. The default file may be missing. Raises `UsageError`."""
+    """Read and check the settings file. Return its values by key name.
+
+    The default file may be missing. Raises `UsageError` for every other problem.
+    """
     text = _text(place)
     if text is None:
         return {}
@@ -75,7 +83,7 @@ def read(place: ConfigFile) -> dict[str, Any]:
     try:
         data = tomllib.loads(text)
     except ValueError as exc:
-        # A TOMLDecodeError, or a number with more digits than Python reads.
+        # This is a TOMLDecodeError, or a number with more digits than Python accepts.
         raise UsageError(f"{place.path} is not TOML: {exc}", hint="see https://toml.io") from exc
     except RecursionError as exc:
         raise UsageError(f"{place.path} is not TOML: it is nested too deeply", hint="see https://toml.io") from exc
@@ -83,9 +91,11 @@ def read(place: ConfigFile) -> dict[str, Any]:
 
 
 def _text(place: ConfigFile) -> str | None:
+    """Return the text of the file, or None if the default file is missing."""
     path = place.path
     try:
-        # Without blocking: every command reads this file, and a pipe may never have a writer.
+        # O_NONBLOCK: every command reads this file, and the open of a FIFO without a writer would
+        # block forever.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode) or str(path) == os.devnull
             data = file.read(FILE_BYTES_MAX + 1) if is_file else None
@@ -140,7 +150,7 @@ def _one(table: str, short: str, value: Any, text: str, path: Path) -> tuple[str
 
 
 def _meant(table: str, short: str) -> str:
-    """The key of this name in another table; without one, the nearest key of this table."""
+    """Suggest the key of this name in another table, else the nearest key of this table."""
     elsewhere = [key for key in KEYS.values() if key.short == short and key.is_in_file]
     if elsewhere:
         other = elsewhere[0]
@@ -154,7 +164,11 @@ def _where(path: Path, text: str, table: str, short: str) -> str:
 
 
 def _line_of(text: str, table: str, short: str) -> int | None:
-    """The line of a key or a table, if it is written in the usual way. The error is right without it."""
+    """Find the line of a key or table, or None.
+
+    Finds only keys that are written in the usual way. Without a line number the error is still
+    correct.
+    """
     current = ""
     for number, line in enumerate(text.splitlines(), 1):
         begun = _TABLE_LINE.match(line)
@@ -167,9 +181,12 @@ def _line_of(text: str, table: str, short: str) -> int | None:
     return None
 
 
-# -- writing it --------------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
 def as_toml(value: Any) -> str:
-    """A value of a key as TOML. Strings and numbers of JSON are valid TOML, except DEL, which TOML wants escaped."""
+    """Format the value of a key as TOML.
+
+    JSON strings and numbers are valid TOML, with one exception: TOML requires DEL to be escaped.
+    """
     if isinstance(value, list):
         return f"[{', '.join(as_toml(item) for item in value)}]"  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, str):
@@ -178,6 +195,7 @@ def as_toml(value: Any) -> str:
 
 
 def template() -> str:
+    """Return a settings file with every key, commented out, with its default or an example."""
     return "\n".join(_lines()) + "\n"
 
 
@@ -207,15 +225,17 @@ def _entry(key: ConfigKey) -> Iterator[str]:
         subsequent_indent="# ",
         break_on_hyphens=False,
     )
-    # An example is shown where the default does not show how a value is written.
+    # The template shows the example of a key whose default does not show how a value is written.
     shown = key.default if key.example is None else key.example
     yield f"#{key.short} = {as_toml(shown)}"
 
 
 def put(path: Path, text: str, *, replaces: bool) -> None:
-    """Write a file with mode 0600, atomically. `UsageError` if the file exists and must not be replaced, or if writing
-    fails."""
-    # 4 ms, which the other commands do not pay.
+    """Write a file atomically with mode 0600.
+
+    Raises `UsageError` if the write fails, or if the file exists and `replaces` is False.
+    """
+    # This import takes 4 ms, which the other commands should not pay.
     import tempfile  # noqa: PLC0415
 
     target = Path(os.path.abspath(path))
@@ -226,11 +246,13 @@ def put(path: Path, text: str, *, replaces: bool) -> None:
             with open(fd, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
+                # Sync before the name appears, so that a crash cannot leave an empty file under it.
                 os.fsync(fd)
             if replaces:
                 os.replace(beside, target)
             else:
-                # link() fails if the name exists, so it cannot replace a file that was written meanwhile.
+                # link() fails if the name exists. It therefore cannot replace a file that another
+                # process wrote in the meantime, which a check followed by a rename could.
                 os.link(beside, target)
         finally:
             with suppress(FileNotFoundError):
@@ -243,21 +265,25 @@ def put(path: Path, text: str, *, replaces: bool) -> None:
         raise UsageError(f"cannot write {target}: {exc.strerror}", hint=hint) from exc
 
 
-# The layers of settings and their one precedence: flag, `BANKSMAN_*` variable, file, default.
+# The layers of settings and their precedence: flag, `BANKSMAN_*` variable, file, default.
 #
-# An unknown variable is not an error: programs that start Banksman have variables with this prefix, and a typo in a
-# shell profile must not break every command. `config show` and `doctor` list it, with the nearest known name.
+# An unknown variable is not an error. Programs that start Banksman have variables with this prefix,
+# and a typo in a shell profile must not break every command. `config show` and `doctor` list
+# unknown variables, each with the nearest known name.
 
 
 class UnknownVariable(NamedTuple):
-    """An unknown variable, and the known one that is nearest."""
+    """An unknown `BANKSMAN_*` variable and the nearest known name."""
 
     name: str
     nearest: str
 
 
 def _variables() -> dict[str, Any]:
-    """Values by the names of their keys. An empty variable counts as unset."""
+    """Read the `BANKSMAN_*` variables.
+
+    Return values by key name; an empty variable counts as unset.
+    """
     found: dict[str, Any] = {}
     for name, key in KEYS.items():
         text = os.environ.get(key.variable, "")
@@ -267,6 +293,7 @@ def _variables() -> dict[str, Any]:
 
 
 def strays() -> list[UnknownVariable]:
+    """List the `BANKSMAN_*` variables of the environment that no key defines."""
     known = [CONFIG_VARIABLE, *(key.variable for key in KEYS.values())]
     return [
         UnknownVariable(name, nearest(name, known))
@@ -277,7 +304,7 @@ def strays() -> list[UnknownVariable]:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The value of one key, and the layer it came from."""
+    """The value of one key and the layer that set it."""
 
     key: ConfigKey
     value: Any
@@ -285,7 +312,7 @@ class Setting:
 
     @property
     def is_set(self) -> bool:
-        """A flag, a variable or the file sets it."""
+        """Whether a flag, a variable or the file set this value."""
         return self.origin != DEFAULT
 
     @property
@@ -301,12 +328,13 @@ class Setting:
         return self.value
 
     def __repr__(self) -> str:
-        # Not the value itself: it may be a secret, and this may end up in a traceback.
+        # Shows `shown` instead of `value`: the value may be a secret, and a repr may appear in a
+        # traceback.
         return f"<Setting {self.key.name}={self.shown!r} from {self.origin}>"
 
 
 class LayeredConfig:
-    """All settings, by the names of their keys, in the order of `KEYS`. Immutable."""
+    """All settings by key name, in the order of `KEYS`. Immutable."""
 
     def __init__(self, settings: dict[str, Setting], place: ConfigFile) -> None:
         assert settings.keys() == KEYS.keys(), "every key has a setting"
@@ -323,13 +351,17 @@ class LayeredConfig:
         return self._settings[name].value
 
     def table(self, table: str) -> dict[str, Any]:
-        """All values of a table, by their short names."""
+        """Return all values of a table by their short names."""
         return {one.key.short: one.value for one in self if one.key.table == table}
 
 
 def load(*, flags: Mapping[str, Any] | None = None, path: str | os.PathLike[str] | None = None) -> LayeredConfig:
-    """`flags` by the names of keys; None: the flag was not given. `path`: the value of `--config`. Raises `UsageError`
-    for a file that cannot be read, an unknown key, or a value that its key does not take."""
+    """Load all settings and merge the layers.
+
+    `flags`: values by key name; None means that the flag was not given. `path`: the value of
+    `--config`. Raises `UsageError` for an unreadable file, an unknown key, or a value that its key
+    does not accept.
+    """
     place = chosen_path(path)
     in_file = read(place)
     in_variables = _variables()
@@ -346,7 +378,7 @@ def load(*, flags: Mapping[str, Any] | None = None, path: str | os.PathLike[str]
             settings[name] = Setting(key, in_file[name], str(place.path))
         else:
             settings[name] = Setting(key, key.default, DEFAULT)
-    # The server uses the user's store unless [serve] names another.
+    # The server uses the user's store unless the [serve] table names another.
     if settings["serve.store"].value is None:
         settings["serve.store"] = Setting(KEYS["serve.store"], settings["store"].value, settings["store"].origin)
     return LayeredConfig(settings, place)
@@ -365,7 +397,10 @@ def _without_secrets(url: str) -> str:
 
 
 def known(name: str) -> ConfigKey:
-    """The key of this name. `UsageError` with the nearest name if there is none."""
+    """Return the key of this name.
+
+    Raises `UsageError` with the nearest name if the key is unknown.
+    """
     if name not in KEYS:
         raise UsageError(f"there is no key {name!r:.80}", hint=f"do you mean {nearest(name, KEYS)!r}?")
     return KEYS[name]

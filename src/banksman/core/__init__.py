@@ -1,1 +1,4 @@
-"""The pure core: values in, values out. No clock, loop, file, thread, logger or random."""
+"""Pure core of Banksman: state machines and wire formats that take values and return values.
+
+No module here uses a clock, an event loop, a file, a thread, a logger or a random source.
+"""

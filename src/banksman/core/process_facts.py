@@ -1,8 +1,9 @@
-"""What happens to a process: frozen values, past tense. Each layer passes them up as they are.
+"""Facts about a child process: frozen values, named in the past tense.
 
-A `Process` tells its command, a command tells the `AgentProcess` of a session, and that tells the session's driver. A
-session wraps them in `ProcessReported`, which says which of its processes it was and when it was heard. Times (`at`)
-are seconds of the machine's monotonic clock.
+Each layer passes the facts up unchanged. A `Process` reports to its command, and the command to the
+`AgentProcess` of a session. The `AgentProcess` reports to the session's driver. A session wraps
+each fact in `ProcessReported`, which adds the number of the process and the time of arrival. Times
+(`at`) are seconds of the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from banksman.errors import BanksmanError
 
 
 class Stream(enum.StrEnum):
+    """Output stream of a process."""
+
     STDOUT = "stdout"
     STDERR = "stderr"
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """A process that had to be ended besides the leader."""
+    """A process besides the leader that had to be ended."""
 
     pid: int
     command: str
@@ -28,7 +31,10 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Survivor:
-    """A process that could not be ended, and why. `pid` 0: there is one, but the kernel does not show it to us."""
+    """A process that could not be ended, and the reason.
+
+    `pid` 0: a process exists, but the kernel does not show it to this process.
+    """
 
     pid: int
     command: str
@@ -37,7 +43,10 @@ class Survivor:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One of the stop ladder that was taken. `at` is a time of the wall's clock: it is only ever shown."""
+    """One step of the stop ladder that was taken.
+
+    `at`: wall-clock time. It is only displayed, never compared.
+    """
 
     rung: str
     at: float
@@ -45,7 +54,11 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """`born`: by what it and its keeper can be known later, by another host: see `process/orphans.py`."""
+    """The process runs.
+
+    `born`: identifies the process, its keeper and its host, so that another host can find them
+    later. See `process/orphans.py`.
+    """
 
     pid: int
     at: float
@@ -54,21 +67,21 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """Nothing runs, and nothing will."""
+    """The start failed: no process runs, and none will."""
 
     error: BanksmanError
 
 
 @dataclass(frozen=True, slots=True)
 class NeverStarted:
-    """It was stopped before it began: nothing ran."""
+    """The command was stopped before its process began: nothing ran."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class BytesRead:
-    """A piece of its output, as it came."""
+    """A piece of the process's output, exactly as read."""
 
     stream: Stream
     data: bytes
@@ -77,7 +90,10 @@ class BytesRead:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded:
-    """Nothing more will be read. `is_whole` False: reading failed, and there may have been more."""
+    """A stream has ended; no further bytes will be read.
+
+    `is_whole` False: reading failed, so the stream may have held more.
+    """
 
     stream: Stream
     at: float
@@ -86,9 +102,12 @@ class StreamEnded:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The leader has ended. Neither code nor signal: nobody could see how (its keeper was killed).
+    """The leader has ended.
 
-    `by_itself`: the keeper had not touched it before, so whatever was asked for meanwhile did not end it.
+    `code` and `signal` both None: its exit status was lost, because its keeper was killed.
+
+    `by_itself`: the keeper had not signalled the leader before, so a stop requested meanwhile did
+    not end it.
     """
 
     code: int | None
@@ -99,8 +118,11 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class KeeperActed:
-    """The keeper took a rung by itself: we were silent past its deadline, or had hung up. `by_lease`: that we still
-    have what it works for was not said again in time."""
+    """The keeper took a rung without a command from the host.
+
+    The host was silent past the keeper's deadline, or it closed the connection. `by_lease`: the
+    host did not renew the lease on the keeper's work in time.
+    """
 
     rung: str
     at: float
@@ -109,26 +131,32 @@ class KeeperActed:
 
 @dataclass(frozen=True, slots=True)
 class FrameWritten:
-    """The pipe has taken a whole frame."""
+    """The pipe has accepted a whole frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteFailed:
-    """The process takes no more input. What it had of the frame is unknown."""
+    """The process accepts no further input. How much of the frame it received is unknown."""
 
     error: BanksmanError
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessesSwept:
-    """Processes that were ended besides the leader, with the tree or by a sweep that nobody waits for any more."""
+    """Processes besides the leader that were ended.
+
+    They ended with the tree, or by a sweep whose caller has stopped waiting.
+    """
 
     processes: tuple[Swept, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SweepEnded:
-    """What was started since a moment is gone, but for the survivors; or it was only looked for, and they are all."""
+    """A sweep is over: the processes started since a given moment are gone, except the survivors.
+
+    A sweep that only looks ends nothing. `survivors` then lists every process found.
+    """
 
     swept: tuple[Swept, ...] = ()
     survivors: tuple[Survivor, ...] = ()
@@ -136,7 +164,10 @@ class SweepEnded:
 
 @dataclass(frozen=True, slots=True)
 class TreeEnded:
-    """No process of the tree is left but these. What it wrote may not have been read yet: see `ProcessGone`."""
+    """No process of the tree is left except the survivors.
+
+    Output of the tree may still be unread; see `ProcessGone`.
+    """
 
     survivors: tuple[Survivor, ...]
     at: float
@@ -144,13 +175,14 @@ class TreeEnded:
 
 @dataclass(frozen=True, slots=True)
 class Stderr:
-    """What a process has written to stderr: all of it in `head`, or its two ends."""
+    """Stderr of a process: all of it in `head`, or its beginning in `head` and its end in `tail`."""
 
     head: str = ""
     tail: str | None = None
 
     @property
     def text(self) -> str:
+        """The kept stderr as one text, with a mark where its middle is missing."""
         return self.head if self.tail is None else f"{self.head}\n[…]\n{self.tail}"
 
 
@@ -159,7 +191,10 @@ _NO_STDERR = Stderr()
 
 @dataclass(frozen=True, slots=True)
 class ProcessGone:
-    """Its tree has ended and everything it wrote has been told. `ladder`: the rungs that were taken with it."""
+    """The tree has ended and all of its output has been reported.
+
+    `ladder`: the rungs that were taken with this process.
+    """
 
     swept: tuple[Swept, ...] = ()
     survivors: tuple[Survivor, ...] = ()
@@ -168,7 +203,7 @@ class ProcessGone:
     ladder: tuple[Rung, ...] = ()
 
 
-# What a `Process` tells its command.
+# Facts that a `Process` reports to its command.
 ProcessFact = (
     Started
     | StartFailed
@@ -181,5 +216,5 @@ ProcessFact = (
     | SweepEnded
     | TreeEnded
 )
-# What a session takes of the facts of its process. Its output comes to it as frames.
+# Facts that a session takes from its process. Output reaches the session as frames instead.
 Report = Started | StartFailed | FrameWritten | WriteFailed | Exited | SweepEnded | ProcessGone

@@ -1,8 +1,8 @@
-"""The stop ladder: how anything is ended, as data and one pure function.
+"""Stop ladder: the one way to end a process tree, as data and a pure step function.
 
-It owns the decision which rung is next and when. It performs nothing: `step(state, fact)` answers with effects, and
-time arrives on the facts. Interrupts, timeouts, eviction, the host's close and a command's own exit all walk this one
-ladder; they differ only in where they enter it.
+This module decides which rung is next and when. It performs nothing: `step(state, fact)` returns
+effects, and time arrives with the facts. Interrupts, timeouts, eviction, the host's close and a
+command's own exit all use this one ladder. They differ only in the phase where they enter it.
 
     RUNNING ──StopAsked──► EOF ──► TERM ──► KILL ──► KEEPER
        │                    │        │       ▲ │       │
@@ -12,20 +12,24 @@ ladder; they differ only in where they enter it.
        └──Exited──► LINGER ───► REST ────────┘   DRAIN ──► OVER
                        └─────────┴──TreeEnded──────▲
 
-- EOF (agents only): stdin is closed; reading goes on, so that a child blocked on a full pipe can move.
-- TERM: to the leader's group, so that it can clean up in its own order. `grace` is counted once, from here. With a
-  terminal, a leader that ignores TERM (an interactive shell) gets HUP too.
-- REST: the leader is gone; TERM to what is left of the tree, inside the same grace.
-- LINGER: the leader left of its own accord; the rest may finish what it is writing (`cmd > >(tee log)`).
-- KILL: the tree is frozen and killed. The keeper reports the tree gone, or who is left; if it does not report in time
-  the keeper itself is wedged and gets killed (KEEPER), and the zygote finishes its work.
-- DRAIN: the tree is gone; what is still in the pipes is read, for a bounded time.
+- EOF (agents only): stdin is closed. Reading continues, so that a child blocked on a full pipe can
+  move.
+- TERM: sent to the leader's group, so that the leader can clean up in its own order. `grace` counts
+  once, from here. On a terminal, a leader that ignores TERM (an interactive shell) also gets HUP.
+- REST: the leader is gone. The rest of the tree gets TERM, inside the same grace.
+- LINGER: the leader exited unprompted. The rest of the tree may finish its writing (`cmd > >(tee
+  log)`).
+- KILL: the tree is frozen and killed. The keeper reports that the tree is gone, or which processes
+  are left. If the keeper does not report in time, it is stuck itself and gets killed (KEEPER). The
+  zygote then finishes its work.
+- DRAIN: the tree is gone. The bytes left in the pipes are read, for a bounded time.
 
-A stop may be bound (`kill_by`): the waits of EOF and TERM are then shortened, each by its share, so that KILL comes by
-that time whatever they are set to. One that is under way is only ever shortened.
+A stop may have a deadline (`kill_by`). The waits of EOF and TERM then shrink in proportion, so that
+KILL comes by that time whatever their settings are. A later stop can only shorten the current one.
 
-Each timer names the phase it was started in. One that fires in another phase is stale, and ignored. A phase that is
-shortened has two: the earlier ends it, and the later is stale.
+Each timer names the phase that started it. A timer that fires in another phase is stale and
+ignored. A shortened phase has two timers: the earlier one ends the phase, and the later one is
+stale.
 """
 
 from __future__ import annotations
@@ -35,13 +39,17 @@ from dataclasses import dataclass, replace
 
 from banksman.core.process_facts import Exited, TreeEnded
 
-# The keeper reports within this time of being told to kill, whatever happens (its own bound is 5 s); it is wedged else.
+# The keeper reports within this time after a kill command, whatever happens: its own bound is 5 s.
+# A keeper that does not report is stuck.
 KILL_REPORT_SECONDS_MAX = 7.0
-# The zygote reports within this time of being told to kill a keeper that is wedged: its sweep has the same bound.
+# The zygote reports within this time after the command to kill a stuck keeper. Its sweep has the
+# same bound.
 TAKE_OVER_SECONDS_MAX = 7.0
 
 
 class LadderPhase(enum.Enum):
+    """Phase of the ladder; see the module docstring."""
+
     RUNNING = "running"
     EOF = "eof"
     TERM = "term"
@@ -55,7 +63,10 @@ class LadderPhase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """The waits between the rungs, in seconds. `eof` None: there is no EOF rung, the ladder starts at TERM."""
+    """The waits between the rungs, in seconds.
+
+    `eof` None: the ladder has no EOF rung and starts at TERM.
+    """
 
     grace: float = 5.0
     linger: float = 0.3
@@ -64,7 +75,7 @@ class Timings:
 
     @property
     def seconds_max(self) -> float:
-        """All of them, one after the other, where each rung is taken: what is not over by then is stuck."""
+        """The sum of all waits, with every rung taken. A ladder that is not over by then is stuck."""
         reports = KILL_REPORT_SECONDS_MAX + TAKE_OVER_SECONDS_MAX
         return (self.eof or 0.0) + self.linger + self.grace + reports + self.drain
 
@@ -72,7 +83,10 @@ class Timings:
 # -- facts -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Somebody wants it ended. `at_once` skips to KILL; by `kill_by` that must have come, at the latest."""
+    """A caller wants the process ended.
+
+    `at_once` skips to KILL. `kill_by`: the latest time for KILL.
+    """
 
     at: float
     at_once: bool = False
@@ -81,14 +95,14 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class OutputClosed:
-    """Every pipe we read was read to its end."""
+    """Every output pipe was read to its end."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class LadderTimerFired:
-    """What was asked for by `StartLadderTimer` is due."""
+    """A timer that `StartLadderTimer` set is due."""
 
     at: float
     phase: LadderPhase
@@ -100,36 +114,42 @@ Fact = StopAsked | Exited | OutputClosed | TreeEnded | LadderTimerFired
 # -- effects ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class CloseStdin:
-    """The end of its input: the first rung of who listens to that."""
+    """Close the process's stdin: the first rung for agents, which exit at the end of input."""
 
 
 @dataclass(frozen=True, slots=True)
 class TermGroup:
-    """TERM and CONT to the leader's group, and HUP to a shell. The keeper goes on alone after `seconds`."""
+    """Send TERM and CONT to the leader's group, and HUP to a shell.
+
+    The keeper continues without the host after `seconds`.
+    """
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class TermRest:
-    """TERM and CONT to each living descendant."""
+    """Send TERM and CONT to each living descendant."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class KillTree:
-    """Everything that is left, frozen first."""
+    """Freeze and kill every process that is left in the tree."""
 
 
 @dataclass(frozen=True, slots=True)
 class KillKeeper:
-    """The keeper does not answer; the zygote ends what it kept."""
+    """Kill the keeper, which does not answer; the zygote ends the keeper's tree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hurry:
-    """The keeper goes on alone at these times, whatever else it was told: TERM, and KILL."""
+    """Give the keeper deadlines for TERM and KILL, at which it acts without the host.
+
+    They override every earlier command.
+    """
 
     term_at: float
     kill_at: float
@@ -137,12 +157,12 @@ class Hurry:
 
 @dataclass(frozen=True, slots=True)
 class CloseOutput:
-    """Give the read ends up, whoever still holds the other side."""
+    """Close the read ends of the pipes, even if another process still holds the write ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartLadderTimer:
-    """Say so when it is due."""
+    """Send a `LadderTimerFired` with this phase at this time."""
 
     at: float
     phase: LadderPhase
@@ -150,7 +170,7 @@ class StartLadderTimer:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """It is over. `drained` is False if somebody still held a pipe."""
+    """Report that the ladder is over. `drained` False: a process still held a pipe open."""
 
     drained: bool
 
@@ -161,24 +181,29 @@ Effect = CloseStdin | TermGroup | TermRest | KillTree | KillKeeper | Hurry | Clo
 # -- the machine -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """Where the stopping of one command stands."""
+    """State of the ladder of one command."""
 
     timings: Timings
     phase: LadderPhase = LadderPhase.RUNNING
     is_output_closed: bool = False
-    # When the grace that began with the first TERM ends. TERM to the rest does not begin another.
+    # End of the grace period, which begins with the first TERM. TERM to the rest of the tree starts
+    # no second grace period.
     kill_at: float | None = None
-    # When the wait after the end of its stdin is over; and by when KILL must have come, if somebody has said so.
+    # `term_at`: end of the wait after stdin was closed. `kill_by`: the deadline for KILL, if a stop
+    # set one.
     term_at: float | None = None
     kill_by: float | None = None
 
     def bound(self, at: float) -> float:
-        """The same time, or the one by which KILL must have come."""
+        """Return `at`, or the deadline for KILL if that is earlier."""
         return at if self.kill_by is None else min(at, self.kill_by)
 
 
 def step(ladder: Ladder, fact: Fact) -> tuple[Ladder, list[Effect]]:
-    """Total: every fact in every phase has an answer, and a stale one answers nothing."""
+    """Apply a fact to the ladder, and return the new ladder and the effects.
+
+    The function is total: every fact is valid in every phase, and a stale fact has no effects.
+    """
     if ladder.phase is LadderPhase.OVER:
         return ladder, []
     match fact:
@@ -197,13 +222,16 @@ def step(ladder: Ladder, fact: Fact) -> tuple[Ladder, list[Effect]]:
 
 
 def _on_stop(ladder: Ladder, fact: StopAsked) -> tuple[Ladder, list[Effect]]:
+    # KILL was sent or the tree is gone, so a stop has nothing left to speed up.
     if ladder.phase in (LadderPhase.KILL, LadderPhase.KEEPER, LadderPhase.DRAIN):
         return ladder, []
     if fact.at_once:
         return _kill(ladder, fact.at)
+    # A `kill_by` that is not earlier than the current deadline changes no deadline.
     if fact.kill_by is None or ladder.bound(fact.kill_by) == ladder.kill_by:
         return _stop(ladder, fact.at)
     ladder, effects = _shorten(*_stop(replace(ladder, kill_by=fact.kill_by), fact.at), fact.at, fact.kill_by)
+    # Without an EOF wait, TERM has already been sent, so its deadline does not matter.
     return ladder, [*effects, Hurry(fact.kill_by if ladder.term_at is None else ladder.term_at, fact.kill_by)]
 
 
@@ -220,11 +248,15 @@ def _stop(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
         case LadderPhase.LINGER:
             return _rest(ladder, at)
         case _:
-            return ladder, []  # Being stopped already.
+            return ladder, []  # A stop is already under way.
 
 
 def _shorten(ladder: Ladder, effects: list[Effect], at: float, kill_by: float) -> tuple[Ladder, list[Effect]]:
-    """What has been begun, before or just now, fits into the time that is left."""
+    """Shorten the current wait so that KILL comes by `kill_by`.
+
+    The wait may have begun earlier or in this very step. In EOF, the time left is divided between
+    the wait for EOF and the grace, in proportion to their lengths.
+    """
     if ladder.phase is LadderPhase.EOF:
         assert ladder.term_at is not None
         wait, left = max(0.0, ladder.term_at - at), max(0.0, kill_by - at)
@@ -247,6 +279,8 @@ def _on_exit(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
         case LadderPhase.EOF | LadderPhase.TERM:
             return _rest(ladder, at)
         case _:
+            # The exit of the leader decides nothing in the other phases: they wait for the end of
+            # the tree.
             return ladder, []
 
 
@@ -276,7 +310,8 @@ def _on_timer(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
             timer = StartLadderTimer(at + TAKE_OVER_SECONDS_MAX, LadderPhase.KEEPER)
             return replace(ladder, phase=LadderPhase.KEEPER), [KillKeeper(), timer]
         case _:
-            # DRAIN: somebody outside the tree holds a pipe. KEEPER: neither keeper nor zygote reports any more.
+            # DRAIN: a process outside the tree holds a pipe open. KEEPER: neither the keeper nor
+            # the zygote reports.
             return replace(ladder, phase=LadderPhase.OVER), [CloseOutput(), Settle(drained=ladder.is_output_closed)]
 
 

@@ -1,4 +1,4 @@
-"""`make run` and `make tour`: what Banksman is for, to look at. No key, and no network."""
+"""Demonstrations with a scripted agent: `make run` and `make tour`. No API key, no network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import banksman
 
 
 def fake_agent(script: Mapping[str, Sequence[str]], memory: Path | None = None) -> list[str]:
-    """The words that start the scripted agent. `memory`: the folder of its conversations."""
+    """Return the argv that starts the scripted agent. `memory`: the folder of its conversations."""
     main = Path(banksman.__file__).parent / "testing" / "fake_agent" / "__main__.py"
     words = [sys.executable, "-I", "-S", str(main), f"--fake-script={json.dumps(script)}"]
     return words if memory is None else [*words, f"--fake-memory={memory}"]

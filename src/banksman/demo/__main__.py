@@ -1,6 +1,10 @@
-"""`python -m banksman.demo`: the server with a scripted agent in it. `tour`: a guided look at what holds, in a
-terminal. `talk NAME`: a session with a real agent, which is started only for whoever names it, with their own settings
-and at their own cost."""
+"""`python -m banksman.demo`: start the demo server, the guided tour, or a talk with an agent.
+
+- No argument: the server, with scripted agents at work.
+- `tour`: a guided tour in a terminal.
+- `talk NAME`: a session with a real agent. It starts only when the user names it, because it runs
+  with the user's settings and at the user's cost.
+"""
 
 from __future__ import annotations
 

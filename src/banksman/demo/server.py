@@ -1,12 +1,14 @@
-"""The server with somebody in it: scripted agents at work in three sessions, so that there is something to see and do.
+"""Demo server: scripted agents at work in three sessions, so that there is something to see.
 
-It is the server itself, at its usual address, and nothing about the sessions is special. One shows a chore that gives
-way to an urgent question and then a permission that waits for an answer; one works in the background, with asks that
-wait; one has an agent that does not stop when it is told to, and is stopped.
+This is the normal server at its usual address, and nothing about the sessions is special:
 
-The agents are real processes. They answer prompts by their text, so that a prompt that comes again (a chore that had
-given way, or one that the user repeats) is answered the same. What is said here is kept in a store of its own, so that
-a demonstration leaves nothing among the user's sessions.
+- `fix-ci`: an urgent question preempts a chore. Then a permission waits for an answer.
+- `translate`: an agent works in the background while further asks wait.
+- `stubborn`: an agent ignores an interrupt, so the host kills it.
+
+The agents are real processes. They choose their answer by the text of the prompt, so a repeated
+prompt gets the same answer: a requeued chore, or a prompt that the user sends again. The sessions
+live in a separate store, so the demo leaves nothing among the user's sessions.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from banksman.folders import state_folder
 from banksman.server import main, server_settings
 
 NAME = "fix-ci"
-# A word each so many seconds: as fast as one reads.
+# Seconds per word: about the speed of reading.
 PACE = 0.06
 
 _OLD = "import os, sys, json\n\n\ndef load(path):\n    return json.load(open(path))\n"
@@ -38,7 +40,7 @@ _EDIT = {"file_path": "src/app/load.py", "old_string": _OLD, "new_string": _NEW}
 TRANSLATE: Mapping[str, Sequence[str]] = {
     "prompt": ["stream 2000 0.2 page "],
 }
-# Takes no notice of an interrupt, nor of TERM: what is left is the end of the ladder.
+# This agent ignores interrupts and TERM, so the host has to climb the ladder to KILL.
 STUBBORN: Mapping[str, Sequence[str]] = {
     "process": ["ignore term"],
     "prompt Count to a million.": ["on_interrupt ignored", "stream 2000 0.1"],
@@ -82,7 +84,7 @@ FIX_CI: Mapping[str, Sequence[str]] = {
 
 
 def serve(port: str) -> int:
-    """`port` empty: the usual one."""
+    """Run the demo server. `port`: empty for the usual one."""
     flags = {"port": int(port) if port else None, "store": f"sqlite:{state_folder() / 'demo.db'}"}
     return main.run(server_settings.load(None, flags), then=_play)
 
@@ -130,14 +132,14 @@ async def _be_stubborn(host: Host) -> None:
 
 
 def _agent(script: Mapping[str, Sequence[str]]) -> list[str]:
-    # A conversation that had to be killed is gone on with.
+    # The agents keep their conversations here, so a killed agent can resume its conversation.
     memory = state_folder() / "demo-agents"
     memory.mkdir(parents=True, exist_ok=True)
     return fake_agent(script, memory)
 
 
 async def _heard(session: Session, words: bytes) -> None:
-    """Until the agent has said this, from now on."""
+    """Wait until the agent says `words`. Ignores earlier events."""
     async for event in session.follow(await session.head()):
         if event.kind == "update" and words in event.data:
             return

@@ -1,16 +1,21 @@
-"""A guided look at what holds, in a terminal: a stubborn tree, a host that is killed, and a session to talk to.
+"""Guided tour in a terminal: a stubborn process tree, a killed host, and a session to talk to.
 
-A tree is ended twice: first with what everybody writes (`subprocess`, a session of its own, `killpg`), then with
-`banksman.execute`. What the first way leaves behind is counted, shown, and then killed pid by pid.
+The tree. The tour ends a tree of processes twice. The first attempt uses the common way
+(`subprocess` with `start_new_session`, then `killpg`). The second uses `banksman.execute`. The tour
+counts and shows the processes that the first attempt leaves behind, then kills them by pid.
 
-A host, a process of its own with a store in a file, is killed by SIGKILL while its agent speaks, with a second ask
-waiting. This process then opens the session by its name: the turn that was open is UNKNOWN, the one that waited runs,
-and nothing is left of the first one's processes.
+The killed host. A host runs in a separate process with its store in a file. SIGKILL ends it while
+its agent speaks and a second ask waits. The tour then opens the session by its name. The open turn
+is UNKNOWN, the waiting ask runs, and no process of the first host is left.
 
-A session shows what the agent says as it says it, its questions, an interrupt and a preemption. Its agent is the
-scripted one of `banksman.testing`, run as the process it is. After that, and with any other agent from the beginning,
-the user has the word: a line is an ask, one that is typed while the agent works is an urgent one, Ctrl-C interrupts the
-turn or, with none, ends the session. Without a terminal there is only the tour.
+The session. It shows streamed text, questions, an interrupt and a preemption. Its agent is the
+scripted one of `banksman.testing`, run as a process. Afterwards the user takes over; with any other
+agent the user starts immediately:
+
+- A line is an ask. A line typed while the agent works is an urgent ask.
+- Ctrl-C interrupts the turn, or ends the session if no turn runs.
+
+Without a terminal the user cannot take over, and only the tour runs.
 """
 
 from __future__ import annotations
@@ -30,7 +35,8 @@ from banksman import BACKGROUND, INTERACTIVE, Host, Question, Session, Turn
 from banksman.core.session import event as kinds
 from banksman.demo import fake_agent
 
-# A leader with four children, each of which outlives it in its own way. All of them end by themselves after a minute.
+# A leader with four children. Each child survives the death of the leader in a different way. All
+# processes exit after a minute, so a crashed tour leaves nothing behind.
 TREE = """
 import os, signal, sys, time
 kind = sys.argv[1]
@@ -48,10 +54,10 @@ print(kind, flush=True)
 time.sleep(60)
 """
 MEMBERS = 5
-# Speaks for a long while when it is first asked, and repeats what it is told otherwise.
+# The agent speaks for a long time on its first prompt and echoes every other prompt.
 CRASH_SCRIPT = {"prompt 1": ["stream 1000 0.02"]}
-# Works on its first prompt until it is interrupted, and needs a permission for its fourth; repeats what it is told
-# otherwise.
+# The agent works on its first prompt until it is interrupted. It needs a permission for its fourth.
+# It echoes every other prompt.
 SESSION_SCRIPT = {
     "prompt 1": ["stream 1000 0.02"],
     "prompt 4": ['ask Bash {"command": "make test"}', "say All green."],
@@ -59,6 +65,7 @@ SESSION_SCRIPT = {
 
 
 def run() -> None:
+    """Run all parts of the tour."""
     print("A command with four children: one plain, one in a session of its own, a daemon, one that ignores TERM.\n")
     _with_subprocess()
     print()
@@ -70,7 +77,7 @@ def run() -> None:
     print("\nCommands from a shell:  banksman exec --timeout 60 -- make test")
 
 
-# ── A tree ──
+# ── The tree ──
 
 
 def _tree(marker: str) -> list[str]:
@@ -78,7 +85,7 @@ def _tree(marker: str) -> list[str]:
 
 
 def _alive(marker: str) -> dict[int, str]:
-    """Who of the tree is alive, by a word in its argv: pid and what it is."""
+    """Find the live processes of the tree, by a marker word in their argv. Return names by pid."""
     found: dict[int, str] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -139,11 +146,11 @@ async def _with_banksman() -> None:
     print(f"   survivors: {len(done.survivors)}, output read to its end: {done.drained}")
 
 
-# ── A host that is killed ──
+# ── The killed host ──
 
 
 async def _speak(folder: str) -> None:
-    """The one that is killed: it says so when its agent has begun to speak."""
+    """Run the first host, which the tour kills. Prints a line when its agent starts to speak."""
     async with Host(f"sqlite:{folder}/store.db") as owner:
         session = await owner.open("claude", name="tour", command=fake_agent(CRASH_SCRIPT, Path(folder, "memory")))
         turn = await session.ask("Tell me everything")
@@ -153,7 +160,7 @@ async def _speak(folder: str) -> None:
 
 
 async def _take_over(folder: str) -> None:
-    """The other one: it opens the session by its name, and waits for the ask that had waited."""
+    """Run the second host: open the session by its name and wait for the queued ask."""
     async with Host(f"sqlite:{folder}/store.db") as owner:
         session = await owner.open("claude", name="tour", command=fake_agent(CRASH_SCRIPT, Path(folder, "memory")))
         status = session.status()
@@ -178,15 +185,15 @@ def _crash() -> None:
     print("   what was open is UNKNOWN, for it may have been done; the ask that waited was kept, and has run")
 
 
-# ── A session ──
+# ── The session ──
 
 
 class DemoScreen:
-    """Prints what happens, with the time since the session began."""
+    """Print the events of a session with the seconds since it began."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        # Whoever is in the middle of a line.
+        # The speaker of the current, unfinished line.
         self._speaker: str | None = None
 
     def say(self, who: str, text: str) -> None:
@@ -194,7 +201,7 @@ class DemoScreen:
         self.end_line()
 
     def stream(self, who: str, text: str) -> None:
-        """Text as it comes, on one line as long as the same one speaks."""
+        """Print text as it arrives, on one line until the speaker changes."""
         if self._speaker != who:
             self.end_line()
             print(f"   {time.monotonic() - self._began:5.2f} s  {who:9} ", end="")
@@ -207,7 +214,7 @@ class DemoScreen:
             print(flush=True)
 
     async def show(self, turn: Turn, name: str) -> None:
-        """A turn as it goes: what the agent says and does in it, and how it ends."""
+        """Print a turn live: the agent's text and tool calls, then the outcome."""
         async for update in turn:
             match update["sessionUpdate"]:
                 case "agent_message_chunk":
@@ -226,12 +233,12 @@ class DemoScreen:
 
 
 def _has_terminal() -> bool:
-    # There may be no stdin at all.
+    # sys.stdin can be None: the process may have been started without it.
     return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
 
 
 async def _session() -> None:
-    """One agent, three asks, and a question."""
+    """Show one agent, three asks and a question."""
     print('4. host.open("claude"): a chore in the background, and somebody who does not want to wait for it')
     screen = DemoScreen()
 
@@ -261,7 +268,7 @@ async def _session() -> None:
 
 
 async def talk(agent: str) -> None:
-    """A session with an agent of the user's own."""
+    """Open a session with an agent that the user named, and let the user talk to it."""
     if not _has_terminal():
         raise banksman.UsageError("there is nobody to talk to it", hint="run it in a terminal")
     screen = DemoScreen()
@@ -273,7 +280,7 @@ async def talk(agent: str) -> None:
 
 
 class DemoConversation:
-    """Whoever sits at the terminal, and the session."""
+    """Connect the user at the terminal to the session."""
 
     def __init__(self, session: Session | None, screen: DemoScreen) -> None:
         self.session = session
@@ -282,7 +289,8 @@ class DemoConversation:
         self._turns: set[asyncio.Task[None]] = set()
         self._interrupts: set[asyncio.Task[object]] = set()
         self._question: asyncio.Future[str] | None = None
-        # Serialises the questions: there is one person, and one line at a time. Held while it is waited for.
+        # Serialises the questions: one user answers one line at a time. Held while an answer is
+        # pending.
         self._asking = asyncio.Lock()
 
     async def run(self) -> None:
@@ -297,7 +305,7 @@ class DemoConversation:
             if self._question is not None and not self._question.done():
                 self._question.set_result("")
             if self._turns:
-                # Whoever leaves does not want to wait.
+                # A user who leaves does not want to wait for the turn.
                 await self.session.interrupt() if self.session is not None else None
                 await asyncio.wait(self._turns)
         finally:
@@ -314,7 +322,7 @@ class DemoConversation:
         task.add_done_callback(self._turns.discard)
 
     async def decide(self, question: Question) -> str:
-        """A question of the agent's takes the next line; of several at once each in its turn."""
+        """Ask the user. The next line is the answer; concurrent questions wait for each other."""
         async with self._asking:
             return await self._decide(question)
 
@@ -327,7 +335,7 @@ class DemoConversation:
             self._question = None
 
     def _read(self) -> None:
-        # A terminal gives whole lines, and an empty read is Ctrl-D.
+        # A terminal delivers whole lines. An empty read means Ctrl-D.
         text = os.read(0, 65536).decode(errors="replace")
         for line in text.splitlines() if text else [None]:
             if line is not None and self._question is not None and not self._question.done():

@@ -1,1 +1,1 @@
-"""One child: its start, its pipes, its tree, its end. Below here is the kernel."""
+"""Child processes: start, stdio, process tree and end of one child. The layer above the kernel."""

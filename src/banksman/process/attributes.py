@@ -1,14 +1,16 @@
-"""Attributes of a child besides its program: its user, its limits, and what it inherits from this process.
+"""Attributes of a child besides its program: user, limits, and inherited attributes.
 
-**Another user.** A process that may change user and groups (root, or the capabilities for it) does so in the child,
-just before the program. One that may not needs a *helper*, a program with more rights such as `sudo -n`: it is given
-the command to run, and later `kill` and the processes that are not ours to signal. A helper is configured by whoever
-made the host, never by a call.
+**Another user.** A process that may change user and groups (root, or the capabilities for it) does
+so in the child, just before exec(). Any other process needs a *helper*, a program with more
+privileges such as `sudo -n`. The helper runs the command, and later runs `kill` for the processes
+that the keeper may not signal. The creator of the host configures the helper, never a caller.
 
-**Inheritance.** The zygote was made before the call. The folder, the umask and the soft limit of open files travel with
-each order. The rest cannot be set from outside, or not safely: user and groups, capabilities, no_new_privs, seccomp,
-limits, priority, CPUs. It is a *fingerprint*: when it has changed since the zygote was started, a new zygote is. A
-program that locks itself down after its first command must not run the next one outside of that.
+**Inheritance.** The zygote was started before the call. The folder, the umask and the soft limit of
+open files are sent with each order. The other attributes cannot be set from outside, or not safely:
+user and groups, capabilities, no_new_privs, seccomp, limits, priority, CPUs. Together they form a
+*fingerprint*. If the fingerprint has changed since the start of the zygote, a new zygote is
+started. A program that restricts itself after its first command must not run the next command
+outside of that restriction.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from typing import Any, cast
 from banksman.errors import UsageError, no_room
 from banksman.process import syscalls
 
-# uid, gid, groups, and the folder by its whole path: the user must be able to enter it by themselves.
+# uid, gid, groups, and the absolute path of the folder: the user must have the right to enter it.
 Become = tuple[int, int, tuple[int, ...], bytes]
-# Bits of the kernel's sets of capabilities.
+# Bits of the kernel's capability sets.
 _SETGID, _SETUID = 1 << 6, 1 << 7
 
 _RLIMIT_NAMES = {
@@ -34,10 +36,10 @@ _RLIMIT_NAMES = {
 }
 _RLIMIT_NUMBERS = tuple(sorted(set(_RLIMIT_NAMES.values())))
 _RANGES = {"nice": (-20, 19), "oom_score_adj": (-1000, 1000)}
-# The soft limit this process had before we raised it; children get this one.
+# The soft limit that this process had before `raise_fd_limit`. Children get this limit.
 _soft_before: int | None = None
 
-# The lines of /proc/self/status that are a part of the fingerprint.
+# Lines of /proc/self/status that belong to the fingerprint.
 _FINGERPRINT_LINES = (
     *(b"Uid:", b"Gid:", b"Groups:", b"CapInh:", b"CapPrm:", b"CapEff:", b"CapBnd:", b"CapAmb:", b"NoNewPrivs:"),
     *(b"Seccomp:", b"Seccomp_filters:", b"Cpus_allowed:"),
@@ -45,6 +47,7 @@ _FINGERPRINT_LINES = (
 
 
 def find_user(user: object) -> pwd.struct_passwd:
+    """Look up a user by name or number."""
     hint = "a user of this machine, by name or by number"
     try:
         if isinstance(user, str) and user:
@@ -57,15 +60,16 @@ def find_user(user: object) -> pwd.struct_passwd:
 
 
 def is_our_user(user: pwd.struct_passwd) -> bool:
-    """Nothing is left to become."""
+    """Whether this process already runs as this user."""
     return os.getuid() == os.geteuid() == user.pw_uid
 
 
 def may_become_others() -> bool:
+    """Whether this process may change to another user."""
     if sys.platform != "linux":
         return os.geteuid() == 0
     try:
-        # Of the thread: capabilities are each thread's own.
+        # Read for the thread, because each thread has its own capabilities.
         status = syscalls.read_proc("thread-self/status", 8192)
     except OSError as exc:
         raise no_room("/proc", exc) from exc
@@ -74,17 +78,22 @@ def may_become_others() -> bool:
 
 
 def become(user: pwd.struct_passwd, folder: bytes) -> Become:
-    """What a child needs to know. The groups are looked up here: it must not ask a directory service."""
+    """Return the identity that a child takes on.
+
+    The groups are looked up here, because the child must not query a directory service.
+    """
     groups = tuple(os.getgrouplist(user.pw_name, user.pw_gid))
     return user.pw_uid, user.pw_gid, groups, os.path.abspath(folder)
 
 
 def user_variables(user: pwd.struct_passwd) -> dict[bytes, bytes | None]:
+    """Return the environment variables that name the user."""
     name = os.fsencode(user.pw_name)
     return {b"HOME": os.fsencode(user.pw_dir), b"USER": name, b"LOGNAME": name}
 
 
 def words_by_helper(user: pwd.struct_passwd, words: tuple[bytes, ...], helper: Sequence[str]) -> tuple[bytes, ...]:
+    """Return the command that runs `words` as another user through the helper."""
     if not helper:
         raise UsageError(
             f"cannot run a command as {user.pw_name!r}: only root may, and this host has no helper for it",
@@ -94,6 +103,7 @@ def words_by_helper(user: pwd.struct_passwd, words: tuple[bytes, ...], helper: S
 
 
 def check_helper(helper: object) -> tuple[str, ...]:
+    """Check the setting `user_helper` and return its words."""
     hint = 'the words that a command of another user is put after, such as ("sudo", "-n")'
     if helper is None:
         return ()
@@ -108,10 +118,11 @@ def check_helper(helper: object) -> tuple[str, ...]:
 
 
 def parse_limits(limits: Mapping[Any, Any] | None) -> dict[str, Any] | None:
-    """`{"nofile": 64, "as": (soft, hard), "nice": 5, "oom_score_adj": 500}` as the keeper takes it.
+    """Parse limits such as `{"nofile": 64, "as": (soft, hard), "nice": 5, "oom_score_adj": 500}`.
 
-    A key is the name of an rlimit (`nofile` or `RLIMIT_NOFILE`), a number of the `resource` module, `nice` (absolute)
-    or `oom_score_adj`. One number sets soft and hard.
+    A key is the name of an rlimit (`nofile` or `RLIMIT_NOFILE`), a number of the `resource` module,
+    `nice` (absolute) or `oom_score_adj`. One number sets the soft and the hard limit. The result
+    has the form that the keeper takes.
     """
     if limits is None:
         return None
@@ -152,10 +163,12 @@ def _number(key: object, value: object, least: int, most: int) -> int:
 
 
 def raise_fd_limit() -> int:
-    """Raise this process's soft limit of open files to its hard limit, and return it. Children keep the old one.
+    """Raise this process's soft limit of open files to its hard limit, and return it.
 
-    A running command takes three or four fds here. For programs of ours, and for those that start hundreds at once; a
-    library does not do it unasked, because a program that uses select() breaks on fds over 1023.
+    Children keep the old limit. A running command takes three or four fds in this process.
+    Banksman's programs call this, and so should programs that start hundreds of commands. A library
+    does not do it without being asked, because a program that uses select() breaks on fds over
+    1023.
     """
     global _soft_before  # noqa: PLW0603
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -166,26 +179,30 @@ def raise_fd_limit() -> int:
 
 
 def child_nofile() -> int:
-    """The soft limit of open files a child starts with: ours, unless we raised it."""
+    """Return the soft limit of open files for a child: the limit before `raise_fd_limit`."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] if _soft_before is None else _soft_before
 
 
 @dataclass(frozen=True, slots=True)
 class InheritedAttributes:
+    """Attributes that a child inherits from the thread that starts it."""
+
     umask: int
     nofile: int
     fingerprint: object
 
 
 def take_inherited() -> InheritedAttributes:
-    """As this thread is now."""
+    """Read the attributes of the current thread."""
     if sys.platform != "linux":
-        # There is no way to ask for the umask but to set it. And no zygote that could be outdated.
+        # The only way to read the umask is to set it. There is no zygote here that could be
+        # outdated.
         umask = os.umask(0o077)
         os.umask(umask)
         return InheritedAttributes(umask, child_nofile(), None)
     try:
-        # Of the thread, not the process: capabilities and seccomp are each thread's own.
+        # Read for the thread, not the process: each thread has its own capabilities and seccomp
+        # filters.
         status = syscalls.read_proc("thread-self/status", 8192)
         oom = syscalls.read_proc("self/oom_score_adj", 32)
     except OSError as exc:
@@ -193,7 +210,8 @@ def take_inherited() -> InheritedAttributes:
     lines = status.splitlines()
     umask = next(int(line[6:], 8) for line in lines if line.startswith(b"Umask:"))
     ours = tuple(line for line in lines if line.startswith(_FINGERPRINT_LINES))
-    # The soft limit of open files travels with the order, so only the hard one counts here.
+    # The soft limit of open files is sent with the order, so only the hard limit is part of the
+    # fingerprint.
     rlimits = tuple(resource.getrlimit(which)[which == resource.RLIMIT_NOFILE :] for which in _RLIMIT_NUMBERS)
     priority = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), oom
     return InheritedAttributes(umask, child_nofile(), (ours, rlimits, priority))

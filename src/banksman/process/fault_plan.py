@@ -1,8 +1,8 @@
-"""Faults by plan, for tests: make the n-th call of one role fail, or write every call down.
+"""Fault injection for tests: make the n-th system call of one role fail, or record every call.
 
-Host, zygote and keeper make their system calls through `syscalls.py`; a plan wraps the names of that module. It lives
-here and not in `banksman.testing` because the zygote must follow it too, and loads nothing else for it. Without a plan
-this module is never imported.
+Host, zygote and keeper make their system calls through `syscalls.py`, and a plan wraps the names of
+that module. It is here and not in `banksman.testing`, because the zygote must follow it too, and
+should load nothing else for it. Without a plan this module is never imported.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ _plain: dict[str, Callable[..., Any]] = {name: getattr(syscalls, name) for name 
 
 
 class FaultPlan:
-    """What a test wants to happen: one call of one role fails, or every call is recorded.
+    """A plan of a test: one call of one role fails, or every call is recorded.
 
-    The text form travels on the zygote's command line, and by fork to its keepers: `role:call:nth:errno:record`.
-    An empty `role` injects nothing, an empty `record` (a file to append to) records nothing.
+    Its text form is passed on the zygote's command line, and by fork to its keepers:
+    `role:call:nth:errno:record`. An empty `role` injects nothing. An empty `record` (a file to
+    append to) records nothing.
     """
 
     def __init__(self, text: str) -> None:
@@ -41,7 +42,10 @@ class FaultPlan:
         self.seen = 0
 
     def follow(self, role: str) -> None:
-        """Wrap every call of this process, as `role`: host, zygote, keeper or child. Counting begins anew."""
+        """Wrap every call of this process, as `role`: host, zygote, keeper or child.
+
+        Restarts the count.
+        """
         self.seen = 0
         for name, plain in _plain.items():
             setattr(syscalls, name, self._planned(role, name, plain))
@@ -58,7 +62,8 @@ class FaultPlan:
             if self.seen != self.nth:
                 return plain(*arguments, **options)
             if name == "close_fd":
-                # The kernel frees the fd even when close() fails; a fault that kept it would be one that cannot happen.
+                # The kernel frees the fd even if close() fails. A fault that left it open could not
+                # happen in reality.
                 plain(*arguments)
             raise OSError(self.errno, os.strerror(self.errno))
 
@@ -66,13 +71,13 @@ class FaultPlan:
 
 
 def follow_no_plan() -> None:
-    """Put the plain calls back."""
+    """Restore the plain calls."""
     for name, plain in _plain.items():
         setattr(syscalls, name, plain)
 
 
 def _append(path: str, line: str) -> None:
-    # Opened anew each time: an fd kept open would be in the way of the very calls under test.
+    # Opened for each line: an fd that stays open would interfere with the calls under test.
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, line.encode())

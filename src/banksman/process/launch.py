@@ -1,13 +1,18 @@
-"""What is to be started, checked before anything is: a bad call is an error here, and spawns nothing.
+"""Check and prepare a launch: argv, environment, folder and fds of a child, before it starts.
 
-The environment of a child: what it inherits, what is taken out, what is added.
+A bad call raises an error here, and nothing is started.
 
-Three policies can be named in `scrub`. `"banksman"` removes our own variables (`BANKSMAN_…`): they may hold the token
-of a server, or the address of a store. Agents never inherit those.
+A child inherits the environment of this process, minus the scrubbed variables, plus the variables
+in `env`. `scrub` accepts three policies, and names of variables:
+- `"banksman"` removes Banksman's variables (`BANKSMAN_…`). They may hold the token of a server or
+  the address of a store. Agents never inherit them.
+- `"nesting"` removes the variables by which an agent notices that it runs inside another agent. It
+  may then behave differently or refuse to start.
+- `"secrets"` removes credentials, by the list and the endings below. It helps against accidental
+  leaks and is no security boundary.
+- Any other word names one variable.
 
-`"nesting"` removes the variables by which an agent notices that it runs inside another one and then behaves differently
-or refuses to start. `"secrets"` removes credentials, by the list and the endings below; it is a help against leaks by
-accident and no boundary. Any other word names one variable. What the caller puts into `env` is always kept.
+Variables that the caller puts into `env` are always kept.
 """
 
 from __future__ import annotations
@@ -40,7 +45,8 @@ SECRET_ENDINGS = ("_API_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_PASSWD", "_CRE
 
 _NOTHING: Mapping[bytes, bytes | None] = {}
 
-# What a program is told of its terminal: one that all programs know, and nothing of the size of ours, which is another.
+# Variables for a child with a terminal: a type that all programs know, and no size, because the
+# size in this environment belongs to another terminal.
 TERMINAL: dict[bytes, bytes | None] = {b"TERM": b"xterm-256color", b"LINES": None, b"COLUMNS": None}
 
 
@@ -51,10 +57,13 @@ def build(
     scrub: Iterable[str] = (),
     ours: Mapping[bytes, bytes | None] = _NOTHING,
 ) -> dict[bytes, bytes]:
-    """The child's whole environment, as the kernel takes it. `ours` goes over what is inherited (None: it goes), and
-    what the caller says goes over ours."""
+    """Build the complete environment of the child, as the kernel takes it.
+
+    `ours`: overrides inherited variables; None removes one. `env`: overrides both.
+    """
     words = _scrub_words(scrub)
-    # os.environb is read at the call, and not through a copy made earlier: the program may have changed it since.
+    # Read os.environb at the time of the call, not an earlier copy: the program may have changed
+    # it.
     built = dict(os.environb) if inherit else {}
     if words:
         built = {name: value for name, value in built.items() if not _is_scrubbed(os.fsdecode(name), words)}
@@ -109,14 +118,15 @@ def _checked(env: Any) -> Mapping[str, str]:
 
 
 Argv = Sequence[str | bytes | os.PathLike[str]]
-# Where an output stream goes: to us, to nobody, where stdout goes; to a copy of this fd, or the file of this path.
+# Target of an output stream: a pipe to the host, /dev/null, the target of stdout, a copy of this
+# fd, or the file at this path.
 Target = Literal["pipe", "null", "stdout"] | int | bytes
 PIPES: tuple[Target, Target] = ("pipe", "pipe")
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A checked order for one child. Strings are as the kernel takes them."""
+    """A checked order for one child. All strings are in the form that the kernel takes."""
 
     path: bytes
     argv: tuple[bytes, ...]
@@ -125,10 +135,12 @@ class Launch:
     inherited: InheritedAttributes
     limits: dict[str, Any] | None
     pass_fds: tuple[int, ...]
-    # Who to become before the start; and the command that ends what is not ours to signal, up to its words.
+    # `user`: the user to become before the start. `ender`: the command that signals processes of
+    # other users, up to and including `kill`.
     user: Become | None = None
     ender: tuple[bytes, ...] | None = None
-    # It works for an agent: its keeper's name says so, and its tree is not let in by the user's sockets.
+    # The child works for an agent. Its keeper has another name then, and the sockets of this user
+    # refuse its tree.
     is_agents: bool = False
 
 
@@ -146,7 +158,11 @@ def prepare(
     helper: Sequence[str] = (),
     is_agents: bool = False,
 ) -> Launch:
-    """`helper`: what runs a program with more rights than ours, such as `sudo -n`; see `attributes.py`."""
+    """Check a call and return the order for it.
+
+    `helper`: a program that runs commands with more privileges, such as `sudo -n`; see
+    `attributes.py`.
+    """
     words = _argv_words(argv)
     folder = _folder(cwd)
     ours: dict[bytes, bytes | None] = dict(TERMINAL) if has_terminal else {}
@@ -176,7 +192,10 @@ def prepare(
 
 
 def _ender(helper: Sequence[str]) -> tuple[bytes, ...]:
-    """The helper, and what it is to run: found now and by our own PATH, since the keeper has none."""
+    """Return the helper and the `kill` that it runs, both by absolute path.
+
+    They are looked up now, by the PATH of this program, because the keeper has no PATH.
+    """
     words = _argv_words(helper)
     ours = build(None, inherit=True)
     program, kill = (os.path.abspath(_resolve(word, b".", ours)) for word in (words[0], b"kill"))
@@ -220,7 +239,7 @@ def _folder(cwd: Any) -> bytes:
 
 
 def _resolve(word: bytes, folder: bytes, env: Mapping[bytes, bytes]) -> bytes:
-    """The file to run, found as the child would find it: by its PATH, and relative to its folder."""
+    """Find the program as the child would: by the child's PATH, relative to the child's folder."""
     shown = os.fsdecode(word)
     if b"/" in word:
         candidates = [word]
@@ -231,7 +250,7 @@ def _resolve(word: bytes, folder: bytes, env: Mapping[bytes, bytes]) -> bytes:
         raise ProgramNotFound("the program's name is empty", hint="the first word of argv is the program")
     reason = ""
     for candidate in candidates:
-        # An absolute path swallows the folder it is joined to.
+        # If the candidate is absolute, join() ignores the folder.
         path = os.path.join(folder, candidate)
         try:
             mode = os.stat(path).st_mode
@@ -244,8 +263,8 @@ def _resolve(word: bytes, folder: bytes, env: Mapping[bytes, bytes]) -> bytes:
         elif not os.access(path, os.X_OK):
             reason = reason or f"{os.fsdecode(path)} is not executable"
         else:
-            # Relative to our folder at the call: joined by the child's folder already, so made absolute only if the
-            # child starts elsewhere than we are.
+            # A relative path means a file in the child's folder. If the child starts elsewhere than
+            # this process, the path is made absolute, because it would be wrong there.
             return candidate if folder == b"." or os.path.isabs(candidate) else os.path.abspath(path)
     if reason:
         raise ProgramNotExecutable(f"cannot run {shown!r}: {reason}", hint="chmod +x it, or name its interpreter first")

@@ -1,12 +1,12 @@
-"""What a dead host may have left behind: whether it is still there, and its end.
+"""Wait for, and if necessary end, the processes that a dead host has left behind.
 
-A keeper notices the death of its host and ends its tree by the ladder, so there is nothing to do but to wait for that:
-whoever goes on with a conversation must not do so beside the process that still has it. Only where the keeper was
-killed as well (a limit of G6) is something found that nobody will end, and it is ended here, by what is known of it:
-the process that was started, and what descends from it.
+A keeper notices the death of its host and ends its tree by the ladder. So the only task here is to
+wait for that: a host that resumes a conversation must not do so while the old process still has it.
+Only if the keeper was killed too (a limit of G6) will nothing end the tree. Then this module ends
+it, by the recorded identity of the started process, together with its descendants.
 
-A process is known by its pid, the time of its start and the boot that both belong to. A pid alone may be another's by
-now, and nothing that might be another's is ever signalled.
+A process is identified by its pid, its start time, and the boot that both belong to. A pid alone
+may belong to another process, and this module never signals a process whose identity is uncertain.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from banksman.process import syscalls
 from banksman.process.keeper.proc_tree import name_of, open_member, read_stat
 from banksman.process.keeper.sweep import SIGKILL, Sweep
 
-# A keeper that lost its host goes through TERM and the grace of its command, and then kills. Longer graces than this
-# are cut short by whoever wants to go on.
+# A keeper that lost its host sends TERM, waits for the grace of its command, and kills. A host that
+# wants to resume the session does not wait for longer graces than this.
 KEEPER_SECONDS_MAX = 30.0
-# What was killed is gone within moments, but for a process in uninterruptible sleep.
+# A killed process is gone within moments, except in uninterruptible sleep.
 KILLED_SECONDS_MAX = 5.0
 
 Member = tuple[int, int]  # pid and start
-Born = tuple[str, int, int, int, int, int, int]  # the boot; pid and start of the process, its keeper and its host
+# Boot id, then pid and start of the process, of its keeper, and of its host.
+Born = tuple[str, int, int, int, int, int, int]
 
 
 def boot_id() -> str:
-    """Which boot of the machine this is; empty where nobody says."""
+    """Return the id of the current boot; empty where the kernel does not provide it."""
     try:
         return syscalls.read_proc("sys/kernel/random/boot_id", 64).decode().strip()
     except OSError:
@@ -40,9 +41,10 @@ def boot_id() -> str:
 
 
 def trace(pid: int) -> Born | None:
-    """By what a process of ours and its keeper, which is its parent, can be known later; None: it cannot be seen.
+    """Record the identity of a child, its keeper (its parent) and this host; None if it is hidden.
 
-    Where /proc hides the keeper (`hidepid`; it is not dumpable), its start is 0, and it is never found later.
+    If /proc hides the keeper (`hidepid`; the keeper is not dumpable), its start is recorded as 0,
+    and it is never found later.
     """
     me = os.getpid()
     try:
@@ -59,27 +61,33 @@ def trace(pid: int) -> Born | None:
 
 
 async def wait(born: Born) -> None:
-    """Until its keeper has ended it, if it is still at it. Signals nobody.
+    """Wait until the keeper of a dead host has ended its tree. Signals no process.
 
-    Raises `Refused` at once if another process is its host, and lives: what is read here is a copy of what that one
-    writes. And after a while, if the keeper does not come to an end. Cancelled, it only stops waiting.
+    Raises `Refused` immediately if the recorded host is another process and alive: then this store
+    is a copy of the store that the host writes. Raises `Refused` after KEEPER_SECONDS_MAX if the
+    keeper has not finished. Cancelling only stops the waiting.
     """
     boot, pid, started, *others = born
     keeper, host = (others[0], others[1]), (others[2], others[3])
+    # Another boot: no process of it can exist, and its pids mean nothing here.
     if boot != boot_id() or not (_is_there(keeper) or _is_there((pid, started))):
         return
     if host[0] != os.getpid() and _is_there(host):
         hint = "is this a copy of its store? The session goes on there"
         raise Refused(f"the session's process {pid} has a host that lives, process {host[0]}", hint=hint, pid=host[0])
-    # A keeper that lives is never killed: it is about to end its tree, and is the only one that can prove that it has.
+    # A living keeper is never killed. It is about to end its tree, and only the keeper can prove
+    # that the tree is gone.
     if not await _wait_gone(keeper, KEEPER_SECONDS_MAX):
         hint = "wait for it: two processes must not go on with one conversation"
         raise Refused(f"the session's process {pid} is still being ended, by process {keeper[0]}", hint=hint, pid=pid)
 
 
 async def end(born: Born) -> list[str]:
-    """Until nothing is left of it. What had to be ended here, for people to read: only where its keeper is gone, and it
-    is not. For whoever owns what it belonged to. Raises as `wait`; cancelled, it leaves things as they are."""
+    """Wait until nothing of the process is left, and end it if its keeper is gone.
+
+    Returns the names of the processes that were ended here, for people. Only the owner of the
+    session may call this. Raises like `wait`. Cancelling leaves the processes as they are.
+    """
     await wait(born)
     boot, pid, started, *_ = born
     return [] if boot != boot_id() else await _sweep((pid, started))
@@ -93,7 +101,10 @@ def _is_there(member: Member) -> bool:
 
 
 async def _sweep(root: Member) -> list[str]:
-    """End a process and its descendants. The root last, so that they can be found by it."""
+    """End a process and its descendants.
+
+    The root comes last, because the descendants are found through it.
+    """
     pidfd = _open(root)
     if pidfd is None:
         return []
@@ -101,12 +112,12 @@ async def _sweep(root: Member) -> list[str]:
     sweep = Sweep(root[0], reap=lambda: None)
     try:
         until = time.monotonic() + KILLED_SECONDS_MAX
-        # In a thread: it looks through /proc, again and again.
+        # In a thread, because each round scans /proc several times.
         while time.monotonic() < until and await asyncio.to_thread(sweep.kill):
             pass
         syscalls.pidfd_send_signal(pidfd, SIGKILL)
     except ProcessLookupError:
-        pass  # It went by itself, a moment ago.
+        pass  # The process exited a moment ago.
     finally:
         syscalls.close(pidfd)
     if not await _wait_gone(root, KILLED_SECONDS_MAX):
@@ -115,12 +126,14 @@ async def _sweep(root: Member) -> list[str]:
 
 
 def _open(member: Member) -> int | None:
-    """A pidfd of a process that is there and alive; a zombie is over, whoever has to reap it."""
+    """Open a pidfd of a living process. A zombie counts as gone, whichever process has to reap it."""
+    # A start of 0 means that the process was hidden when it was recorded: see `trace`.
     if not all(member):
         return None
     try:
         fd = open_member(member)
     except OSError as exc:
+        # A kernel without pidfds: no keeper can have run here.
         if exc.errno == errno.ENOSYS:
             return None
         raise
@@ -132,7 +145,10 @@ def _open(member: Member) -> int | None:
 
 
 async def _wait_gone(member: Member, seconds: float) -> bool:
-    """Whether it ended within this time. A pidfd is readable from the moment of the death on."""
+    """Wait for the end of a process. False if it lasts longer than `seconds`.
+
+    A pidfd becomes readable when its process dies.
+    """
     pidfd = _open(member)
     if pidfd is None:
         return True

@@ -1,7 +1,8 @@
-"""Our ends of a child's pipes: plain fds in the loop's selector, closed the moment we say so.
+"""Host ends of a child's pipes: plain fds in the loop's selector, closed immediately on demand.
 
-asyncio's own stream objects are not used: closing them does not close the fd at once, and waiting for a process with
-them waits for the pipes. A pipe here is an int, and closing it is `close()`.
+asyncio's stream objects are not used. Closing them does not close the fd immediately, and waiting
+for a process with them also waits for the pipes. A pipe here is an int, and closing it is
+`close()`.
 """
 
 from __future__ import annotations
@@ -15,22 +16,24 @@ from collections.abc import Callable
 from banksman.errors import CommandError
 from banksman.process import syscalls
 
-# A pipe holds 64 KiB unless it was made larger, so a read never returns more, and asking for more costs an allocation
-# each time.
+# A pipe holds 64 KiB unless it was enlarged, so a read never returns more. A larger buffer would
+# cost an allocation for each read.
 READ_BYTES = 65536
-# An agent's stdout is worth a larger pipe: fewer, larger reads cost its reader a quarter less. The kernel gives a user
-# 64 MiB for all pipes and then makes new ones tiny, also those of others; so what is taken of it is bounded here.
+# An agent's stdout gets a larger pipe: fewer, larger reads cost its reader a quarter less. The
+# kernel grants each user 64 MiB for all pipes, and makes further pipes tiny, even for other
+# programs. So the number of large pipes is bounded here.
 WIDE_PIPE_BYTES = 1 << 20
 WIDE_PIPES_MAX = 16
 WIDE_READ_BYTES = 1 << 18
-# One readiness callback reads at most this much: one flood must not starve the loop.
+# Bound of one readiness callback: a child that floods its output must not starve the loop.
 READ_BYTES_MAX = 1 << 20
 
 
 class PipeReader:
-    """Reads one pipe and passes on what it reads.
+    """Reads one pipe and passes the data on.
 
-    `on_end` is called once, at its end and not on our own close; with False if reading failed and more may be there.
+    `on_end`: called once, at the end of the stream, and not after a `close`. Its argument is False
+    if reading failed and more data may exist.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class PipeReader:
         return self._fd
 
     def widen(self) -> None:
-        """Make the pipe larger, if there is room for one more such; a kernel that refuses is right, too."""
+        """Enlarge the pipe, if the budget has room. A refusal of the kernel is fine."""
         if len(_wide) < WIDE_PIPES_MAX and self.is_open:
             try:
                 syscalls.set_pipe_size(self._fd, WIDE_PIPE_BYTES)
@@ -63,21 +66,23 @@ class PipeReader:
             self._read_bytes = WIDE_READ_BYTES
 
     def resume(self) -> None:
+        """Start or resume reading."""
         if self._is_paused and self.is_open:
             self._loop.add_reader(self._fd, self.read_now)
             self._is_paused = False
 
     def pause(self) -> None:
-        """Stop reading: the pipe fills, and pushes back on the child."""
+        """Stop reading: the pipe fills, and the child gets backpressure."""
         if not self._is_paused:
             self._is_paused = True
             if self.is_open:
                 self._loop.remove_reader(self._fd)
 
     def read_now(self) -> None:
-        """Read what is there, up to the bound. Also called by those who must know what is there before they decide.
+        """Read the available data, up to the bound.
 
-        A pause holds for them too: it is a promise to whoever asked for it.
+        Callers that must know the data before a decision call this too. A pause holds for them as
+        well, because the pause is a promise to its caller.
         """
         taken = 0
         while taken < READ_BYTES_MAX and self.is_open and not self._is_paused:
@@ -86,9 +91,10 @@ class PipeReader:
             except BlockingIOError:
                 return
             except OSError as exc:
+                # After a temporary error the fd is still readable, so the loop calls again.
                 if exc.errno not in syscalls.PASSING:
                     self.close()
-                    # EIO is how a terminal says that its other side is gone.
+                    # EIO is how a terminal reports that its other side is gone.
                     self._on_end(exc.errno == errno.EIO)
                 return
             if not data:
@@ -99,6 +105,7 @@ class PipeReader:
             self._on_data(data)
 
     def close(self) -> None:
+        """Stop reading and close the fd. `on_end` is not called."""
         self.pause()
         self.forget()
 
@@ -109,16 +116,18 @@ class PipeReader:
             fd, self._fd = self._fd, -1
             syscalls.close(fd)
 
-    # For one that was abandoned with its loop: its host was dropped, and nobody else can close it.
+    # For a reader that was abandoned with its loop: its host was dropped, and no other code can
+    # close the fd.
     __del__ = forget
 
 
-# The ids of those that were widened and are still open, of every loop: the budget is the user's, not a loop's.
+# Ids of the enlarged pipes that are still open, across all loops: the kernel's budget is per user,
+# not per loop.
 _wide: set[int] = set()
 
 
 class PipeWrite:
-    """One write: whole, in its turn, or not at all."""
+    """One write: written completely and in order, or not at all."""
 
     def __init__(self, data: bytes, done: asyncio.Future[None]) -> None:
         self.rest = memoryview(data)
@@ -126,16 +135,18 @@ class PipeWrite:
         self.done = done
 
     def fail(self, error: Exception) -> None:
+        """Fail the write, unless it is done."""
         if not self.done.done():
             self.done.set_exception(error)
-            # A writer that no longer waits does not collect the error; that is not worth a warning.
+            # If the caller has stopped waiting, the error is never retrieved. Reading it here
+            # avoids asyncio's warning.
             self.done.exception()
 
 
 class PipeWriter:
     """Writes to a child's stdin, one whole write after another.
 
-    Nothing is written after a write that was cut: once a write has begun it is finished, or the pipe is closed.
+    No write follows a partial one: once a write has begun, it is finished or the pipe is closed.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
@@ -168,20 +179,23 @@ class PipeWriter:
         return writing
 
     def withdraw(self, writing: PipeWrite) -> bool:
-        """Take a write back. False if a byte of it was taken already: then it must be finished."""
+        """Take a queued write back.
+
+        False if the pipe has already taken a byte: then it must be finished.
+        """
         if writing.is_begun or writing not in self._queue:
             return False
         self._queue.remove(writing)
         return True
 
     def end(self) -> None:
-        """Close once everything queued is written."""
+        """Close the pipe once everything queued is written."""
         self._is_ending = True
         if not self._queue:
             self.close()
 
     def close(self) -> None:
-        """Close now. What was not written fails."""
+        """Close the pipe now. Unfinished writes fail."""
         if self._is_waiting and self._fd >= 0:
             self._loop.remove_writer(self._fd)
         self._is_waiting = False
@@ -199,6 +213,7 @@ class PipeWriter:
     __del__ = forget
 
     def _write_now(self) -> None:
+        """Write as much of the queue as the pipe takes, then wait until it is writable."""
         while self._queue:
             writing = self._queue[0]
             if not writing.is_begun:
@@ -214,6 +229,8 @@ class PipeWriter:
                         self._wait()
                         return
                     writing.fail(CommandError(f"the command does not take its stdin any more: {exc.strerror}"))
+                    # The reader is gone. The writes after this one must fail too, so the pipe is
+                    # closed.
                     self._queue.popleft()
                     self.close()
                     return
@@ -230,7 +247,7 @@ class PipeWriter:
             self.close()
 
     def _begin(self, writing: PipeWrite) -> None:
-        """The turn of this one has come, and not a byte of it is taken yet. For those whose bytes depend on that."""
+        """Hook before the first byte of a write, for writes whose bytes depend on that moment."""
 
     def _write(self, data: memoryview) -> int:
         return _write_without_sigpipe(self._fd, data)
@@ -242,14 +259,15 @@ class PipeWriter:
 
 
 def _write_without_sigpipe(fd: int, data: memoryview) -> int:
-    """Write; a reader that is gone is an error, even in a program that has restored SIGPIPE's deadly default."""
+    """Write to a pipe. A missing reader raises, even if the program has restored SIGPIPE's default."""
     if signal.getsignal(signal.SIGPIPE) is not signal.SIG_DFL:
         return syscalls.write(fd, data)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
     try:
         return syscalls.write(fd, data)
     except BrokenPipeError:
-        # The signal is pending for this thread: taken here, so that unblocking does not deliver it.
+        # The signal is pending for this thread. Consume it here, so that unblocking does not
+        # deliver it.
         signal.sigwait([signal.SIGPIPE])
         raise
     finally:

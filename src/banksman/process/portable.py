@@ -1,16 +1,18 @@
-"""The same child without a keeper, where there is no subreaper: macOS, by best effort.
+"""Child process without a keeper, for systems without subreapers (macOS). Best effort.
 
-It has the face of `process.Process` and keeps what can be kept without the kernel's help: the command runs in a session
-of its own, its group is ended by group, and the descendants that `ps` shows are ended one by one, each checked by its
-start time. What it cannot know, it does not promise: a process that left the group and whose parent died before we
-looked is nobody's, and when this program is killed, its commands live on.
+`PortableProcess` has the interface of `process.Process` and keeps the promises that are possible
+without the kernel's help. The command runs in a separate session. A stop signals its group, and
+then each descendant that `ps` shows, after a check of its start time. Two promises are missing. A
+process is never found if it left the group and its parent died before a look. When this program is
+killed, its commands keep running.
 
-So with a lease, too: a host that loses what it has claimed ends its commands by its own ladder, in time. But one that
-is stopped, blocked or killed does nothing, and there is no keeper to do it in its place: until it goes on, or until
-somebody ends them, such commands outlive the lease.
+The same holds for leases. A host that loses its claims ends its commands by its ladder, in time.
+But a host that is stopped, blocked or killed does nothing, and no keeper acts in its place. Such
+commands outlive the lease until the host resumes or a person ends them.
 
-A thread waits for each child, since the loop must not, and its death is told to the loop. A pid is signalled only while
-its process is known to be unreaped, or its start time still matches.
+A thread waits for each child, since the loop must not block, and reports its death to the loop. A
+pid is signalled only while its process is known to be unreaped, or while its start time still
+matches.
 """
 
 from __future__ import annotations
@@ -45,17 +47,17 @@ from banksman.process.lease_page import LeasePage
 from banksman.process.process import start_error
 from banksman.process.stdio import TAKE_TERMINAL, ChildStreams, Size, Stdin
 
-# How often `ps` is asked whether the tree is gone, and how long after KILL until those who are left are named.
+# Interval of the looks with `ps`, and the time after KILL until the survivors are reported.
 LOOK_SECONDS = 0.05
 KILL_SECONDS_MAX = 5.0
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 
-# pid, parent, group, start time as `ps` writes it, command
+# pid, parent, group, start time as `ps` prints it, command
 Row = tuple[int, int, int, str, str]
 
 
 class PortableProcess:
-    """One child of our own."""
+    """One child without a keeper."""
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class PortableProcess:
         lease: LeasePage | None = None,
         outputs: tuple[Target, Target] = PIPES,
     ) -> None:
-        del linger, deadline, lease  # For a keeper that goes on alone; there is none.
+        del linger, deadline, lease  # Only a keeper could act on these.
         self.pid: int | None = None
         self.grace = grace
         self._loop = asyncio.get_running_loop()
@@ -98,10 +100,10 @@ class PortableProcess:
         self._loop.call_soon(self._on_fact, Started(self.pid, time.monotonic()))
         threading.Thread(target=self._wait, name=f"banksman-{self.pid}", daemon=True).start()
 
-    # -- what is heard -----------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
     def _wait(self) -> None:
         result = self._child.wait()
-        with contextlib.suppress(RuntimeError):  # The loop is closed; nobody wants to know.
+        with contextlib.suppress(RuntimeError):  # The loop is closed, so no callback can run.
             self._loop.call_soon_threadsafe(self._on_exit, result, time.monotonic())
 
     def _on_exit(self, result: int, at: float) -> None:
@@ -114,10 +116,10 @@ class PortableProcess:
         self._look()
 
     def hear_now(self) -> None:
-        """Nothing to ask: the waiting thread tells."""
+        """Does nothing: the waiting thread reports the exit."""
 
     def _look(self) -> None:
-        """Is anybody left? Asked again until not, or until KILL has had its time."""
+        """Check whether processes are left, until none is, or until KILL has had its time."""
         self._look_timer = None
         if self._is_gone or not self._has_exited:
             return
@@ -131,21 +133,25 @@ class PortableProcess:
         survivors = tuple(Survivor(row[0], row[4], "still dying") for row in left)
         self._on_fact(TreeEnded(survivors, now))
 
-    # -- what is done ------------------------------------------------------------------------------------------------
+    # -- orders ------------------------------------------------------------------------------------
     def term(self, seconds: float) -> None:
+        """Send TERM to the group. The ladder of the host keeps the time."""
         del seconds
         self._has_touched = True
-        # While the leader lives its descendants can be found by their parents. Afterwards only those noted here.
+        # Record the members now. While the leader lives, its descendants can be found by their
+        # parents. Afterwards only recorded members are known.
         self._members()
         self._signal_group(signal.SIGTERM)
         self._signal_group(signal.SIGCONT)
 
     def term_rest(self, seconds: float) -> None:
+        """Send TERM to the recorded members that are left."""
         del seconds
         self._signal_members(signal.SIGTERM)
         self._look_soon()
 
     def kill(self) -> None:
+        """Send KILL to the group and to all members."""
         self._has_touched = True
         self._kill_began = time.monotonic()
         self._members()
@@ -154,25 +160,26 @@ class PortableProcess:
         self._look_soon()
 
     def kill_keeper(self) -> None:
-        """There is none."""
+        """Does nothing: there is no keeper."""
 
     def signal(self, number: int, *, to_group: bool) -> None:
+        """Signal the child, or its group."""
         if to_group:
             self._signal_group(number)
         else:
-            self._child.send_signal(number)  # Does nothing once it is reaped.
+            self._child.send_signal(number)  # Popen ignores this once the child is reaped.
 
     def renew(self, seconds: float | None) -> None:
-        """Nobody would act on it."""
+        """Does nothing: no keeper would act on it."""
 
     def hurry(self, term_at: float, kill_at: float) -> None:
-        """Nobody would act on that either."""
+        """Does nothing: no keeper would act on it."""
 
     def note_time(self) -> None:
-        """`ps` shows the time of day."""
+        """Does nothing: `ps` shows start times by the clock of the day."""
 
     def sweep(self, since: float, *, ends: bool) -> None:
-        """As `Process.sweep`, as far as `ps` tells."""
+        """Like `Process.sweep`, as far as `ps` shows the start times."""
 
         def tell(fact: SweepEnded) -> None:
             if not (self._is_over or self._is_gone):
@@ -185,6 +192,8 @@ class PortableProcess:
             self._look_timer = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def _signal_group(self, number: int) -> None:
+        # After the child is reaped its group id may be reused. It is safe as long as a known member
+        # is still in the group.
         if self._child.returncode is None or any(row[2] == self.pid for row in self._members()):
             with contextlib.suppress(OSError):
                 os.killpg(self._child.pid, number)
@@ -200,18 +209,23 @@ class PortableProcess:
             self._on_fact(ProcessesSwept(tuple(swept)))
 
     def _members(self) -> list[Row]:
-        """Who of the tree is alive: by parent, by group, and those we knew that are still the same process."""
+        """Return the living members of the tree except the leader.
+
+        A member is found by its parent, by its group, or because it was recorded before and is
+        still the same process.
+        """
         rows = {row[0]: row for row in _ps()}
         children: dict[int, list[int]] = {}
         for row in rows.values():
             children.setdefault(row[1], []).append(row[0])
         known = {pid: row for pid, row in self._known.items() if pid in rows and rows[pid][3] == row[3]}
         members = dict(known)
-        # A group's number is in use as long as it has a member. Only if a process with the leader's own number is there
-        # after the leader was reaped, the number was given away, and the group is somebody else's.
+        # A group id stays in use as long as the group has a member. If a process has the leader's
+        # pid after the leader was reaped, the pid was reused, and the group belongs to another
+        # program.
         if self._child.returncode is None or self._child.pid not in rows:
             members |= {row[0]: row for row in rows.values() if row[2] == self._child.pid}
-        # One of the group may have a child that has left it.
+        # A member of the group may have a child that has left the group.
         waiting = [self._child.pid, *members]
         while waiting:
             for pid in children.get(waiting.pop(), ()):
@@ -222,7 +236,7 @@ class PortableProcess:
         self._known = members
         return list(members.values())
 
-    # -- reading, and the end ----------------------------------------------------------------------------------------
+    # -- streams, and the end ----------------------------------------------------------------------
     def read_now(self) -> None:
         self._streams.read_now()
 
@@ -242,6 +256,7 @@ class PortableProcess:
         self._streams.close_output()
 
     def close(self) -> None:
+        """End the tree and close every fd."""
         if self._is_over:
             return
         self._end_all()
@@ -250,17 +265,21 @@ class PortableProcess:
         self._streams.close()
 
     def let_go(self) -> None:
+        """End the tree. The fds stay open."""
         self._end_all()
 
     def abandon(self) -> None:
+        """End the tree and close every fd without touching the loop."""
         self._end_all()
         self._streams.forget()
 
     def forget(self) -> None:
+        """Close every fd without touching the loop or the tree."""
         self._is_over = True
         self._streams.forget()
 
     def _end_all(self) -> None:
+        """Kill the whole tree, unless it is gone."""
         self._is_over = True
         if not self._is_gone:
             self._signal_group(signal.SIGKILL)
@@ -270,6 +289,7 @@ class PortableProcess:
 
 
 def _spawn(launch: Launch, fds: dict[int, int], *, takes_terminal: bool) -> subprocess.Popen[bytes]:
+    """Start the command in a new session."""
     uid, gid, groups = launch.user[:3] if launch.user is not None else (None, None, None)
     try:
         return subprocess.Popen(
@@ -283,7 +303,8 @@ def _spawn(launch: Launch, fds: dict[int, int], *, takes_terminal: bool) -> subp
             umask=launch.inherited.umask,
             pass_fds=launch.pass_fds,
             start_new_session=True,
-            # Unsafe in general, because another thread's locks may be held in the child; this one takes none.
+            # Unsafe in general, because locks of other threads may be held in the child. `prepare`
+            # takes no locks.
             preexec_fn=_preparer(launch.limits, takes_terminal=takes_terminal),  # noqa: PLW1509
             user=uid,
             group=gid,
@@ -296,6 +317,7 @@ def _spawn(launch: Launch, fds: dict[int, int], *, takes_terminal: bool) -> subp
 
 
 def _preparer(limits: dict[str, Any] | None, *, takes_terminal: bool) -> Callable[[], None] | None:
+    """Return a function that prepares the child before exec(); None if nothing is to be prepared."""
     if limits is None and not takes_terminal:
         return None
 
@@ -311,9 +333,10 @@ def _preparer(limits: dict[str, Any] | None, *, takes_terminal: bool) -> Callabl
 
 
 def _ps() -> list[Row]:
-    """Every process, as `ps` shows it on Linux and macOS alike."""
+    """List every process, as `ps` shows it on Linux and macOS alike."""
     argv = ["ps", "-axo", "pid=,ppid=,pgid=,stat=,lstart=,command="]
-    # Its environment is ours but for the language: the date is compared as text and read by nobody.
+    # The environment of this program, except for the language: start times are compared as text,
+    # and `born` parses them.
     output = subprocess.run(argv, stdout=subprocess.PIPE, check=False, env={**os.environ, "LC_ALL": "C"}).stdout
     rows: list[Row] = []
     for line in output.decode("utf-8", "replace").splitlines():
@@ -324,11 +347,12 @@ def _ps() -> list[Row]:
 
 
 class PortableSweep:
-    """One order to sweep, as far as `ps` tells who was born when. `members`: who of the tree is alive, but for its
-    leader.
+    """One partial sweep, as precise as the start times of `ps`.
 
-    `ps` counts births in seconds. Who was born in the very second that is asked about may have been there before, and
-    is spared: to leave a tool running is bad, to end an agent's server is worse.
+    `ps` shows start times in seconds. A process that started in the very second of the request may
+    be older, and is spared. Leaving a tool running is bad, ending an agent's server is worse.
+
+    `members`: returns the living members of the tree except its leader.
     """
 
     def __init__(
@@ -342,6 +366,7 @@ class PortableSweep:
         self._began = time.monotonic()
 
     def begin(self, since: float, *, ends: bool) -> None:
+        """Signal the newer processes, or with `ends` False only report them."""
         second = int(time.time() - (time.monotonic() - since))
         rows = self._members()
         self._left = _with_descendants((row for row in rows if born(row) > second), rows)
@@ -354,8 +379,9 @@ class PortableSweep:
         self._loop.call_later(LOOK_SECONDS if self._left else 0, self._look)
 
     def _look(self) -> None:
-        """Who is left of them, and what have they started meanwhile?"""
+        """Check which targets are left, and which processes they have started meanwhile."""
         rows = self._members() if self._left else []
+        # The start time excludes a process that got the pid of a dead target.
         same = [row for row in rows if row[0] in self._left and row[3] == self._left[row[0]][3]]
         self._left = _with_descendants(same, rows)
         self._met |= self._left
@@ -376,6 +402,7 @@ class PortableSweep:
 
 
 def _with_descendants(roots: Iterable[Row], rows: list[Row]) -> dict[int, Row]:
+    """Return these processes and all their descendants, by pid."""
     children: dict[int, list[Row]] = {}
     for row in rows:
         children.setdefault(row[1], []).append(row)
@@ -390,7 +417,11 @@ def _with_descendants(roots: Iterable[Row], rows: list[Row]) -> dict[int, Row]:
 
 
 def born(row: Row) -> float:
-    """The second of its birth. Read by hand: `ps` writes it in English here, whatever language this program speaks."""
+    """Return the start time in seconds since the epoch.
+
+    Parsed by hand: `ps` prints English here, and strptime would expect the language of this
+    program.
+    """
     _day, month, day, clock, year = row[3].split()
     hours, minutes, seconds = clock.split(":")
     date = (int(year), _MONTHS.index(month) // 3 + 1, int(day), int(hours), int(minutes), int(seconds), 0, 0, -1)

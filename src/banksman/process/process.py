@@ -1,9 +1,9 @@
-"""The host's end of a child: its pipes, and the conversation with its keeper.
+"""Host side of a child: its streams, and the control socket to its keeper.
 
-It owns the control socket, the streams and its use of the zygote. It decides nothing: what happens is told as facts to
-`on_fact`, what is to be done is told to it. Nothing here awaits, so there is nothing that a cancelled task could leave
-half done. The host never signals a pid: every signal is a request to the keeper, the one that knows whether that pid is
-still the child.
+`Process` owns the control socket, the streams and a use of the zygote. It takes no decisions: it
+reports events as facts to `on_fact`, and its methods carry out orders. Nothing here awaits, so a
+cancelled task cannot leave an operation half done. The host never signals a pid. Every signal is a
+request to the keeper, because only the keeper knows whether that pid is still the child.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from banksman.process.stdio import TAKE_TERMINAL, ChildStreams, Size, Stdin
 from banksman.process.sweep_requests import OpenSweeps, StartedSince
 from banksman.process.zygote_client import ZygoteHandle, socketpair, spawner
 
-# A zygote that does not answer within this time is stopped or wedged. Five hundred starts at once take about one.
+# A zygote that does not answer within this time is stopped or hung. Five hundred starts at the same
+# time take about one second.
 START_SECONDS_MAX = 30.0
 RETRY_SECONDS = 0.005
 
@@ -64,11 +65,13 @@ class Process:
         lease: LeasePage | None = None,
         outputs: tuple[Target, Target] = PIPES,
     ) -> None:
-        """Ask for the child; `Started` or `StartFailed` follows. Raises, with nothing left open, if it cannot even ask.
+        """Request the child; the fact `Started` or `StartFailed` follows.
 
-        `deadline`: seconds after which the keeper acts without being told; see `renew`. `terminal`: of this size, in
-        place of the pipes. `lease`: how long it may live at most, as the keeper reads it there. `outputs`: where
-        stdout and stderr go.
+        Raises, with nothing left open, if the request cannot be sent.
+
+        `deadline`: seconds after which the keeper acts without an order; see `renew`. `terminal`:
+        its size; the child gets a terminal instead of pipes. `lease`: page with the times by which
+        the tree must end, unless the host renews them. `outputs`: targets of stdout and stderr.
         """
         self.pid: int | None = None
         self.grace = grace
@@ -80,7 +83,8 @@ class Process:
         self._is_over = False
         self._control: _socket.socket | None = None
         self._streams: ChildStreams | None = None
-        # What goes to the keeper, in the order it expects: closed here as soon as it is sent.
+        # The fds for the keeper, in the order that it expects. They are closed here as soon as they
+        # are sent.
         self._theirs: list[int] = []
         self._order: bytes | None = None
         self._busy_fd = -1
@@ -90,8 +94,9 @@ class Process:
         self._fingerprint = launch.inherited.fingerprint
         spawner.know(self)
         try:
-            # No fork of the program may fall between the making of an fd and its being known, nor between its being
-            # forgotten and its being closed.
+            # No fork of the program may happen between the creation of an fd and its registration,
+            # or between its removal and its close. The forked child would keep a copy of the fd
+            # open.
             with spawner.fork_lock:
                 streams = self._streams = ChildStreams(stdin, on_fact, terminal, outputs)
                 self.stdin = streams.stdin
@@ -106,12 +111,13 @@ class Process:
             self.close()
             raise no_room("fds", exc) from exc
         except BaseException:
-            self.close()  # A loop that cannot watch fds, say.
+            self.close()  # For example, an event loop that cannot watch fds.
             raise
         self._start_timer = self._loop.call_later(START_SECONDS_MAX, self._on_start_timeout)
 
-    # -- the start ---------------------------------------------------------------------------------------------------
+    # -- start -------------------------------------------------------------------------------------
     def _open(self, launch: Launch, streams: ChildStreams, order: dict[str, Any], lease: LeasePage | None) -> None:
+        """Open the control socket, collect the fds for the keeper, and encode the order."""
         order |= {
             "path": launch.path,
             "argv": launch.argv,
@@ -139,25 +145,28 @@ class Process:
             self._order = None
 
     def _ask(self) -> None:
-        """Hand the fds over; if the zygote is busy, again as soon as it can take them."""
+        """Send the order and the fds to the zygote. If it is busy, retry when it can take them."""
         assert self._control is not None
         try:
             self._zygote = spawner.spawn(self._order, self._theirs, self.grace, self._fingerprint)
         except BlockingIOError:
-            # The zygote's queue is full. Its socket is shared with other loops and other starts of this one, and a
-            # selector knows one writer per fd, hence a copy of our own to wait on.
+            # The queue of the zygote is full. Its socket is shared with other loops and other
+            # starts of this loop, and a selector has one writer per fd. Hence a separate copy of
+            # the fd to wait on.
             self._busy_fd = syscalls.dup(spawner.current(self._fingerprint).fileno())
             self._loop.add_writer(self._busy_fd, self._ask_again)
             return
         except OSError as exc:
             if exc.errno != errno.ETOOMANYREFS:
                 raise
-            # A user who is not root may have only so many fds on their way between processes, and the kernel does not
-            # tell when there is room again. The start's own deadline bounds this.
+            # ETOOMANYREFS: a user without root rights may have only a limited number of fds in
+            # flight between processes. The kernel does not tell when there is room again, so this
+            # start retries. The start timer bounds the retries.
             self._loop.call_later(RETRY_SECONDS, self._ask_again)
             return
         self._order = None
         self._close_theirs()
+        # Reading begins only now: before this point no other process has the other ends.
         self._loop.add_reader(self._control.fileno(), self.hear_now)
         self.resume_reading()
 
@@ -183,6 +192,8 @@ class Process:
         self._start_timer = None
         if self.pid is None and not self._is_over:
             if self._zygote is not None:
+                # The zygote is replaced, because every later start would wait for it too. Its
+                # keepers end their trees without it.
                 spawner.replace(self._zygote)
             error = MachineError("cannot start a command: no answer", number=errno.ETIMEDOUT, hint="is it overloaded?")
             self._fail(error)
@@ -191,9 +202,12 @@ class Process:
         self.close()
         self._on_fact(StartFailed(error))
 
-    # -- what is heard -----------------------------------------------------------------------------------------------
+    # -- messages of the keeper --------------------------------------------------------------------
     def hear_now(self) -> None:
-        """Take what the keeper has said. Also called by those who must know it before they decide."""
+        """Read the messages that the keeper has sent.
+
+        Callers that must know them before a decision call this too.
+        """
         while self._control is not None:
             try:
                 data = syscalls.recv(self._control)
@@ -240,16 +254,22 @@ class Process:
                 raise AssertionError(message)
 
     def _on_exited(self, fact: Exited) -> None:
+        # A second report is possible: the keeper reports the exit and is killed, and then the
+        # zygote reports the end.
+        """Report the exit of the leader, once."""
         if not self._has_exited:
             self._has_exited = True
-            # What it wrote before it exited is told before its exit: whoever asks "was it idle?" must know.
+            # Data that the child wrote before its exit is reported before the exit. The state
+            # machine needs that order to decide whether the child was idle.
             self.read_now()
             self._on_fact(fact)
 
     def _on_lost(self, statuses: dict[int, int]) -> None:
-        """The keeper was killed, and the zygote has ended the tree in its place."""
+        """Report the exit after the zygote has ended the tree of a killed keeper."""
         if self.pid is None:
-            return  # It may have run or not. What is left of it is told next, and then it is an error.
+            # Whether the child has run is unknown. GONE follows with the survivors, and becomes an
+            # error.
+            return
         code: int | None = None
         number: int | None = None
         if self.pid in statuses:
@@ -269,7 +289,10 @@ class Process:
         self._on_fact(TreeEnded(survivors, time.monotonic()))
 
     def _on_silence(self) -> None:
-        """The socket ended without a report: keeper and zygote are both dead, which is the limit of what we promise."""
+        """Report the loss of both the keeper and the zygote: the socket ended without a report.
+
+        This is the limit of the promise that a tree is ended. The tree may still run.
+        """
         if self.pid is None:
             hint = "look before you try again"
             self._fail(MachineError("the zygote died while it started the command, which may have run", hint=hint))
@@ -277,42 +300,63 @@ class Process:
         self._on_exited(Exited(None, None, time.monotonic()))
         self._on_gone((Survivor(self.pid, "", "unknown: both of its guards were killed"),))
 
-    # -- what is done ------------------------------------------------------------------------------------------------
+    # -- orders to the keeper ----------------------------------------------------------------------
     def term(self, seconds: float) -> None:
+        """Order TERM to the leader's group.
+
+        The keeper takes the next rung after `seconds` without an order.
+        """
         self._tell(messages.TERM, seconds)
 
     def term_rest(self, seconds: float) -> None:
+        """Order TERM to the rest of the tree.
+
+        The keeper takes the next rung after `seconds` without an order.
+        """
         self._tell(messages.REST, seconds)
 
     def kill(self) -> None:
+        """Order the keeper to freeze and kill the whole tree."""
         self._tell(messages.KILL)
 
     def kill_keeper(self) -> None:
+        """Have the zygote kill a keeper that does not answer, and end its tree."""
         if self._zygote is not None and self._keeper is not None:
+            # A stopped zygote would not read the request.
             self._zygote.wake()
             with contextlib.suppress(OSError):
                 self._zygote.request(messages.encode(messages.KILL_KEEPER, self._keeper))
 
     def signal(self, number: int, *, to_group: bool) -> None:
+        """Order a signal to the child, or to its group."""
         self._tell(messages.SIGNAL, number, to_group)
 
     def renew(self, seconds: float | None) -> None:
-        """The keeper acts alone if it hears nothing for so long; None: it trusts the host to be there."""
+        """Set the time of silence after which the keeper acts alone.
+
+        `seconds`: None: the keeper trusts the host to be alive.
+        """
         self._tell(messages.RENEW, seconds)
 
     def hurry(self, term_at: float, kill_at: float) -> None:
-        """We end it by these times (`time.monotonic()`); if we do not, the keeper does."""
+        """Announce that the host ends the tree by these times (`time.monotonic()`).
+
+        Otherwise the keeper does it.
+        """
         self._tell(messages.HURRY, term_at, kill_at)
 
     def note_time(self) -> None:
-        """Something begins now that `sweep` may be asked about later."""
+        """Note the current moment, so that a later `sweep` can refer to it."""
         self._started_since.note()
 
     def sweep(self, since: float, *, ends: bool) -> None:
-        """End what was born in its tree since then (`loop.time()`), or with `ends` False only look for it. The child
-        itself is left alone, and so is what it had started before.
+        """End the processes of the tree that started since then (`loop.time()`).
 
-        One `SweepEnded` follows, from the loop, in a bounded time; none if the whole tree ends before.
+        The child and everything that it had started before are spared. `ends`: False only lists the
+        processes.
+
+        One `SweepEnded` follows, from the loop, within a bounded time; none if the whole tree ends
+        before.
         """
         assert self.pid is not None
         if self._control is not None:
@@ -321,7 +365,8 @@ class Process:
 
     def _tell(self, *message: Any) -> None:
         if self._control is not None:
-            # A keeper that takes nothing more is dead (its socket's end follows) or stopped (the ladder's last rung).
+            # A keeper that takes no message is dead (the end of its socket follows) or stopped (the
+            # last rung of the ladder handles that).
             with contextlib.suppress(OSError):
                 syscalls.send(self._control, messages.encode(*message))
 
@@ -345,13 +390,13 @@ class Process:
         if self._streams is not None:
             self._streams.resume(stream)
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------
     def close_output(self) -> None:
         if self._streams is not None:
             self._streams.close_output()
 
     def close(self) -> None:
-        """Give up every fd. A keeper that still has a tree ends it: closing the socket is a stop."""
+        """Close every fd. A keeper that still has a tree ends it: closing the socket is a stop."""
         if self._is_over:
             return
         self._is_over = True
@@ -364,20 +409,31 @@ class Process:
             self._close_theirs()
 
     def let_go(self) -> None:
-        """From any thread: tell the keeper that nobody will tell it anything more. What it reports is still heard."""
+        """Tell the keeper, from any thread, that no further order follows.
+
+        Its reports are still read.
+        """
         control = self._control
         if control is not None:
             with contextlib.suppress(OSError):
+                # Only the sending side: the keeper sees the end of the stream and ends its tree,
+                # and can still report.
                 control.shutdown(_socket.SHUT_WR)
 
     def abandon(self) -> None:
-        """The loop is closed, and nothing can be heard any more. Closing the socket is a stop: the keeper ends it."""
+        """Give up the child after its loop was closed and no event can arrive.
+
+        Closing the socket is a stop, so the keeper ends the tree.
+        """
         zygote = self._zygote
         self.forget()
         spawner.release(self, zygote)
 
     def forget(self) -> None:
-        """Close every fd without touching the loop. In a forked child these are copies; the keeper notices nothing."""
+        """Close every fd without touching the loop.
+
+        In a forked child of the program these fds are copies, and the keeper notices nothing.
+        """
         self._is_over = True
         self._zygote = None
         if self._streams is not None:
@@ -391,11 +447,13 @@ class Process:
         self._close_theirs()
 
     def __del__(self) -> None:
-        # Dropped together with a closed loop. The fds close themselves; the zygote must not count us for ever.
+        # The object was collected together with a closed loop. The fds close with their objects,
+        # but the zygote must not count this use forever.
         if self._zygote is not None:
             spawner.drop(self._zygote)
 
     def _hang_up(self) -> None:
+        """Close the control socket and release the zygote."""
         self._sweeps.drop()
         if self._control is not None:
             self._loop.remove_reader(self._control.fileno())
@@ -415,7 +473,10 @@ class Process:
 
 
 def _write_order(data: bytes) -> int:
-    """The order in a memory file: whole whatever its size, where a message on a socket would be refused as too long."""
+    """Write the order to a memory file and return its fd.
+
+    A file takes any size. A message on a socket would be refused as too long.
+    """
     fd = syscalls.above_stdio(syscalls.memfd_create("banksman-order"))
     try:
         written = 0
@@ -428,7 +489,7 @@ def _write_order(data: bytes) -> int:
 
 
 def start_error(step: str, number: int) -> BanksmanError:
-    """What the keeper could not do, by who must act."""
+    """Translate a failed step of the keeper into an error."""
     text = os.strerror(number)
     if step == "exec" and number in (errno.ENOEXEC, errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
         hint = "a script needs an interpreter that exists in its first line (#!), a binary must fit this machine"

@@ -1,11 +1,15 @@
-"""A pseudo-terminal, from our side: what is on its screen comes out of it, what is typed goes in.
+"""Standard streams of a child, as the host sees them: pipes, files, or a pseudo-terminal.
 
-The child has the other side as stdin, stdout and stderr and as its controlling terminal. So there is one stream of
-output, with the echo of what was typed in it; Ctrl-C is a byte; and the end of the input is one, too: nothing can be
-closed while the output is still wanted.
+With a pseudo-terminal, the child has its other side as stdin, stdout and stderr and as its
+controlling terminal. This has three consequences:
+- There is one stream of output, and it contains the echo of the input.
+- Ctrl-C is a byte of the input.
+- The end of the input is a byte too. The host cannot close the input while it still wants the
+  output.
 
-Stated limits, which are the kernel's: in a terminal that collects lines (the default) a line longer than 4,095 bytes is
-cut, and when no process has the terminal open any more, its output has ended, even if one opens /dev/tty again.
+Stated limits of the kernel: a terminal in line mode (the default) cuts lines longer than 4,095
+bytes. When no process has the terminal open, its output has ended, even if a process opens /dev/tty
+again.
 """
 
 from __future__ import annotations
@@ -26,16 +30,18 @@ from banksman.process import syscalls
 from banksman.process.launch import PIPES, Target
 from banksman.process.pipes import PipeReader, PipeWrite, PipeWriter
 
-# The number by which a session takes a terminal as its own. Sent to the keeper, which does not load this module.
+# The ioctl by which a session leader acquires a controlling terminal. The host sends the number to
+# the keeper, which does not load this module.
 TAKE_TERMINAL = termios.TIOCSCTTY
-# After one of these there is no line that was begun: ends of a line, and what throws a line away (Ctrl-C, -U, -Z, -\).
+# After one of these bytes the input is at the start of a line: line ends, and the bytes that
+# discard a line (Ctrl-C, -U, -Z, -\).
 _LINE_STARTS = b"\n\r\x03\x04\x15\x1a\x1c"
 
 Size = tuple[int, int]  # rows, columns
 
 
 def open_terminal(size: Size) -> tuple[int, int]:
-    """`(ours, the child's)`, neither under the number of a standard stream."""
+    """Open a terminal and return `(host's fd, child's fd)`, both above the standard streams."""
     ours, theirs = syscalls.open_pty()
     try:
         ours = syscalls.above_stdio(ours)
@@ -57,35 +63,46 @@ def open_terminal(size: Size) -> tuple[int, int]:
 
 
 def resize(fd: int, size: Size) -> None:
-    """The kernel tells the foreground job by SIGWINCH, if the size is another one."""
+    """Set the size of a terminal. If it changes, the kernel sends SIGWINCH to the foreground job."""
     syscalls.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
 
 
 class PtyInput(PipeWriter):
-    """What is typed, one whole write after another. It has no end but that of the terminal."""
+    """Input of a terminal, one whole write after another.
+
+    It ends only with the terminal.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
         super().__init__(loop, fd)
         self._is_at_line_start = True
 
     def end(self) -> None:
-        """Type the end of the input, after what is still to be written. More may be typed then: who reads decides what
-        it means, and an end for the program that has the terminal now is none for the shell below it."""
+        """Type the end-of-input character, after the writes that are still queued.
+
+        More input may follow. The reader decides what the end means: it may end the program in the
+        foreground, but not the shell below it.
+        """
         self._put(_End(b"", self._loop.create_future()))
 
     def _begin(self, writing: PipeWrite) -> None:
+        """Choose the bytes of an end of input, now that all writes before it are done."""
         if isinstance(writing, _End):
             writing.rest = memoryview(self._end_of_input())
 
     def _end_of_input(self) -> bytes:
-        """In a line that was begun, the first one only hands that over, and it takes another for the end."""
+        """Return the bytes that end the input now.
+
+        In the middle of a line, the first end character only submits that line. A second one ends
+        the input.
+        """
         try:
             mode = termios.tcgetattr(self._fd)
         except termios.error:
             return b"\x04"
         character: bytes = mode[6][termios.VEOF]
         if character == b"\0":
-            return b""  # Somebody has switched it off, and there is nothing else to type.
+            return b""  # A program has disabled the character, so no byte can end the input.
         collects_lines = bool(mode[3] & termios.ICANON)
         return character if self._is_at_line_start or not collects_lines else character * 2
 
@@ -97,20 +114,23 @@ class PtyInput(PipeWriter):
 
 
 class _End(PipeWrite):
-    """An end of the input that is to be typed. Which bytes that is depends on what was typed before it."""
+    """A queued end of input. Its bytes depend on the writes before it."""
 
 
-# The three standard streams of a child, from our side: pipes, files, or a terminal.
-#
-# It owns the fds: ours in the loop's selector, the child's ends until they are handed over. What is read, and the end
-# of each stream, is told as facts. A terminal is one stream of output, and a copy of its fd is what is written to, so
-# that each end has an fd of its own, in the selector and to be closed.
+# ChildStreams owns the fds: the host's ends in the selector of the loop, and the child's ends until
+# they are handed over. It reports data and the end of each stream as facts. A terminal is one
+# stream of output. Its input uses a copy of the fd, so that each end has a separate fd, in the
+# selector and for closing.
 
 Stdin = Literal["null", "pipe", "inherit"]
 
 
 class ChildStreams:
-    """`theirs` are the child's ends, each with the number it has in the child; to be closed once the child has them."""
+    """The three standard streams of a child.
+
+    `theirs`: the child's ends as `(fd, number in the child)`. The caller closes them once the child
+    has them.
+    """
 
     def __init__(
         self,
@@ -119,8 +139,11 @@ class ChildStreams:
         terminal: Size | None = None,
         outputs: tuple[Target, Target] = PIPES,
     ) -> None:
-        """`terminal`: of this size, in place of the pipes. It is under the child's number 0, and for all three.
-        `outputs`: where stdout and stderr go."""
+        """Open the streams. On an error nothing stays open.
+
+        `terminal`: its size; the child gets a terminal at fd 0, for all three streams, instead of
+        pipes. `outputs`: targets of stdout and stderr.
+        """
         self.theirs: list[tuple[int, int]] = []
         self.stdin: PipeWriter | None = None
         self._on_fact = on_fact
@@ -148,7 +171,8 @@ class ChildStreams:
             self.theirs.append((write_end, number))
             self._read(loop, stream, ours)
         elif target == "stdout":
-            # Not there: stdout is /dev/null, as everything is that a child is not given.
+            # If stdout is not in `theirs`, it is /dev/null, like every stream that the child does
+            # not get. Then stderr is /dev/null too.
             self.theirs.extend((syscalls.dup(fd), number) for fd, taken in self.theirs[:] if taken == 1)
         elif target != "null":
             self.theirs.append((_open_file(target) if isinstance(target, bytes) else syscalls.dup(target), number))
@@ -164,8 +188,9 @@ class ChildStreams:
         self.stdin = PtyInput(loop, syscalls.dup(ours))
 
     def resize(self, size: Size) -> None:
-        """Of a terminal that is still there; else nothing happens."""
+        """Resize the terminal, if it is still open. Otherwise nothing happens."""
         ends = (*self._readers.values(), *([] if self.stdin is None else [self.stdin]))
+        # Either end may be closed already. A closed end has the number -1.
         fd = max(end.fileno() for end in ends)
         if fd >= 0:
             resize(fd, size)
@@ -174,11 +199,12 @@ class ChildStreams:
         self._readers[Stream.STDOUT].widen()
 
     def resume(self, stream: Stream | None = None) -> None:
-        """Read this stream; None: both."""
+        """Resume reading this stream; None resumes both."""
         for reader in self._those(stream):
             reader.resume()
 
     def pause(self, stream: Stream | None = None) -> None:
+        """Stop reading this stream, so that the child gets backpressure; None stops both."""
         for reader in self._those(stream):
             reader.pause()
 
@@ -186,18 +212,22 @@ class ChildStreams:
         return [reader for of, reader in self._readers.items() if stream in (None, of)]
 
     def read_now(self) -> None:
+        """Read the data that is already in the pipes."""
         for reader in self._readers.values():
             reader.read_now()
 
     def close_theirs(self) -> None:
+        """Close the child's ends."""
         while self.theirs:
             syscalls.close(self.theirs.pop()[0])
 
     def close_output(self) -> None:
+        """Stop reading and close the outputs."""
         for reader in self._readers.values():
             reader.close()
 
     def close(self) -> None:
+        """Close every fd."""
         self.close_output()
         if self.stdin is not None:
             self.stdin.close()
@@ -219,7 +249,7 @@ class ChildStreams:
 
 
 def _pipe() -> tuple[int, int]:
-    """A pipe, `(read end, write end)`, neither under the number of a standard stream."""
+    """Open a pipe and return `(read end, write end)`, both above the standard streams."""
     read_end, write_end = syscalls.pipe()
     try:
         read_end = syscalls.above_stdio(read_end)
@@ -234,10 +264,11 @@ def _pipe() -> tuple[int, int]:
 
 
 def _open_file(path: bytes) -> int:
-    """A new or emptied file to write to."""
+    """Create or truncate a file for output, and return its fd."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     try:
-        # A fifo that nobody reads would keep the loop waiting here; so it is an error.
+        # Opening a FIFO without a reader would block the event loop here. With O_NONBLOCK it is an
+        # error.
         fd = syscalls.above_stdio(syscalls.open_fd(path, flags | os.O_NONBLOCK, 0o666))
     except OSError as exc:
         if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
@@ -249,6 +280,7 @@ def _open_file(path: bytes) -> int:
 
 
 def _own_stdin() -> int:
+    """Return a copy of this program's stdin."""
     try:
         return syscalls.dup(0)
     except OSError as exc:

@@ -1,12 +1,14 @@
-"""The one seam through which host, zygote and keeper make system calls.
+"""System calls of host, zygote and keeper, behind one module so that tests can inject faults.
 
-Every call that can fail for a reason outside this program goes through a name of this module, so that a test can make
-the n-th `fork` of the zygote fail, and can record a good run to learn which calls there are. Nothing here decides
-anything: the names are the kernel's own, and a fault is whatever `OSError` the kernel could have given.
+Every call that can fail for a reason outside this program goes through a name of this module. So a
+test can make the n-th `fork` of the zygote fail, and can record a good run to learn which calls
+there are. This module takes no decisions: the names are the kernel's, and an injected fault is an
+`OSError` that the kernel could have raised.
 
-The module is loaded into every keeper, of which there is one per live command. It therefore imports the C modules
-`_signal` (as `signals`) and `_socket` and not their Python faces, and `typing` not at all: those bring `enum` and `re`
-and cost each keeper 130 kB of private memory.
+The module is loaded into every keeper, and there is one keeper per live command. Therefore it
+imports the C modules `_signal` (as `signals`) and `_socket` instead of their Python wrappers, and
+does not import `typing`. These would load `enum` and `re`, and cost each keeper 130 kB of private
+memory.
 """
 
 from __future__ import annotations
@@ -26,23 +28,25 @@ if TYPE_CHECKING:
 else:
     import _signal as signals
 
-# `waitpid` and `waitid` skip children made by clone() with another exit signal than SIGCHLD unless told __WALL, which
-# the os module does not name. A tree is only proven empty when those are counted too.
+# Without __WALL, `waitpid` and `waitid` skip children that clone() made with another exit signal
+# than SIGCHLD. A tree is only proven empty if those children count too. The os module does not
+# define this flag.
 WALL = 0x40000000
 PR_SET_DUMPABLE = 4
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
-# A message on a control socket is small, save the list of what was swept, which is sent in pieces of this size at most.
+# Messages on a control socket are small, except the list of swept processes. That list is sent in
+# pieces of at most this size.
 MESSAGE_BYTES_MAX = 65536
-# A call that failed like this may work a moment later, with nothing changed by us.
+# Errors that may disappear a moment later without any change on this side.
 PASSING = (errno.ENOMEM, errno.ENOBUFS, errno.EINTR)
-# The kernel takes 253 fds in one message (SCM_MAX_FD); a few of them are ours.
+# The kernel takes 253 fds in one message (SCM_MAX_FD). Banksman needs a few of them.
 PASSED_FDS_MAX = 240
 
-# In how many steps of a second the kernel tells when a process was born.
+# Resolution of process start times: ticks per second.
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
-# -- fds -------------------------------------------------------------------------------------------------------------
+# -- fds -------------------------------------------------------------------------------------------
 pipe = os.pipe
 socketpair = _socket.socketpair
 open_fd = os.open
@@ -55,12 +59,13 @@ ioctl = fcntl.ioctl
 chown = os.chown
 
 
-# /proc as it was when this process began: a command that mounts something over it does not blind us. Opened by the
-# zygote, kept by its keepers.
+# /proc as it was when this process began. If a command mounts something over /proc, this process
+# still sees the original. The zygote opens it, and its keepers inherit it.
 proc_fd = -1
 
 
 def open_proc() -> None:
+    """Open /proc for the lifetime of this process."""
     global proc_fd  # noqa: PLW0603
     proc_fd = open_fd("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
@@ -72,6 +77,7 @@ def _open_in_proc(path: str, flags: int) -> int:
 
 
 def read_proc(path: str, size: int) -> bytes:
+    """Read up to `size` bytes of a file in /proc."""
     fd = _open_in_proc(path, 0)
     try:
         return read(fd, size)
@@ -80,6 +86,7 @@ def read_proc(path: str, size: int) -> bytes:
 
 
 def list_proc(path: str) -> list[str]:
+    """List a folder in /proc."""
     fd = _open_in_proc(path, os.O_DIRECTORY)
     try:
         return listdir(fd)
@@ -88,29 +95,34 @@ def list_proc(path: str) -> list[str]:
 
 
 def close(fd: int) -> None:
-    """Give an fd back. An error (a full or lost network disk) changes nothing: the kernel has freed it all the same."""
+    """Close an fd. Errors are ignored, except EBADF.
+
+    An error (a full or lost network disk) does not matter: the kernel has freed the fd all the
+    same.
+    """
     try:
         close_fd(fd)
     except OSError as exc:
+        # A bug of the caller. The next time the number may belong to another file.
         if exc.errno == errno.EBADF:
             raise AssertionError("an fd that is not ours any more was closed again") from exc
 
 
 def set_pipe_size(fd: int, size: int) -> int:
-    """The size that the kernel made of it. Where there is no such call (macOS) it stays what it is."""
+    """Set the size of a pipe and return the size that the kernel chose; 0 on macOS, which cannot."""
     return fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size) if hasattr(fcntl, "F_SETPIPE_SZ") else 0
 
 
 def dup(fd: int) -> int:
-    """A copy above the standard streams, closed on exec."""
+    """Duplicate an fd to a number above the standard streams, with close-on-exec."""
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
 def above_stdio(fd: int) -> int:
-    """The same file, not under the number of a standard stream.
+    """Return the same file under a number above the standard streams.
 
-    Where the program has closed its own stdio the kernel hands out 0, 1 and 2 again, and the next print() of anybody
-    would write into our pipe.
+    If the program has closed its stdio, the kernel assigns 0, 1 and 2 again. The next print()
+    anywhere in the program would then write into this file.
     """
     if fd > 2:
         return fd
@@ -121,10 +133,11 @@ def above_stdio(fd: int) -> int:
 
 
 def open_pty() -> tuple[int, int]:
-    """Both ends of a new terminal, `(ours, the child's)`. Neither becomes anybody's controlling terminal by this.
+    """Open a new terminal and return `(host's fd, child's fd)`.
 
-    Not os.openpty, where there is another way: its fds are inheritable for a moment, and a program that another thread
-    starts in that moment would keep the terminal open.
+    It becomes the controlling terminal of no process. On Linux this avoids os.openpty: the fds of
+    os.openpty are inheritable for a moment. A program that another thread starts in that moment
+    would keep the terminal open.
     """
     if sys.platform != "linux":
         return os.openpty()
@@ -139,17 +152,20 @@ def open_pty() -> tuple[int, int]:
 
 
 def has_memory(pid: int) -> bool:
-    """False for one that is ending: what it ran is not known any more."""
+    """Whether a process still has its memory.
+
+    False for a process that is exiting: its program is unknown then.
+    """
     try:
         os.readlink(f"{pid}/exe" if proc_fd >= 0 else f"/proc/{pid}/exe", dir_fd=proc_fd if proc_fd >= 0 else None)
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # Somebody else's, whose link we may not read.
+        return True  # The process belongs to another user, and the link is not readable.
     return True
 
 
-# -- processes -------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 fork = os.fork
 posix_spawn = os.posix_spawn
 execve = os.execve
@@ -160,17 +176,20 @@ waitpid = os.waitpid
 waitid = os.waitid
 kill = os.kill
 killpg = os.killpg
-# Pythons that are built for every Linux lack what their builders' C library lacked. The kernel has it all the same.
+# Python builds for every Linux lack functions that the C library of their build machine lacked. The
+# kernel has them all the same, so they are called by number.
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
 
 
 def pidfd_open(pid: int) -> int:
+    """Open a pidfd for a process."""
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)
     return _call("syscall", _PIDFD_OPEN, pid, 0)
 
 
 def pidfd_send_signal(fd: int, signum: int) -> None:
+    """Send a signal to the process of a pidfd."""
     if hasattr(signals, "pidfd_send_signal"):
         signals.pidfd_send_signal(fd, signum)
     else:
@@ -178,19 +197,24 @@ def pidfd_send_signal(fd: int, signum: int) -> None:
 
 
 def become_user(uid: int, gid: int, groups: Sequence[int]) -> None:
-    """For good: real, effective and saved. The groups first, which is a privilege of the user we are until then."""
+    """Change the real, effective and saved user of this process for good.
+
+    The groups come first, because changing them needs the privileges of the current user.
+    """
     os.setgroups(groups)
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
 
 
 def memfd_create(name: str) -> int:
+    """Create an unnamed file in memory, or in /tmp where memfd_create is missing."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
     return os.open("/tmp", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
 
 
 def prctl(option: int, value: int | bytes) -> None:
+    """Set an attribute of this process."""
     _call("prctl", option, value, 0, 0, 0)
 
 
@@ -208,7 +232,8 @@ _library: ctypes.CDLL | None = None
 
 
 def _libc() -> ctypes.CDLL:
-    # Nearly only zygote and keeper come here, so the host does not pay for ctypes; and a keeper finds it loaded.
+    # Nearly all callers are the zygote and the keepers, so the host does not pay for ctypes. A
+    # keeper inherits the loaded module.
     global _library  # noqa: PLW0603
     import ctypes  # noqa: PLC0415
 
@@ -218,6 +243,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _call(name: str, *arguments: int | bytes | None) -> int:
+    """Call a function of the C library; a negative result raises OSError."""
     import ctypes  # noqa: PLC0415
 
     result: int = getattr(_libc(), name)(*arguments)
@@ -227,33 +253,38 @@ def _call(name: str, *arguments: int | bytes | None) -> int:
     return result
 
 
-# -- waiting and messages --------------------------------------------------------------------------------------------
+# -- poll and messages -----------------------------------------------------------------------------
 def poll(poller: select.poll, timeout_ms: float | None) -> list[tuple[int, int]]:
     return poller.poll(timeout_ms)
 
 
 def send(sock: _socket.socket, data: bytes) -> None:
-    # Without MSG_NOSIGNAL a program that has restored SIGPIPE's default would die of its peer's death.
+    """Send one message without blocking."""
+    # Without MSG_NOSIGNAL, a program that has restored the default of SIGPIPE would be killed when
+    # its peer is gone.
     sock.send(data, _socket.MSG_NOSIGNAL | _socket.MSG_DONTWAIT)
 
 
 def recv(sock: _socket.socket) -> bytes:
-    """The next message, or nothing at its end."""
+    """Return the next message, or b"" at the end of the stream. Never blocks."""
     try:
         return sock.recv(MESSAGE_BYTES_MAX, _socket.MSG_DONTWAIT)
     except ConnectionResetError:
-        # The peer closed with messages of ours unread. The kernel says so once, ahead of what the peer had still sent;
-        # after that its last words are there to be read.
+        # The peer closed its end without reading all messages. The kernel reports that once, before
+        # the messages that the peer sent last. After that report those messages can be read.
         return sock.recv(MESSAGE_BYTES_MAX, _socket.MSG_DONTWAIT)
 
 
 def send_fds(sock: _socket.socket, data: bytes, fds: Sequence[int]) -> None:
+    """Send one message with fds, without blocking."""
     rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
     ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)]
     sock.sendmsg([data], ancillary, _socket.MSG_NOSIGNAL | _socket.MSG_DONTWAIT)
 
 
 def recv_fds(sock: _socket.socket) -> tuple[bytes, list[int]]:
+    # Room for 253 fds, the kernel's maximum, so that no fd is lost.
+    """Return the next message and its fds. Never blocks."""
     room = _socket.CMSG_SPACE(4 * (PASSED_FDS_MAX + 13))
     data, ancillary, _flags, _address = sock.recvmsg(
         MESSAGE_BYTES_MAX, room, _socket.MSG_CMSG_CLOEXEC | _socket.MSG_DONTWAIT

@@ -1,1 +1,1 @@
-"""The shell around the pure core: processes, commands, hosts."""
+"""The host and the module-level functions: the code that performs I/O around the pure core."""

@@ -1,8 +1,9 @@
-"""The host: the owner of every command and every session of one loop.
+"""The host: owner of every command and every session of one event loop.
 
-It promises that nothing it started outlives it: closing it, leaving its `async with`, or the end of its loop ends every
-session and every command by the ladder. Its commands are in commands/registry.py; here are its sessions, and its own
-life from the loop that it is bound to, to the last close.
+The host promises that nothing it started outlives it. Closing it, leaving its `async with`, or the
+end of its loop ends every session and every command by the ladder. Its commands are in
+`commands/registry.py`. This module has its sessions, and its life from the binding to a loop to the
+last close.
 """
 
 from __future__ import annotations
@@ -39,16 +40,21 @@ log = logging.getLogger("banksman")
 
 
 class SettleTime(enum.Enum):
-    """When what dead hosts have left in the store is settled: as the host is entered, or with its first session."""
+    """When the host settles the leftovers of dead hosts in the store: on entry, or with a session."""
 
     AT_START = enum.auto()
-    # And whoever wants no sessions can do without a store that cannot be opened.
+    # A store that cannot be opened is only logged, because a caller without sessions does not need
+    # it.
     AT_START_IF_IT_CAN = enum.auto()
     WHEN_NEEDED = enum.auto()
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
-    """`UsageError` where asyncio runs no loop: in plain code, and under trio, which has a loop of its own."""
+    """Return the running asyncio loop.
+
+    Raises `UsageError` in plain code, which has no loop, and under trio, which has another kind of
+    loop.
+    """
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -57,8 +63,10 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 
 class Host(CommandStarter):
-    """Owns sessions and commands. `async with Host() as host`, or call `close()`. It belongs to the loop it is first
-    used in."""
+    """Owns sessions and commands. Use `async with Host() as host`, or call `close()`.
+
+    A host belongs to the loop in which it is first used.
+    """
 
     def __init__(
         self,
@@ -73,17 +81,20 @@ class Host(CommandStarter):
         finished_seconds_max: float = 3600.0,
         user_helper: Sequence[str] | None = None,
     ) -> None:
-        """`store` makes the log, when the first session needs it; None: there will be no sessions. What it has to know
-        first (`Log.ready`) is waited for by whatever is awaited first; what answers at once may be refused until then.
-        `settles`: when it is needed for what hosts that died may have left in it. `secrets` are taken out of each event
-        before it is written there: `core/wire/redaction.py` and `core/wire/stream_redaction.py` have the limits.
+        """Create a host. Nothing is opened yet.
 
-        `processes_max`: so many agents' processes at most; who was not needed for the longest time makes room, and
-        resumes its conversation when it is asked again. `starts_max`: so many start at once; None: one a core.
-        `user_helper`: see `process/attributes.py`.
+        `store`: opens the log when the first session needs it; None: the host has no sessions. The
+        first awaited call waits until the log is ready (`Log.ready`). Calls that do not await may
+        be refused until then. `settles`: when the store is opened to settle the leftovers of dead
+        hosts. `secrets`: removed from each event before it is stored; `core/wire/redaction.py` and
+        `core/wire/stream_redaction.py` state the limits.
 
-        `permit` raises if a session that is found in the store may not be opened again as it was. It is asked before
-        each start of a process, too.
+        `processes_max`: limit on agent processes. The session that was idle for the longest time
+        makes room, and resumes its conversation at the next ask. `starts_max`: limit on
+        simultaneous starts; None: one per core. `user_helper`: see `process/attributes.py`.
+
+        `permit`: raises if a session from the store may not be opened again with its recorded spec.
+        It is also called before each start of a process.
         """
         for limit_name, limit in (("processes_max", processes_max), ("starts_max", starts_max)):
             if limit is not None and (isinstance(limit, bool) or not isinstance(cast(object, limit), int) or limit < 1):
@@ -95,9 +106,11 @@ class Host(CommandStarter):
         self._limits = processes_max, starts_max
         self._permit = permit
         self._sessions: SessionRegistry | None = None
-        # When the store could not be opened the last time; None: it was not tried, or is open.
+        # When the last attempt to open the store failed. None: there was no attempt, or the store
+        # is open.
         self._open_failed_at: float | None = None
-        # Weak, because the default host of a loop is found by it and must not keep it.
+        # A weak reference: the default host of a loop is a value in a mapping keyed by that loop,
+        # and must not keep its key alive.
         self._loop: Callable[[], asyncio.AbstractEventLoop | None] | None = None
         self._guard: AsyncGenerator[None] | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -112,13 +125,14 @@ class Host(CommandStarter):
                 if self._settles is SettleTime.AT_START_IF_IT_CAN and isinstance(exc, StoreError):
                     log.warning("! the store cannot be used, and sessions need it: %s", exc)
                 else:
-                    await self.close()  # Nobody else will: it was not entered.
+                    # The host was not entered, so `__aexit__` will not close it.
+                    await self.close()
                     raise
         return self
 
     @property
     def settles_at_start(self) -> bool:
-        """There is something to be done on entering it."""
+        """Whether entering the host opens the store."""
         return self._settles is not SettleTime.WHEN_NEEDED
 
     async def __aexit__(
@@ -130,7 +144,7 @@ class Host(CommandStarter):
         sessions = sum(not session.is_closed for session in self.our_sessions())
         return f"<Host {sessions} sessions, {self._command_registry}{', closing' * self._is_closing}>"
 
-    # -- sessions ----------------------------------------------------------------------------------------------------
+    # -- sessions ----------------------------------------------------------------------------------
     async def open(
         self,
         agent: str = "claude",
@@ -157,28 +171,35 @@ class Host(CommandStarter):
     ) -> Session:
         """Open a session with an agent. Its process starts with the first ask.
 
-        `command` replaces the profile's whole command; what its dialect needs is still added, then `args`. `resume`: a
-        conversation of the agent's own, to go on with: `NotOwner` if another session of this store has it. `fork`: to
-        begin as a copy of it, and leave it as it is. `mcp_servers` as ACP has them. `options`: see
-        `sessions/arguments.py`.
+        `command`: replaces the whole command of the profile; the options that the dialect needs are
+        still added, then `args`. `resume`: an existing conversation of the agent to resume;
+        `NotOwner` if another session of this store has it. `fork`: start as a copy of that
+        conversation and leave the original as it is. `mcp_servers`: in the format of ACP.
+        `options`: see `sessions/arguments.py`.
 
-        Questions of the agent go to `on_question`, its hooks to `hooks` (by event: a callable, a `Hook`, or several),
-        and `tools` are offered to it; all of these live in this process. `rules`, from names of tools to "allow",
-        "deny" or "ask", say what needs no question; with Claude Code "deny" and "ask" hold whatever its own settings
-        are, with the others for what they ask about and what they have us do: see docs/agents.md.
+        `on_question`: gets the questions of the agent. `hooks`: gets its hooks (by event: a
+        callable, a `Hook`, or several). `tools`: offered to the agent. All of these live in this
+        process. `rules`: map names of tools to "allow", "deny" or "ask", and so decide which tools
+        need no question. With Claude Code, "deny" and "ask" hold regardless of the settings of
+        Claude Code. With other agents they hold for their questions and for the work that they
+        delegate to Banksman: see docs/agents.md.
 
-        Names are unique in a store. Under the `name` of a session that is open here it is that session, opened anew:
-        callbacks, rules and numbers hold at once (but for the ladder's and `frame_bytes_max`, which are a process's),
-        and what a process is started with from its next turn on. Under the name of any other session of the store it
-        is that one, claimed and taken over: the conversation goes on, who waits in it is served, and a turn that was
-        open when its host died has the outcome UNKNOWN. `NotOwner`: a live host elsewhere has it.
+        Names are unique in a store. If `name` belongs to a session that is open here, that session
+        is returned, reopened with the new arguments. Callbacks, rules and numbers apply
+        immediately, except those of the ladder and `frame_bytes_max`, which belong to a process.
+        The arguments of the process apply from its next turn. If `name` belongs to any other
+        session of the store, this host claims it and takes it over. The conversation continues,
+        waiting asks are served, and a turn that was open when its host died has the outcome
+        UNKNOWN. `NotOwner`: a live host elsewhere has the session.
 
-        `labels`: what a host must have to take the session over, in a store that many hosts share: docs/server.md.
+        `labels`: the labels that a host must have to take the session over, in a store that many
+        hosts share: docs/server.md.
 
-        `id`: the one that a new session gets, for who must find it again though it was never told of it; `UsageError`
-        if the store has a session of that id.
+        `id`: the id of a new session, for a caller that must find the session again even if this
+        call's result is lost. `UsageError` if the store already has a session with that id.
         """
-        # Loaded with the first session: whoever only runs commands pays for none of it.
+        # Loaded with the first session, so that a program that only runs commands does not pay for
+        # it.
         from banksman.sessions.session_spec import SessionSpec  # noqa: PLC0415
 
         self._bind()
@@ -213,11 +234,11 @@ class Host(CommandStarter):
     async def fork(
         self, session: Session | str, *, name: str | None = None, on_question: OnQuestion | None = None
     ) -> Session:
-        """Another session that begins as a copy of this one's conversation, opened as this one was, with its settings
-        and its `on_question` unless another is given.
+        """Open a session that begins as a copy of another session's conversation.
 
-        The copy is made when the fork's process starts, at its first ask: what is said here until then is in it, what
-        is said after that is not.
+        The new session has the same settings, and the same `on_question` unless another one is
+        given. The copy is made when the fork's process starts, at its first ask. It contains the
+        conversation up to that moment, and nothing after it.
         """
         self._bind()
         if self._is_closing or self._is_draining:
@@ -226,20 +247,29 @@ class Host(CommandStarter):
         return await self._own_sessions().fork(self.session(id), name, on_question)
 
     def session(self, id_or_name: str) -> Session:
-        """Any session of the store, by its id or its name. To read it needs nothing more; the first ask claims it:
-        `NotOwner` if a live host elsewhere has it. Of a host that is closed: one that it had."""
+        """Return a session of the store by id or name.
+
+        Reading it needs no claim. The first ask claims it: `NotOwner` if a live host elsewhere has
+        it. A closed host returns only sessions that it had.
+        """
         return self._own_sessions().find(id_or_name)
 
     def sessions(self, after: str | None = None, *, limit: int | None = None) -> list[Session]:
-        """Every session of the store, whoever has it, oldest first; or so many after the one of this id. Of a host that
-        is closed: those that it had."""
+        """Return the sessions of the store, of all owners, oldest first.
+
+        `after`: the id of the session to start after. `limit`: how many to return. A closed host
+        returns only sessions that it had.
+        """
         if self._is_closing and self._sessions is None:
             return []
         return self._own_sessions().all(after, limit)
 
     async def delete(self, session: Session | str) -> None:
-        """Forget a session for good, with all its history; one that is open here is closed first. `NotOwner` if a live
-        host elsewhere has it. `NotFound`: there is none, and what a deletion that was cut short had left is gone."""
+        """Delete a session with its whole history. A session that is open here is closed first.
+
+        `NotOwner`: a live host elsewhere has it. `NotFound`: there is no such session; the remains
+        of an interrupted deletion are removed.
+        """
         self._bind()
         sessions = self._own_sessions()
         try:
@@ -250,56 +280,66 @@ class Host(CommandStarter):
         await sessions.delete(found)
 
     async def has_waiting_asks(self, known: KnownSession) -> bool:
-        """Whether somebody still waits in a session that nobody has."""
+        """Whether asks are still waiting in a session without an owner."""
         from banksman.sessions.recovery import has_waiting_asks  # noqa: PLC0415
 
         return await has_waiting_asks(self._own_sessions().store, known)
 
     async def take_over(self, id: str) -> Session:
-        """Go on with a session of the store that nobody has, or whose host has died, as it was opened the last time.
-        `NotOwner`: a live host elsewhere has it. `UsageError`: what its log says is not enough to open it again."""
+        """Claim a session that has no live owner, and resume it as it was opened the last time.
+
+        `NotOwner`: a live host elsewhere has it. `UsageError`: its log has not enough information
+        to open it again.
+        """
         self._bind()
         return await self._own_sessions().take_over(id)
 
     async def take_up(self) -> None:
-        """Go on with the sessions in which an ask was accepted by a host that died, and that nobody has opened since.
-        For a host that serves its store to others: they do not know that they should ask again."""
+        """Resume the sessions with accepted asks of dead hosts that no host has opened since.
+
+        For a host that serves its store to clients: the clients do not know that they should ask
+        again.
+        """
         self._bind()
         await self._own_sessions().take_up()
 
-    # -- reading many ------------------------------------------------------------------------------------------------
+    # -- reading several sessions ------------------------------------------------------------------
     async def read_many(
         self, after: str | None = None, *, limit: int = 1000, sessions: Collection[str] | None = None
     ) -> MultiSessionPage:
-        """Events of every session of the store, or of these, in the order in which they were committed, after a
-        position; None: from the first. `position` of the page is where to go on."""
+        """Read events of all sessions of the store, or of these, in commit order.
+
+        `after`: the position to start after; None: from the first event. `position` of the page is
+        the place to continue from.
+        """
         self._bind()
         return await self._own_sessions().read_many(after, limit, sessions)
 
     async def wait_past(self, position: str) -> None:
-        """Until something is committed after a position, in whichever session."""
+        """Wait until an event is committed after a position, in any session."""
         self._bind()
         await self._own_sessions().wait_past(position)
 
     def our_sessions(self) -> list[Session]:
-        """Those that this host has, or had until they were closed, without a look into the store."""
+        """The sessions that this host has, or had until they were closed. Does not read the store."""
         return [] if self._sessions is None else self._sessions.ours()
 
     @property
     def log(self) -> Log:
-        """What keeps its sessions."""
+        """The log that stores the sessions."""
         return self._own_sessions().store
 
     @property
     def redactor(self) -> Redactor | None:
-        """What takes secrets out of what is stored; None: there are none."""
+        """The redactor that removes secrets from stored events; None if no secrets are configured."""
         return self._own_sessions().redactor
 
     def set_cluster_hooks(self, hooks: ClusterHooks | None) -> None:
-        """Who tells other hosts which sessions are here; None: nobody any more."""
+        """Set the hooks that announce this host's sessions to other hosts; None removes them."""
         self._own_sessions().cluster_hooks = hooks
 
     def _own_sessions(self) -> SessionRegistry:
+        """Return the registry of sessions. Opens the store if necessary."""
         if self._sessions is None:
             if self._is_closing:
                 raise Closed("the host is closed", hint="open another Host")
@@ -322,9 +362,10 @@ class Host(CommandStarter):
         return self._sessions
 
     async def drain(self, *, timeout: float | None = None) -> None:
-        """Take nothing new, finish what runs, then close. Past `timeout` seconds what still runs is stopped.
+        """Accept nothing new, finish running work, then close.
 
-        Cancelling only stops the waiting: the draining goes on.
+        `timeout`: seconds until work that is still running is stopped. Cancelling only stops the
+        waiting; the draining continues.
         """
         self._finish_nowait(timeout)
         if self._draining is None:
@@ -332,9 +373,9 @@ class Host(CommandStarter):
         await asyncio.shield(self._draining)
 
     async def finish(self, *, timeout: float | None = None) -> None:
-        """Take nothing new and finish what runs, as `drain` does, without closing: what was said can still be read.
+        """Accept nothing new and finish running work, like `drain`, but do not close.
 
-        Cancelling only stops the waiting.
+        The history can still be read afterwards. Cancelling only stops the waiting.
         """
         self._finish_nowait(timeout)
         await self._wait_finished()
@@ -350,7 +391,8 @@ class Host(CommandStarter):
             session.drain_nowait()
         seconds = clamp_timeout(timeout)
         if seconds is not None:
-            # Neither it nor the draining is the caller's: of several deadlines the first one counts.
+            # Timers belong to the host and not to a caller, so a cancelled caller does not lift its
+            # deadline. Of several deadlines the first one counts.
             self._deadlines.append(loop.call_later(seconds, self._stop_all))
 
     async def _finish_and_close(self) -> None:
@@ -358,10 +400,11 @@ class Host(CommandStarter):
         await self.close()
 
     async def _wait_finished(self) -> None:
-        # All at once: a command whose output is held for a reader runs on only while its end is waited for.
+        # All together: a command whose output is held for a reader continues only while its end is
+        # awaited.
         closed = (session.wait_closed() for session in self.our_sessions())
         await asyncio.gather(self._command_registry.wait_empty(), *closed)
-        # While a session finished, a `watch` may have started a search: that is a process too.
+        # While a session finished, a `watch` may have started a search, which is a process too.
         await self._command_registry.wait_empty()
         for deadline in self._deadlines:
             deadline.cancel()
@@ -378,17 +421,17 @@ class Host(CommandStarter):
         for command in self._command_registry.running():
             command.stop_nowait(Ended.HOST_CLOSED)
 
-    # -- closing -----------------------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------
     async def close(self) -> None:
-        """Close every session, stop every command by the ladder, and return when all are over. May be called again, and
-        by several at once.
+        """Close every session, stop every command by the ladder, and return when all have ended.
 
-        Cancelling only stops the waiting.
+        It may be called again, also concurrently. Cancelling only stops the waiting.
         """
         self._bind()
         await self._drain()
         if self._draining is not None and self._draining is not asyncio.current_task():
-            await asyncio.shield(self._draining)  # It has nothing left to wait for, and ends with us.
+            # The drain task has nothing left to wait for, and ends together with this call.
+            await asyncio.shield(self._draining)
         self.dismiss_guard()
 
     async def _drain(self) -> None:
@@ -397,11 +440,15 @@ class Host(CommandStarter):
         await self._command_registry.wait_empty()
         if self._sessions is not None:
             await self._sessions.close()
-            # Cancelled here, it is closed by whoever closes next: a log may be closed again.
+            # If this is cancelled, the next close closes the log. A log may be closed more than
+            # once.
             await self._sessions.store.close()
 
     def abandon_if_loop_is_closed(self) -> None:
-        """A loop that was closed without a word to us takes its commands with it: the keepers end what is left."""
+        """Abandon everything if the loop was closed without closing this host.
+
+        The commands end with the loop: the keepers end the remaining trees.
+        """
         loop = None if self._loop is None else self._loop()
         if loop is not None and loop.is_closed():
             self._is_closing = True
@@ -413,12 +460,13 @@ class Host(CommandStarter):
             self._command_registry.abandon()
 
     def _bind(self) -> None:
+        """Bind the host to the running loop, or check that it is the same loop."""
         loop = running_loop()
         if self._loop is None:
             self._loop = weakref.ref(loop)
             _note_bound(self)
-            # A loop that ends closes its async generators, and does so after it has cancelled its tasks. A suspended
-            # one is therefore the place where we learn of the end in time to drain.
+            # A loop that ends closes its async generators, after it has cancelled its tasks. So a
+            # suspended generator learns of the end while the loop can still drain.
             self._guard = self._drain_at_loop_end()
             with contextlib.suppress(StopIteration):
                 self._guard.__anext__().__await__().__next__()
@@ -429,16 +477,18 @@ class Host(CommandStarter):
         try:
             yield
         finally:
-            # Without a guard there is no loop to drain in any more: see `dismiss_guard`.
+            # Without a guard there is no loop to drain in: see `dismiss_guard`.
             if self._guard is not None:
                 await self._drain()
-                # The generator holds its loop, and we are found by ours: one of the two must let go.
+                # The generator refers to its loop, and the loop's mapping refers to this host.
+                # Clearing the guard breaks that cycle.
                 self._guard = None
 
     def dismiss_guard(self) -> None:
-        """At interpreter exit, with the loop left open: close the generator here, since nobody else can any more.
+        """Close the guard at interpreter exit, if its loop was left open.
 
-        Left to the collector it would be handed to a loop that never runs again, which warns about it.
+        No other code can do that. If the generator were left to the garbage collector, it would be
+        handed to a loop that never runs again, which warns about it.
         """
         guard, self._guard = self._guard, None
         if guard is not None:
@@ -446,14 +496,16 @@ class Host(CommandStarter):
                 guard.aclose().__await__().__next__()
 
 
-# Every host that has a loop: to let go of those whose loop was closed without a word to them, and for the exit.
+# Every host with a loop. Needed to abandon hosts after their loop was closed without closing them,
+# and at interpreter exit.
 _bound: weakref.WeakSet[Host] = weakref.WeakSet()
-# Protects `_bound`, which hosts of several threads share. Nothing is called while it is held.
+# Protects `_bound`, which hosts of several threads share. No other function is called while it is
+# held.
 _lock = threading.Lock()
 
 
 def _note_bound(host: Host) -> None:
-    """Note that a host is in use, and look after the others."""
+    """Register a host, and abandon other hosts whose loop is closed."""
     with _lock:
         others = list(_bound)
         _bound.add(host)
@@ -467,7 +519,7 @@ def _dismiss_guards() -> None:
 
 
 def _renew_lock() -> None:
-    """In a forked child: whichever thread held it is not here to release it."""
+    """Replace the lock in a forked child: the thread that held it does not exist there."""
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
 

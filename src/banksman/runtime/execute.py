@@ -1,4 +1,4 @@
-"""`execute` and `start` without a host of the caller's: the running loop has one for them."""
+"""Module-level `execute` and `start`, which use a default host of the running loop."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _defaults: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Host] = weakref.
 
 
 def default_host() -> Host:
-    """The host of the running loop, for `execute` and `start`: made at first use, and closed by nothing but the end of
-    its loop.
+    """Return the default host of the running loop, for `execute` and `start`.
 
-    It keeps no finished commands and no reports of them: only the caller that started a command has it.
+    It is created at first use, and closed only by the end of its loop. It keeps neither finished
+    commands nor reports about them: only the caller that started a command has it.
     """
     loop = running_loop()
     host = _defaults.get(loop)
@@ -32,23 +32,28 @@ def default_host() -> Host:
 
 @explicit
 async def execute(argv: Argv, **how: Unpack[StartOptions]) -> Finished:
-    """Run a command to its end and return how it ended. A timeout or a non-zero code is a result, not an error.
+    """Run a command to its end and return the result. A timeout or a non-zero code is no error.
 
-    When this returns, no process of the command's tree is left but those named in `survivors`. Cancelling goes through
-    at once, and ends the command too: the running loop's host sees the teardown to its end, also if that is the loop's.
+    When this returns, no process of the command's tree is left except those named in `survivors`.
+    Cancelling takes effect immediately and also ends the command. The host of the running loop
+    completes the teardown, even if the loop is about to end.
 
-    `timeout`, `idle_timeout`: seconds in all, and without output. Then TERM, `grace` seconds, KILL. `linger`: how long
-    what the command leaves behind may still run after it exits by itself. `drain`: how long to wait for the end of the
-    output once every process is gone. `env` is added to what is inherited; `scrub` takes out ("nesting", "secrets", or
-    names). `limits`: `{"nofile": 64, "as": …, "nice": 5, "oom_score_adj": 500}`. Of each stream `output_bytes_max` are
-    kept, head and tail; beyond `output_total_max` the command is ended. `on_output(stream, data)` sees all of it.
+    `timeout`, `idle_timeout`: seconds in total, and without output. After that: TERM, `grace`
+    seconds, KILL. `linger`: how long remaining processes may run after the command has exited
+    without a stop. `drain`: how long to wait for the end of the output once every process is gone.
+    `env`: added to the inherited environment. `scrub`: removes variables ("nesting", "secrets", or
+    names). `limits`: `{"nofile": 64, "as": …, "nice": 5, "oom_score_adj": 500}`.
+    `output_bytes_max`: bytes kept of each stream, head and tail. `output_total_max`: with more
+    output the command is ended. `on_output(stream, data)`: gets all output.
 
-    `pty`: True, or (rows, columns): it has a terminal, and all that is on it is its stdout. Nobody types there: the end
-    of the input is typed at once. `user`: it runs as another user, by name or number; that takes root.
+    `pty`: True, or (rows, columns): the command gets a terminal, and everything on it is its
+    stdout. There is no input: the end of the input is typed immediately. `user`: run as another
+    user, by name or number; this needs root.
 
-    `stdout`, `stderr`: None: captured. `subprocess.DEVNULL`, a path (created or emptied), an open file or its fd,
-    "inherit": there instead. `stderr=subprocess.STDOUT`: where stdout goes. `keep_output` False: output is counted, and
-    passed to `on_output`, but not kept. `eof`: a stop closes stdin first, and waits so many seconds before TERM.
+    `stdout`, `stderr`: None captures the stream. `subprocess.DEVNULL`, a path (created or
+    truncated), an open file or its fd, or "inherit" redirects it. `stderr=subprocess.STDOUT` sends
+    it where stdout goes. `keep_output`: False counts the output and passes it to `on_output`, but
+    does not keep it. `eof`: a stop closes stdin first, and waits this many seconds before TERM.
     """
     options = options_of(how, ends_input=True)
     if options.stdin == "pipe":
@@ -62,9 +67,10 @@ async def start(argv: Argv, *, yield_after: None = None, **how: Unpack[StartOpti
 async def start(argv: Argv, *, yield_after: float, **how: Unpack[StartOptions]) -> Command | Finished: ...
 @explicit
 async def start(argv: Argv, *, yield_after: float | None = None, **how: Unpack[StartOptions]) -> Command | Finished:
-    """Start a command in the background, without a `Host`: see `Host.start`, which takes the same.
+    """Start a command in the background, without a `Host`. The options are those of `Host.start`.
 
-    The running loop owns it. It lives until it ends or is stopped; leaving the loop (`asyncio.run`) stops it by the
-    ladder, the exit of the interpreter and `shutdown` end it. `Host.take_ended` knows nothing of it: wait for it.
+    The running loop owns the command. It lives until it ends or is stopped. The end of the loop
+    (`asyncio.run`) stops it by the ladder; the exit of the interpreter and `shutdown` end it too.
+    `Host.take_ended` does not return it: wait for the command instead.
     """
     return await default_host().start(argv, yield_after=yield_after, **how)

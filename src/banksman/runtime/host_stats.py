@@ -1,7 +1,7 @@
-"""A host in numbers, at a moment: what is in its hands, and what went through them. Looking changes nothing.
+"""Statistics of a host at one moment: current sessions and commands, and counters. Read-only.
 
-Sessions that are open here are looked at one by one. Of the others only who has how many: a store may have a hundred
-thousand of them.
+Open sessions of this host are examined one by one. For the others only the number per owner is
+read, because a store may have a hundred thousand sessions.
 """
 
 from __future__ import annotations
@@ -22,24 +22,31 @@ if TYPE_CHECKING:
     from banksman.store.log import Owner
 
 
-# Of sessions that are open here, and of the others: each has a number, also where there is none.
+# Phases of sessions that are open on this host, and of the others. Each has an entry in the
+# statistics, even if its count is 0.
 PHASES = (
     *("idle", "backing_off", "starting", "running", "interrupting", "stopping", "draining", "closing"),
     *("leaving", "parting", "failed", "fenced"),
 )
 OTHER_PHASES = ("asleep", "elsewhere", "lost")
-# A store that could not be opened is tried again so often at most by who only asks whether it works: anybody may ask,
-# and an attempt keeps the loop for up to some seconds.
+# Pause between two attempts to open a store on behalf of a health check. Any client may trigger a
+# health check, and an attempt may block the loop for some seconds.
 OPEN_AGAIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostStats:
-    """`phases`: sessions by phase; without those that are not open here if `is_listed` is False, for then the store
-    could not be read. `clocks`: of the running clocks of each name, the fewest seconds that are left.
+    """Numbers of one host.
 
-    What follows only grows: `counters` and `turns`, of sessions (see `CountTotals`); `store`, of the log (see
-    `Log.counters`); `commands_ended`, by how; `swept`, `survivors` and `output_dropped`, of commands and agents.
+    `phases`: sessions by phase. If `is_listed` is False, the store could not be read, and only
+    sessions open on this host are counted. `clocks`: for each name of a running clock, the fewest
+    seconds left.
+
+    These values only grow:
+    - `counters` and `turns`, of sessions (see `CountTotals`).
+    - `store`, of the log (see `Log.counters`).
+    - `commands_ended`, by reason.
+    - `swept`, `survivors` and `output_dropped`, of commands and agents.
     """
 
     phases: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
@@ -60,7 +67,10 @@ class HostStats:
 
 
 def take(host: Host) -> HostStats:
-    """Opens nothing: of a host whose store was not needed yet there are no sessions to count."""
+    """Collect the statistics.
+
+    Opens nothing: a host that has not needed its store yet has no sessions to count.
+    """
     command_registry = host._command_registry  # pyright: ignore[reportPrivateUsage]
     sessions = host._sessions  # pyright: ignore[reportPrivateUsage]
     commands = Counter({state.value: 0 for state in State})
@@ -76,9 +86,12 @@ def take(host: Host) -> HostStats:
 
 
 def has_working_store(host: Host) -> bool:
-    """Whether the store is open or can be opened now, can be read, is where it was opened, and has taken the last
-    append of every session that is open here. One lookup, however many sessions the store has. Nothing is written but
-    what opening it writes."""
+    """Whether the store works: it is open or can be opened, readable, and still in its place.
+
+    It must also have taken the last append of every session that is open on this host. The check
+    costs one lookup, whatever the number of sessions. It writes nothing except what opening the
+    store writes.
+    """
     if host._sessions is None and not _may_try(host):  # pyright: ignore[reportPrivateUsage]
         return host._open_failed_at is None  # pyright: ignore[reportPrivateUsage]
     try:
@@ -90,7 +103,7 @@ def has_working_store(host: Host) -> bool:
 
 
 def _may_try(host: Host) -> bool:
-    """Whether a store that is not open is worth an attempt to open it."""
+    """Whether to attempt to open a store that is not open."""
     if host._open_store is None or host._is_closing:  # pyright: ignore[reportPrivateUsage]
         return False
     failed_at = host._open_failed_at  # pyright: ignore[reportPrivateUsage]
@@ -128,14 +141,15 @@ def _with_sessions(stats: HostStats, sessions: SessionRegistry) -> HostStats:
 
 
 def _add_others(phases: Counter[str], owned: Sequence[tuple[Owner | None, int]]) -> None:
-    """Those that are not open here, as `Session.status` says it of each."""
+    """Count the sessions that are not open on this host, by the phases of `Session.status`."""
     others = Counter(dict.fromkeys(OTHER_PHASES, 0))
     for owner, count in owned:
         if owner is None or owner.is_here:
             others["asleep"] += count
         else:
             others["elsewhere" if owner.is_alive else "lost"] += count
-    # What is open here is ours in the store, and so is what we have let go of a moment ago. One that is fenced off is
-    # another's there, and is counted as both.
+    # In the store, sessions that are open here count as owned by this host, and so do sessions
+    # released a moment ago. So the open sessions are subtracted. A fenced session belongs to
+    # another host in the store, and is counted in both places.
     others["asleep"] -= phases.total() - phases["fenced"]
     phases.update({phase: max(0, count) for phase, count in others.items()})

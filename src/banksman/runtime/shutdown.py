@@ -1,7 +1,8 @@
-"""`shutdown`: end everything this process has started, and wait for it.
+"""`shutdown`: end everything that this process has started, and wait for it.
 
-It may be called in a signal handler, and handlers are entered again while they run: so it imports nothing when it is
-called, and is there itself from the moment `banksman` is. Whoever has started something has loaded the spawner.
+Programs may call `shutdown` in a signal handler, and a handler can be entered again while it runs.
+So `shutdown` imports nothing when it is called, and exists as soon as `banksman` is imported. If
+the process has started anything, the spawner is already loaded.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ _HOLDER = "banksman.process.zygote_client"
 
 
 def shutdown() -> bool:
-    """End every command of this process, in every loop and thread, and the zygote; True if all are gone.
+    """End every command of this process, and the zygote; True if all are gone.
 
-    Blocks for at most the longest `grace` of a running command and 7 seconds. It is called at interpreter exit; call it
-    before `os._exit`, or where a leftover helper process is in the way. Commands that somebody still waits for end as
-    HOST_CLOSED. A later command starts a new zygote.
+    The commands of every loop and every thread are ended.
+
+    Blocks for at most the longest `grace` of a running command plus 7 seconds. It runs at
+    interpreter exit. Call it before `os._exit`, or where a leftover helper process would be in the
+    way. Commands that a caller still waits for end as HOST_CLOSED. A later command starts a new
+    zygote.
     """
-    # Not there, or a handler that came while it is being loaded: nothing has been started.
+    # The module is missing, or a signal arrived while it is being loaded. In both cases nothing has
+    # been started.
     spawner: Spawner | None = getattr(sys.modules.get(_HOLDER), "spawner", None)
     return spawner is None or spawner.shutdown()

@@ -1,4 +1,5 @@
-"""The server: HTTP in front of a host. Who may come in, what they may start, and everybody's own stream of the log.
+"""HTTP server in front of a host: authentication, start policy, API routes and event streams.
 
-There is no logic of sessions here. A route turns a request into one call of the host, and what comes back into JSON.
+This package holds no session logic. A route turns a request into one call of the host, and the
+result of that call into JSON.
 """

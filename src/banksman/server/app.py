@@ -1,4 +1,4 @@
-"""The application: every route behind the one door. And a line of the log for each request."""
+"""ASGI application: every route behind the authentication middleware, with a request log."""
 
 from __future__ import annotations
 
@@ -35,9 +35,15 @@ ROUTES: tuple[Route, ...] = (
 
 
 def make(context: Context, *, token: str, port: int) -> ASGIApp:
+    """Build the ASGI application of a server.
+
+    `token`: the server's token. `port`: the port that page tokens are bound to.
+    """
+
     @functools.cache
     def described() -> bytes:
-        # Not before somebody asks: a verb with a host inside starts as fast as this does.
+        # Imported on the first request: the import would slow the start of a command with an
+        # embedded host.
         from banksman.server.api import openapi  # noqa: PLC0415
 
         return msgspec.json.encode(openapi.describe(ROUTES))
@@ -52,7 +58,7 @@ def make(context: Context, *, token: str, port: int) -> ASGIApp:
     limit = context.settings.body_bytes_max
     router = Router(
         [PathRoute(path, Endpoint(routes, context, limit)) for path, routes in by_path.items()],
-        # A path with a slash too many is another path.
+        # A path with an extra slash is a different path.
         redirect_slashes=False,
         default=_nothing_here,
     )
@@ -73,13 +79,17 @@ async def _nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class RequestLogger:
-    """Around everything: each request is one line when it is over, without its query, and a bug is told once."""
+    """Log each request as one line when it ends, and each unhandled exception once.
+
+    The line leaves the query string out.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # As it was sent. A name may have a slash in it, which is no border between two parts of the path.
+        # Route by the path as it was sent. A session name may contain an escaped slash, which does
+        # not separate two parts of the path.
         scope["path"] = scope["raw_path"].decode("ascii")
         began = time.monotonic()
         status = 0

@@ -1,4 +1,4 @@
-"""What the routes work with: the host, and the few things that are the server's own."""
+"""Server state that the routes work with: the host, its settings, the policy and the streams."""
 
 from __future__ import annotations
 
@@ -26,9 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Context:
-    """`drain` begins to end the server, with that many seconds for what runs; None: as many as it is set to. `front`:
-    how other hosts of the same store are asked; None: there are none. `application`: how they ask us.
-    `url`: of the page; empty: there is no port."""
+    """Everything that a route handler can reach.
+
+    `drain`: starts the shutdown of the server, with a time limit for running turns; None takes the
+    limit of the settings. `proxy`: sends requests to other hosts of the same store; None if the
+    store is not shared. `application`: answers requests that other hosts forward to this one.
+    `url`: the address of the web page; empty if the server has no port.
+    """
 
     host: Host
     settings: ServerSettings

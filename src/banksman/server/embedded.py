@@ -1,8 +1,11 @@
-"""The application on a host of its own, behind whichever sockets: what `banksman serve` and a verb without one share.
+"""Run a host and its HTTP application on given sockets, inside `banksman serve` or another program.
 
-`serving` is all that there is to it: no signal is taken, nothing is printed or announced, no token is made.
-`EmbeddedServer` is the same in a thread of another program, which asks it by a socket that is nobody else's; other
-verbs of the same user find it there, by the address that the store has of whoever owns a session.
+`serving` is the part that `banksman serve` and a command with an embedded host share. It installs
+no signal handler, prints and announces nothing, and makes no token.
+
+`EmbeddedServer` runs `serving` in a thread of another program. That program sends its requests over
+a private Unix socket. Other commands of the same user find the socket too: the store keeps the
+address of each session's owner.
 """
 
 from __future__ import annotations
@@ -37,14 +40,18 @@ if TYPE_CHECKING:
     from banksman.cluster.host import Member
 
 log = logging.getLogger("banksman.serve")
-# What begins the address of a host that has nothing but a socket.
+# Prefix of the address of a host that listens on a Unix socket only.
 UNIX = "unix:"
-# Where the path of a store ends and its settings begin, as a host takes them.
+# Separates the path of a store from its settings, as `Host` reads a store address.
 _SETTING = re.compile(r"\?(?=(?:level|keep_bytes|keep_seconds)=)")
 
 
 class GracefulShutdown:
-    """The first word counts; the second says: now. Belongs to the loop it is made in."""
+    """The state of a shutdown: requested, or requested a second time.
+
+    The first request starts the shutdown with its time limit. The second one skips the rest of that
+    time. Belongs to the event loop in which it is created.
+    """
 
     def __init__(self, drain_seconds: float) -> None:
         loop = asyncio.get_running_loop()
@@ -53,20 +60,27 @@ class GracefulShutdown:
         self.seconds = drain_seconds
 
     def ask(self, seconds: float | None = None) -> None:
+        """Request the shutdown; later calls change nothing.
+
+        `seconds`: time limit for running turns; None keeps the present limit.
+        """
         if not self.asked.done():
             if seconds is not None:
                 self.seconds = seconds
             self.asked.set_result(None)
 
     def hurry(self) -> bool:
-        """What runs is stopped. False: that was said already."""
+        """Stop running turns now. Returns False if that was requested before."""
         if self._now.done():
             return False
         self._now.set_result(None)
         return True
 
     async def wait(self, work: Coroutine[Any, Any, None]) -> None:
-        """For this, within the same deadline, or until somebody would not wait. It has ended when this returns."""
+        """Run this coroutine within the time limit.
+
+        It is cancelled at the limit, or when `hurry` is called. It has ended when this returns.
+        """
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait((task, self._now), timeout=self.seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -77,13 +91,19 @@ class GracefulShutdown:
             task.result()
 
     async def leave(self, member: Member) -> None:
-        """Other hosts go on with our sessions. What this takes is taken from what `finish` may take."""
+        """Hand the sessions of this host over to other hosts.
+
+        The time that this takes is subtracted from the limit of `finish`.
+        """
         began = time.monotonic()
         await self.wait(member.drain(timeout=self.seconds))
         self.seconds = max(0.0, self.seconds - (time.monotonic() - began))
 
     async def finish(self, host: Host) -> None:
-        """Until nothing runs any more: by itself, by the deadline, or because somebody would not wait."""
+        """Wait until nothing runs.
+
+        The host stops what still runs at the time limit, or when `hurry` is called.
+        """
         finishing = asyncio.ensure_future(host.finish(timeout=self.seconds))
         try:
             await asyncio.wait((finishing, self._now), return_when=asyncio.FIRST_COMPLETED)
@@ -92,12 +112,13 @@ class GracefulShutdown:
             await finishing
         finally:
             if not finishing.done():
-                # We were cancelled. This only stops the waiting: what runs is the host's, which is closed next.
+                # This task was cancelled. Cancelling `finishing` only stops the wait: the host owns
+                # what runs, and the host is closed next.
                 finishing.cancel()
                 await asyncio.wait((finishing,))
 
 
-# Called by whoever asks for the end over HTTP, with how long what runs may take.
+# Called when a client requests the shutdown over HTTP, with the time limit for running turns.
 Drain = Callable[[float | None], None]
 
 
@@ -111,9 +132,14 @@ async def serving(
     address: str,
     drain: Drain,
 ) -> AsyncGenerator[Context]:
-    """Until it is left. `address`: where others find this host. `drain` is called by whoever asks for it over HTTP."""
+    """Open a host and serve its HTTP application until the context exits.
+
+    `address`: where other processes find this host. `port`: 0 without one. `drain`: called when a
+    client requests the shutdown over HTTP.
+    """
     policy = StartPolicy(settings)
-    # Who answers here comes from outside, and is shown what waits.
+    # Answers come from HTTP clients, and those see the open questions. The log must not warn that a
+    # question waits for an answer.
     logging.getLogger("banksman.questions").setLevel(logging.ERROR)
     async with Host(
         store_of(settings),
@@ -126,14 +152,15 @@ async def serving(
         context = context_of(host, settings, drain, policy)
         context.url = "" if port == 0 else address
         application = app.make(context, token=token, port=port)
-        # Who has a port is there for others to come in by it.
+        # A host with a port is a front end: clients of the cluster can connect to it.
         async with membership.of(context, is_front=port != 0):
             server = servers.HttpServer(application, listeners, settings, context.streams)
             server.start()
             try:
                 yield context
             finally:
-                # Those who read first, while there is something to read; then the log, with the host.
+                # First end the streams, while the log can still be read. Then the host closes the
+                # log.
                 await server.close()
 
 
@@ -149,8 +176,11 @@ def context_of(host: Host, settings: ServerSettings, drain: Drain, policy: Start
 
 
 def store_of(settings: ServerSettings) -> str | None:
-    """With what is kept of it, unless the store says that itself. One in memory keeps all, and takes no settings."""
-    # Without a path it is the file in the state folder.
+    """Return the store address with the retention settings, unless the address has its own.
+
+    A store in memory keeps everything and takes no settings.
+    """
+    # Without a path the store is the file in the state folder.
     store = settings.store or "sqlite:"
     if not store.startswith("sqlite:"):
         return store
@@ -167,32 +197,41 @@ def store_of(settings: ServerSettings) -> str | None:
 
 
 class EmbeddedServer:
-    """A host inside of a program that is something else: in a thread, on a socket. One thread starts and stops it."""
+    """A server in a thread of another program, on a private Unix socket.
+
+    One thread starts and stops it.
+    """
 
     def __init__(self, settings: ServerSettings) -> None:
-        # Whoever ends with its verb takes no session that others count on: it only asks those that have room.
+        # A command-line process ends soon, so it must not own sessions that other hosts rely on.
+        # With room 0 it only sends requests to the hosts that have room.
         self._settings = settings.with_room(0) if settings.is_clustered else settings
         self._thread = threading.Thread(target=self._run, name="banksman-inside", daemon=True)
         self._ready: Future[Path] = Future()
         self._over = threading.Event()
-        # Both are there when it is ready.
+        # Both are set before `_ready` is done.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: GracefulShutdown | None = None
 
     def start_nowait(self) -> Future[Path]:
-        """The socket, when it can be asked; or the error that keeps it from that."""
+        """Start the thread. The future gets the socket's path, or the error of the start."""
         self._thread.start()
         return self._ready
 
     def stop(self, finish_seconds: float) -> None:
-        """Let what runs finish for so long, stop it then, and return when nothing is left. Whoever was torn out of this
-        (by Ctrl-C) calls it again, with no patience: 0."""
+        """Let running turns finish within this time, then stop them.
+
+        Returns when nothing is left. If Ctrl-C interrupts this call, the caller calls it again with
+        0 seconds.
+        """
         if self._thread.ident is None:
             return
-        # Futures and events can be waited for without being deaf to Ctrl-C; a thread, not everywhere.
+        # Ctrl-C interrupts a wait for a future or an event. It does not interrupt `Thread.join` on
+        # every platform, so the join comes last.
         if self._ready.exception() is None:
             assert self._loop is not None
-            with contextlib.suppress(RuntimeError):  # The loop is closed: it is over already.
+            # The loop is closed: the thread has ended already.
+            with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._end, finish_seconds)
         self._over.wait()
         self._thread.join()
@@ -222,7 +261,7 @@ class EmbeddedServer:
             async with serving(
                 self._settings,
                 [listener],
-                # Nobody comes in by it: there is no port.
+                # No client can present this token: there is no port.
                 token=secrets.token_urlsafe(32),
                 port=0,
                 address=f"{UNIX}{path}",
@@ -236,10 +275,14 @@ class EmbeddedServer:
 
 
 async def _wait_served(host: Host) -> None:
-    """Until nothing runs in our sessions, and nobody waits. A host that finishes would refuse those who wait; and they
-    were sent to us, because we had the session."""
+    """Wait until the sessions of this host run nothing and have no waiting asks.
+
+    `Host.finish` would refuse the asks that wait. Their callers sent them here because this host
+    owns the session.
+    """
     for session in host.our_sessions():
-        # Of a session that is let go of nothing comes, and nothing of a store that fails.
+        # A session that this host has given up makes no progress, nor does a failed store:
+        # `wait_past` raises StoreError for both.
         with contextlib.suppress(StoreError):
             while session.is_open:
                 seq = session.committed

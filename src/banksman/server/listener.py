@@ -1,8 +1,8 @@
-"""The listening sockets and their connections, in our own loop.
+"""HTTP listener: bind the address, serve connections, and close them in order.
 
-uvicorn speaks the HTTP; its own server is not used, because it takes the signals, and looks ten times a second whether
-it is to end. To end here is a future that every stream waits on: each is told to come back, and who does not take even
-that is cut off.
+uvicorn implements the HTTP protocol. Its own server class is not used: it installs signal handlers,
+and it polls ten times a second for its end. Here the end is a future that every stream waits on.
+Each stream sends its closing mark. A client that does not read even that is aborted.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from banksman.server.http.connection import Connection, config_for
 from banksman.server.server_settings import ServerSettings
 from banksman.server.streams.follower import EventStreams
 
-# From the word that it ends to the last byte of those who take it.
+# From the start of the shutdown to the last byte for clients that still read.
 CLOSE_SECONDS_MAX = 2.0
 
 
 def bind(settings: ServerSettings) -> socket.socket:
-    """The socket, before anything else is begun: an address that is taken is an error that costs nothing."""
+    """Bind and listen first, so that an address in use is an error without cost."""
     family = socket.AF_INET6 if ":" in settings.bind else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.bind, settings.port))
-        # Now, because of two that start at once the second is told only here.
+        # Listen now: of two servers that start at the same time, the second one gets its error only
+        # from `listen`.
         listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError as exc:
@@ -58,7 +59,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 class HttpServer:
-    """Serves an application on these sockets, until it is closed; and closes them."""
+    """Serve an application on these sockets, and close them at the end."""
 
     def __init__(
         self, app: ASGIApp, listeners: Sequence[socket.socket], settings: ServerSettings, streams: EventStreams
@@ -86,7 +87,7 @@ class HttpServer:
         self._streams.counts.cut += is_stream
 
     async def close(self) -> None:
-        """Take nobody new, tell those who follow to come back, answer what was asked, and cut off who is left."""
+        """Stop accepting, end the streams, finish running requests, then abort what is left."""
         await self._acceptor.close()
         for listener in self._listeners:
             listener.close()
@@ -101,8 +102,9 @@ class HttpServer:
         for connection in connections:
             connection.abort()
         if lost:
-            await asyncio.wait(lost)  # In the next pass of the loop: whatever was to be sent is dropped.
-        # What waited for something on behalf of a client that is gone.
+            # The abort takes effect in the next iteration of the loop; unsent data is dropped.
+            await asyncio.wait(lost)
+        # Requests that still wait for something on behalf of a client that has disconnected.
         tasks = list(self._state.tasks)
         for task in tasks:
             task.cancel()

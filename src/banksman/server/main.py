@@ -1,8 +1,15 @@
-"""`banksman serve`: from the socket to the exit code.
+"""Run `banksman serve` and `banksman host`: startup, signals, drain, exit code.
 
-It begins in an order in which each step can still say no without harm: the address, the token, the store, then the
-door is opened. It ends by a signal or by `/v1/drain`: nothing new is taken (503), what runs may finish, everybody can
-still read; then the streams are told to come back, and the host is closed. A second signal does not wait for what runs.
+Startup runs in an order in which each step can still fail without harm: bind the address, load the
+token, open the store, then accept connections.
+
+A signal or `POST /v1/drain` starts the shutdown:
+
+1. New work is refused with 503. Running turns may finish, and clients can still read.
+2. Event streams end with a mark that asks the client to reconnect.
+3. The host is closed.
+
+A second signal skips the wait for running turns.
 """
 
 from __future__ import annotations
@@ -33,22 +40,27 @@ from banksman.server.server_settings import ServerSettings
 
 log = logging.getLogger("banksman.serve")
 
-# What is begun with the server, and ends with it.
+# A background job that starts with the server and is cancelled at its end.
 Then = Callable[[Host, str], Coroutine[Any, Any, None]]
 
 
 def run(settings: ServerSettings, then: Then | None = None) -> int:
-    """Serve until told to end: the exit code. Prints the address when it can be used. `then` is given the host and the
-    address at that moment, and is cancelled at the end."""
+    """Serve until a shutdown is requested, and return the exit code.
+
+    Prints the server's address as soon as clients can use it. `then`: called at that moment with
+    the host and the address; its coroutine is cancelled at the end.
+    """
     return _ended(_run(settings, then))
 
 
 def _ended(serving: Coroutine[Any, Any, int]) -> int:
+    """Run the coroutine to its end, and translate errors into an exit code."""
     try:
         return asyncio.run(serving)
     except BanksmanError as exc:
         print(f"banksman: {exc}", file=sys.stderr)
-        # What the caller must change does not get right by being tried again; the rest may.
+        # Exit code 2 tells a service manager that a restart cannot help: the caller must change
+        # something. Every other error may be temporary.
         return 2 if isinstance(exc, UsageError) else 1
     except KeyboardInterrupt:
         return 130
@@ -71,14 +83,17 @@ async def _run(settings: ServerSettings, then: Then | None) -> int:
 
 
 def run_host(settings: ServerSettings) -> int:
-    """The same without a port: a host takes sessions of a store that others share, and is asked over their bus."""
+    """Run a host without a port, and return the exit code.
+
+    The host takes sessions of a shared store. Other hosts send it requests over the cluster's bus.
+    """
     return _ended(_run_host(settings))
 
 
 async def _run_host(settings: ServerSettings) -> int:
     loop = asyncio.get_running_loop()
     notifier = service_manager.take()
-    # Nobody comes in by it: there is no port.
+    # No client can present this token: there is no port.
     token = secrets.token_urlsafe(32)
     logs.configure(settings.log_format, settings.log_level, [token, *settings.secrets])
     raise_fd_limit()
@@ -111,7 +126,8 @@ async def _serve(
             settings, listeners, token=token, port=port, address=url, drain=ending.ask
         ) as context:
             host = context.host
-            # Who waits in sessions of dead hosts is served by whichever host takes them up, where there are many.
+            # In a cluster, the host that takes over a dead host's session serves the asks that wait
+            # in it. A single server must do that at its start.
             takes_up = [] if settings.is_clustered else [host.take_up()]
             with _announced(url, path):
                 _tell(context)
@@ -125,13 +141,20 @@ async def _until_ended(
     status: str,
     *work: Coroutine[Any, Any, None],
 ) -> None:
-    """Until somebody says so; then what runs may finish, or goes on elsewhere."""
+    """Serve until a shutdown is requested, then let running turns finish or hand them over.
+
+    In a cluster the host first hands its sessions to other hosts; only then does it finish the
+    rest.
+    """
     notifier.ready(status)
     async with _beating(notifier):
         async with _beside(*work):
+            # The shield keeps a cancellation of this task from cancelling the future, which signal
+            # handlers and the drain route still use.
             await asyncio.shield(ending.asked)
             context.streams.is_ending = True
             notifier.stopping()
+        # Before `finish`, which refuses the asks that wait: another host can still run them.
         if context.member is not None:
             await ending.leave(context.member)
         await ending.finish(context.host)
@@ -139,7 +162,10 @@ async def _until_ended(
 
 @contextmanager
 def _own_socket() -> Generator[tuple[socket.socket | None, Path | None]]:
-    """The one for our own user. A server can do without: its clients then need the URL and the token."""
+    """Listen on a Unix socket for the user of this server.
+
+    The server runs without it if it cannot be created: clients then need the URL and the token.
+    """
     try:
         own, path = sockets.listen_in(sockets_folder())
     except (BanksmanError, OSError) as exc:
@@ -158,8 +184,11 @@ def _token_path(settings: ServerSettings) -> Path:
 
 
 def _tell(context: Context) -> None:
-    """Print the page's address, with a one-time code that logs a browser in. Browsers send nobody what follows the #,
-    and a code that was used is worthless in their history. A journal is read by others and kept, so it gets no code."""
+    """Print the page's address, with a one-time code that logs a browser in.
+
+    Browsers do not send the part after `#` to any server, and a used code in the browser's history
+    is worthless. The systemd journal is kept and read by other users, so it gets the address only.
+    """
     assert context.authentication is not None
     link = context.url if _is_journal() else f"{context.url}/#code={context.authentication.pages.make_code()}"
     _say(f"Banksman is at {link}")
@@ -173,6 +202,7 @@ def _say(line: str) -> None:
 
 
 def _is_journal() -> bool:
+    """Tell whether stdout is the systemd journal, by `JOURNAL_STREAM` (see systemd.exec)."""
     device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
     try:
         stat = os.fstat(1)
@@ -183,7 +213,10 @@ def _is_journal() -> bool:
 
 @contextmanager
 def _announced(url: str, socket_path: Path | None) -> Generator[None]:
-    """Clients of this user find us in the state folder. A server can do without them."""
+    """Announce this server in the state folder, where clients of this user look for it.
+
+    The server runs without the announcement if it cannot be written.
+    """
     try:
         folder = state_folder()
         discovery_file.announce(folder, url, socket_path)
@@ -199,8 +232,11 @@ def _announced(url: str, socket_path: Path | None) -> Generator[None]:
 
 @asynccontextmanager
 async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
-    """What is begun with the server, and ends with it. `Host.take_up` is: what an earlier server accepted and could not
-    come to, nobody else knows of."""
+    """Run background jobs beside the server and cancel them at its end.
+
+    `Host.take_up` is one of them: only this host knows of asks that an earlier server accepted and
+    did not run.
+    """
     tasks = [asyncio.ensure_future(one) for one in work]
     for task in tasks:
         task.add_done_callback(_note_failure)
@@ -220,7 +256,10 @@ def _note_failure(task: asyncio.Task[None]) -> None:
 
 @asynccontextmanager
 async def _beating(notifier: service_manager.Notifier) -> AsyncGenerator[None]:
-    """The service manager hears of us for as long as the loop runs, if it wants to."""
+    """Send watchdog heartbeats to the service manager, if it wants them.
+
+    They stop when the event loop stops.
+    """
     seconds = notifier.watchdog_seconds()
     if seconds is None:
         yield
@@ -241,7 +280,10 @@ async def _beating(notifier: service_manager.Notifier) -> AsyncGenerator[None]:
 
 @contextmanager
 def _hearing_signals(ending: GracefulShutdown) -> Generator[None]:
-    """The first one ends the server, the second one hurries. One that comes when all is over changes nothing."""
+    """Handle SIGTERM and SIGINT: the first starts the shutdown, the second ends running turns.
+
+    A signal that arrives after the shutdown changes nothing: both signals are ignored from then on.
+    """
 
     def on_signal(number: int) -> None:
         name = signal.Signals(number).name
@@ -259,4 +301,6 @@ def _hearing_signals(ending: GracefulShutdown) -> Generator[None]:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+            # `remove_signal_handler` restores the default action. A late signal would then kill the
+            # process during its exit, and change its exit code.
             signal.signal(number, signal.SIG_IGN)

@@ -1,7 +1,10 @@
-"""Errors as the client sees them: problem+json (RFC 9457), with the status that says who must act.
+"""Errors as HTTP problem documents (RFC 9457), with a status that says which side must act.
 
-4xx: the caller. 502: the agent. 503: whoever runs the machine or the store, and it may be tried again. 504: whether it
-was done is not known. 500: a bug.
+- 4xx: the caller.
+- 502: the agent.
+- 503: the operator of the machine or the store. The client may retry.
+- 504: unknown whether the request was done.
+- 500: a bug.
 """
 
 from __future__ import annotations
@@ -19,20 +22,20 @@ from banksman.server.server_settings import NAME_LENGTH_MAX
 from banksman.sessions.session import Session
 
 MEDIA_TYPE = "application/problem+json"
-# What a client is told to wait, in seconds. Nobody can know; it is long enough not to be a storm, and short enough not
-# to be noticed.
+# `Retry-After`, in seconds. The right value cannot be known. One second is long enough to avoid a
+# retry storm, and short enough that a user does not notice.
 RETRY_SECONDS = 1
 DETAIL_CHARACTERS_MAX = 2000
 CLOSING_HINT = "the server is shutting down: send the request again when it is back, or to another server"
 
-# The first line that fits counts: the special before the general.
+# The first matching entry counts: subclasses come before their base classes.
 _STATUSES: tuple[tuple[type[BanksmanError], int], ...] = (
     (errors.NotFound, 404),
     (errors.UsageError, 422),
     (errors.QueueFull, 429),
     (errors.Busy, 409),
     (errors.NoOwner, 503),
-    # Whoever has the session next is there in a moment.
+    # The next owner of the session is ready in a moment.
     (errors.Moving, 503),
     (errors.Moved, 503),
     (errors.Refused, 409),
@@ -50,7 +53,7 @@ _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 class Problem(Exception):
-    """An answer that is no success, raised by whoever finds out."""
+    """An HTTP error response, raised where the error is found."""
 
     def __init__(
         self,
@@ -65,7 +68,7 @@ class Problem(Exception):
         super().__init__(detail)
         self.status = status
         self.title = title
-        # What was wrong may be a megabyte, and whoever sent it knows it.
+        # The invalid value may have a megabyte, and its sender knows it.
         self.detail = detail[:DETAIL_CHARACTERS_MAX]
         self.hint = hint[:DETAIL_CHARACTERS_MAX]
         self.ids = dict(ids or {})
@@ -91,17 +94,23 @@ class Problem(Exception):
 
 
 def away(what: str, error: errors.Unreachable) -> Problem:
-    """Of what only reads: nothing was to be done, so there is nothing of which it is unknown whether it was."""
+    """Return the problem for a read that could not reach its target.
+
+    A read changes nothing, so the status is 503 and not 504, which says that the effect is unknown.
+    """
     hint = "try again; nothing of it is lost, and others may be able to reach it"
     return Problem(503, "Unreachable", f"{what}: {error.args[0]}", hint=hint)
 
 
 def problem_of(error: BanksmanError, *, is_closing: bool = False) -> Problem:
-    """`is_closing`: the host takes nothing more, which is why it refuses, and another one will take its place."""
+    """Return the HTTP problem for an error.
+
+    `is_closing`: the host refuses because it shuts down. The client may retry elsewhere, or later.
+    """
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
     hint = error.hint
     if isinstance(error, errors.Closed) and is_closing:
-        # The host's own hint is for a program that has the host inside.
+        # The host's own hint addresses a program that embeds the host.
         status, hint = 503, CLOSING_HINT
     headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(error, errors.Busy) else None
     detail = error.args[0] if error.args else ""
@@ -109,7 +118,7 @@ def problem_of(error: BanksmanError, *, is_closing: bool = False) -> Problem:
 
 
 def session_of(host: Host, id_or_name: str) -> Session:
-    """`NotFound`: there is none; also for what can be the name of none."""
+    """Find a session. Raises `NotFound` also for text that cannot be an id or a name."""
     if len(id_or_name) > NAME_LENGTH_MAX or "\0" in id_or_name:
         raise NotFound("there is no such session", hint="see /v1/sessions")
     return host.session(id_or_name)

@@ -1,7 +1,7 @@
-"""What a server is set to: one value, of flags, variables, the `[serve]` table of a TOML file, and what is usual.
+"""Server settings: one validated value from flags, variables, a TOML file and defaults.
 
-Every bound has a name here, so that it can be shown and changed. Where each value comes from, and that a key that is
-not known is an error, is the affair of `banksman.config`; what values a server can do with is checked here.
+The file's table is `[serve]`. Every limit has a name here, so that users can see and change it.
+`banksman.config` merges the sources and rejects unknown keys. This module checks the values.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from banksman.errors import UsageError
 from banksman.sessions import session_spec
 
 PORT = 4380
-# Longer than any id or name of a session can be.
+# Longer than any id or name of a session.
 NAME_LENGTH_MAX = 512
-# How many sessions a host takes if nobody says how many: most of them sleep, and what runs is bounded by processes_max.
+# Default number of sessions of a host. Most sessions are idle, and `processes_max` limits the
+# processes.
 ROOM = 64
 ROOM_MAX = 100_000
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -32,20 +33,25 @@ Program = str | list[str]
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`programs`: what HTTP callers may start; None: anything. A word is a program, by name or path; a list is the
-    beginning of a command. `env`: the variables that they may set while `programs` is set. `roots`: folders that they
-    may start something in; None: any. `hosts`: names, besides the loopback's, under which a proxy shows this server.
+    """All settings of a server.
+
+    `programs`: the programs that HTTP callers may start; None allows any. A string is a program, by
+    name or path. A list is the beginning of a command. `env`: variables that callers may set while
+    `programs` is set. `roots`: folders in which callers may start something; None allows any.
+    `hosts`: host names, besides those of the loopback interface, under which a proxy publishes this
+    server.
     """
 
     bind: str = "127.0.0.1"
     port: int = PORT
     allow_remote: bool = False
     hosts: list[str] = []
-    # Where the log is: see Host. None: the user's state folder.
+    # Address of the log's store: see Host. None: a file in the user's state folder.
     store: str | None = None
     keep_bytes: int | None = None
     keep_seconds: int | None = None
-    # None: the one in `token_file`, which is made if it is missing. None: in the user's state folder.
+    # `token` None: the server reads the token from `token_file`, and creates the file if it is
+    # missing. `token_file` None: a file in the user's state folder.
     token: str | None = None
     token_file: str | None = None
     programs: list[Program] | None = None
@@ -55,20 +61,21 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     processes_max: int | None = None
     secrets: list[str] = []
 
-    # Where many hosts share the store (nats://…): what this one is called, by default as its machine; what it has that
-    # a session may need; and how many sessions it takes. None: none for a server, ROOM for `banksman host`.
+    # For a shared store (nats://…). `name`: name of this host; None takes the machine's name.
+    # `labels`: what this host offers to sessions that need it. `room`: how many sessions it takes;
+    # None means 0 for a server and ROOM for `banksman host`.
     name: str | None = None
     labels: list[str] = []
     room: int | None = None
-    # Whether agents' transcripts are kept in the store that is shared, for whoever takes their sessions over.
+    # Keep the agents' transcripts in the shared store, for the host that takes a session over.
     mirror_transcripts: bool = True
 
     body_bytes_max: int = 32 << 20
-    # Event streams of one client, which is an address and how it came in.
+    # Limit of open event streams for one client: an address with its way of authentication.
     streams_max: int = 1024
     heartbeat_seconds: float = 15.0
     stall_seconds: float = 30.0
-    # How long what runs may take to finish when the server is told to go.
+    # How long running turns may take to finish when the server shuts down.
     drain_seconds: float = 60.0
     log_format: str = "text"
     log_level: str = "info"
@@ -114,44 +121,50 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def is_clustered(self) -> bool:
-        """The store is one that hosts of many machines share."""
+        """Whether hosts on several machines share the store."""
         return self.store is not None and is_address(self.store)
 
     @property
     def store_shown(self) -> str:
-        """Without what lets one in."""
+        """The store's address without credentials."""
         if self.store is None:
             return "the state folder"
         return str(parse(self.store)) if is_address(self.store) else self.store
 
     def shown(self) -> dict[str, Any]:
-        """For whoever asks what holds here; without what is nobody's business."""
+        """Return the settings for display, without secrets and credentials."""
         hidden = {"secrets", "token", "token_file"}
         found = {field: getattr(self, field) for field in self.__struct_fields__ if field not in hidden}
         return found if self.store is None else {**found, "store": self.store_shown}
 
 
 def is_loopback(bind: str) -> bool:
+    """Whether this address is reachable from this machine only."""
     if bind == "localhost":
         return True
     try:
         return ipaddress.ip_address(bind).is_loopback
     except ValueError:
-        return False  # A name may be anything by tomorrow.
+        return False  # A name may resolve to another address tomorrow.
 
 
 def load(path: str | os.PathLike[str] | None = None, flags: Mapping[str, Any] | None = None) -> ServerSettings:
-    """`path`: the TOML file; None: the user's own, if there is one. `flags` come first; None among them: not given."""
+    """Load the settings.
+
+    `path`: the TOML file; None takes the user's file, if it exists. `flags` win over every other
+    source; None stands for a flag that was not given.
+    """
     given = {f"serve.{name}": value for name, value in (flags or {}).items()}
     return of(config.load(flags=given, path=path))
 
 
 def of(found: config.LayeredConfig) -> ServerSettings:
-    """`UsageError` if a server cannot do with it."""
+    """Convert the merged configuration. Raises `UsageError` if a value is invalid."""
     try:
         return msgspec.convert(found.table("serve"), ServerSettings)
     except msgspec.ValidationError as exc:
-        # What __post_init__ says is our own; the rest says where and what.
+        # An error of `__post_init__` is already a UsageError. msgspec's own message names the field
+        # and the fault.
         raise (
             exc.__cause__
             if isinstance(exc.__cause__, UsageError)

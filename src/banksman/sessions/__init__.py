@@ -1,1 +1,1 @@
-"""Sessions: the door, what callers see of it, and what an agent needs to be started."""
+"""Sessions with agents: their state, the calls on them, and the start of the agent's process."""

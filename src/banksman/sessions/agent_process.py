@@ -1,7 +1,8 @@
-"""The agent's process as a driver sees it: whole frames in, bytes out, and an end.
+"""Agent process as the driver sees it: frames in, bytes out, and one end.
 
-It is a command like any other, on the one stop ladder, with its first rung: the end of its stdin. `AgentProcess` is the
-seam at which tests put a process of their own: whatever passes the same conformance tests may stand here.
+The process is a command like any other. It uses the same stop ladder, with the end of stdin as the
+first rung. `AgentProcess` is the interface that tests replace with a fake. Every implementation
+must pass the same conformance tests.
 """
 
 from __future__ import annotations
@@ -42,47 +43,55 @@ from banksman.process.lease_page import LeasePage
 from banksman.process.orphans import trace
 from banksman.process.pipes import PipeWrite
 
-# An agent's stderr is not its answer: its two ends are kept, to say why it failed.
+# An agent's stderr is not its answer. The beginning and the end are kept to explain a failure.
 STDERR_BYTES_MAX = 64 << 10
 
 
-# What an `AgentProcess` tells: its stdout as it comes, and what becomes of it.
+# Reports of an `AgentProcess`: its stdout in pieces, and changes of the process.
 AgentReport = BytesRead | StreamEnded | Report
 OnReport = Callable[[AgentReport], None]
 
 
 class AgentProcess(Protocol):
-    """Told by `OnReport`: `Started` or `StartFailed` first; then the others as they come; `ProcessGone` last, and once.
+    """Process of an agent, with reports through `OnReport`.
 
-    One frame at a time: a write is answered before the next is given. After `stop` nothing is written.
+    The first report is `Started` or `StartFailed`. `ProcessGone` is the last report and comes once.
+    The driver writes one frame at a time: each write is confirmed before the next write. The driver
+    writes nothing after `stop`.
     """
 
     def write(self, data: bytes) -> None: ...
     def stop(self, kill_by: float | None = None) -> None:
-        """By the ladder. `kill_by` (`time.monotonic()`): its waits are cut so that KILL has come by then; also those of
-        a stop that is under way, which are only ever shortened."""
+        """Stop the process by the ladder.
+
+        `kill_by` (`time.monotonic()`): the ladder's waits are shortened so that KILL comes by then.
+        This also applies to a stop that is already running. A call never lengthens a wait.
+        """
         ...
 
     def sweep_tools(self, since: float, ends: bool) -> None:
-        """End what it has started since then (`loop.time()`), and all below that; the agent itself goes on, and so does
-        what it had started before. `ends` False: nobody is ended, who is there is told as survivors.
+        """End the processes that the agent has started since `since`, and their descendants.
 
-        Only after `Started`. Answered by one `SweepEnded` within a few seconds, unless `ProcessGone` comes before. An
-        exit or a stop in the middle of it takes over, and `ProcessGone` says the rest.
+        The agent keeps running, and so do the processes that it started before. `since`: a time of
+        `loop.time()`. `ends`: False only lists the processes and reports them as survivors.
+
+        Allowed only after `Started`. The answer is one `SweepEnded` within a few seconds, unless
+        `ProcessGone` comes first. An exit or a stop in the middle replaces the sweep, and
+        `ProcessGone` reports the rest.
         """
         ...
 
     def pause(self) -> None:
-        """Stop reading, so that the pipe pushes back on the agent."""
+        """Stop reading, so that the full pipe blocks the agent (backpressure)."""
         ...
 
     def resume(self) -> None: ...
     def look_now(self) -> None:
-        """Tell what has happened already."""
+        """Read and report everything that has already happened."""
         ...
 
     def abandon(self) -> None:
-        """The loop is closed: nothing more is told."""
+        """Stop reporting, because the event loop is closed."""
         ...
 
 
@@ -90,7 +99,7 @@ Spawn = Callable[[StartProcess, OnReport], AgentProcess]
 
 
 class RealAgent:
-    """An `AgentProcess` that is one."""
+    """`AgentProcess` backed by a real process."""
 
     def __init__(self, launch: Launch, timings: Timings, on_report: OnReport, lease: LeasePage | None = None) -> None:
         self._on_report = on_report
@@ -176,7 +185,10 @@ def _stderr_of(written: output.Output) -> Stderr:
 
 
 def redacted(stderr: Stderr, redactor: Redactor | None) -> Stderr:
-    """The same without the secrets. Whoever cuts it must not do so before: a part of one is not recognised."""
+    """Remove the secrets from stderr.
+
+    Redact before truncating: a truncated part of a secret is not recognised.
+    """
     if redactor is None:
         return stderr
     if stderr.tail is None:

@@ -1,21 +1,24 @@
-"""Check what callers pass: the name of a session, its options, how it is opened, and each ask.
+"""Argument checks for callers: session names, options, the arguments of an open, and asks.
 
-A wrong argument is an error of the call, before the session state machine sees it: there it would fail every caller.
+A wrong argument is an error of the call. It must not reach the session state machine, where it
+would fail every caller of the session.
 
-**Options.** In seconds unless the name says otherwise. Those that are not given come from the profile or from `Config`:
+**Options.** In seconds unless the name says otherwise. Missing options come from the profile or
+from `Config`:
 
-- turns: `drain_seconds`, `settle_seconds`, `start_seconds`, `write_seconds`, `collect_seconds`, `setting_seconds`;
-  `quiet_seconds`: how long the agent must be quiet after its boundary before the turn is over; `after_interrupt`: tools
-  that the agent leaves running when it is interrupted are ended ("sweep") or only reported ("keep"); `clocks`: a
-  mapping from the watchdog's name
-- the queue: `ageing_seconds`, `hold_idle_seconds`, `queue_max`, `when_full` ("refuse" or "drop"), `attempts_max`: how
-  often an ask that gives way comes back
-- questions: `question_seconds` (None: they wait), `question_default`: the answer when nobody has answered by then
-  ("deny" or "allow"), `question_after_crash`: "withdraw", or "keep" for the host that takes the session over; it gives
-  the answer when the agent asks the same again
-- the process: `idle_seconds` (None: it is kept), `recycle_seconds` (None: it may grow old) with `save_prompt`,
-  `backoff_seconds`, `backoff_seconds_max`, and the ladder's `eof_grace`, `grace`, `linger` and `drain`
-- `frame_bytes_max`: a longer frame of the agent goes to a file
+- turns: `drain_seconds`, `settle_seconds`, `start_seconds`, `write_seconds`, `collect_seconds`,
+  `setting_seconds`; `quiet_seconds`: how long the agent must be quiet after its boundary before the
+  turn is over; `after_interrupt`: tools that the agent leaves running when it is interrupted are
+  ended ("sweep") or only reported ("keep"); `clocks`: a mapping from the watchdog's name
+- the queue: `ageing_seconds`, `hold_idle_seconds`, `queue_max`, `when_full` ("refuse" or "drop"),
+  `attempts_max`: how often a preempted ask is queued again
+- questions: `question_seconds` (None: no limit), `question_default`: the answer after that time
+  ("deny" or "allow"), `question_after_crash`: "withdraw", or "keep" for the host that takes the
+  session over; that host gives the answer when the agent asks the same question again
+- the process: `idle_seconds` (None: the process is kept), `recycle_seconds` (None: no age limit)
+  with `save_prompt`, `backoff_seconds`, `backoff_seconds_max`, and the ladder's `eof_grace`,
+  `grace`, `linger` and `drain`
+- `frame_bytes_max`: a longer frame of the agent is written to a file
 """
 
 from __future__ import annotations
@@ -48,14 +51,15 @@ from banksman.errors import NotFound, Refused, UsageError
 from banksman.sessions.profile import AFTER_INTERRUPT, QUIET_SECONDS_MAX, Profile
 from banksman.sessions.status import find_turn
 
-# -- names -----------------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------
 NAME_CHARACTERS_MAX = 200
-# An id of ours is no name: whoever finds by either would find another one's session.
+# A name must not look like a generated id. Otherwise a lookup by id could find another session by
+# its name.
 ID = re.compile(r"s-[0-9a-f]{16}")
 
-# -- options ---------------------------------------------------------------------------------------------------------
+# -- options ---------------------------------------------------------------------------------------
 LADDER = {"eof_grace": "eof", "grace": "grace", "linger": "linger", "drain": "drain"}
-# Each ask is placed by a look at all that wait: a queue of more is a sign of something else.
+# Each new ask is placed by a scan of the whole queue. A longer queue indicates another problem.
 QUEUE_MAX_MAX = 4096
 COUNTS = ("queue_max", "attempts_max", "frame_bytes_max")
 WORDS = {
@@ -64,24 +68,25 @@ WORDS = {
     "question_after_crash": ("withdraw", "keep"),
     "after_interrupt": AFTER_INTERRUPT,
 }
-# Waits that there need not be.
+# Timeouts that may be None.
 OPTIONAL = ("question_seconds", "idle_seconds", "recycle_seconds")
 SECONDS = tuple(name for name in Config.__struct_fields__ if name.endswith(("_seconds", "_seconds_max")))
 KNOWN = (*SECONDS, *COUNTS, *LADDER, *WORDS, "clocks", "save_prompt")
-# -- asks ------------------------------------------------------------------------------------------------------------
+# -- asks ------------------------------------------------------------------------------------------
 ON_BUSY = ("enqueue", "reject", "interrupt", "steer", "collect")
 ON_PREEMPT = ("end", "requeue")
-# What an agent must be able to do, by the kind of content in a prompt. All take text, and links.
+# Capability that an agent needs for each kind of content in a prompt. All agents accept text and
+# links.
 _CAPABILITIES = {"image": "images", "audio": "audio"}
-# Far beyond any number of classes that a person would tell apart.
+# Far more classes than a person can distinguish.
 PRIORITY_MAX = 1_000_000
-# -- how a session is opened -----------------------------------------------------------------------------------------
-# The MCP server of the caller's own tools; the agent calls them `mcp__banksman__NAME`.
+# -- how a session is opened -----------------------------------------------------------------------
+# The MCP server of the caller's tools. The agent calls them `mcp__banksman__NAME`.
 TOOLS_SERVER = "banksman"
 
 
 def checked_name(name: Any, redactor: Redactor | None = None) -> str | None:
-    """None: it has none."""
+    """Return a valid session name; None means no name."""
     if name is None:
         return None
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
@@ -94,12 +99,13 @@ def checked_name(name: Any, redactor: Redactor | None = None) -> str | None:
 
 
 def check_no_secret(what: str, text: str, redactor: Redactor | None) -> None:
+    """Raise `UsageError` if the text contains a secret."""
     if redactor is not None and redactor.redact_text(text) != text:
         raise UsageError(f"a {what} cannot hold a secret", hint="it would be written to the store")
 
 
 def checked_id(session: Any) -> str:
-    """An id or a name, as somebody gives it who wants to find one."""
+    """Return an id or a name that a caller wants to look up."""
     if not isinstance(session, str):
         raise UsageError(f"a session is not found by {session!r:.60}", hint="its id, or its name")
     try:
@@ -110,6 +116,8 @@ def checked_id(session: Any) -> str:
 
 
 class OptionValues(Struct, frozen=True, kw_only=True):
+    """Values of the options of one session."""
+
     timings: Timings
     frame_bytes_max: int
     _config: Config
@@ -119,6 +127,7 @@ class OptionValues(Struct, frozen=True, kw_only=True):
 
 
 def read_options(profile: Profile, options: Mapping[str, Any]) -> OptionValues:
+    """Check the options and fill missing ones from the profile."""
     clocks: dict[str, float | None] = dict(profile.clocks)
     ladder: dict[str, float] = {}
     found: dict[str, Any] = {
@@ -136,7 +145,7 @@ def read_options(profile: Profile, options: Mapping[str, Any]) -> OptionValues:
         else:
             _check(key, value)
             if key == "save_prompt" and value is not None:
-                # What cannot be sent is refused now, and not when it is due.
+                # Reject a prompt that cannot be encoded now, and not when it is due.
                 profile.dialect.begin(PLAIN).prompt("", value)
             found[key] = value
     start = clocks.pop(ClockName.START, None)
@@ -192,7 +201,10 @@ def _clocks(value: Any) -> dict[str, float | None]:
 
 
 class AskChecks:
-    """Of those who use one session. `capabilities`: what the agent can; None: everything."""
+    """Checks of the asks and settings of one session.
+
+    `capabilities`: the agent's capabilities; None means all.
+    """
 
     def __init__(self, agent: str, dialect: Dialect, capabilities: Collection[str] | None) -> None:
         self._agent = agent
@@ -212,6 +224,7 @@ class AskChecks:
         rules: Any = None,
         hold: str | None = None,
     ) -> Ask:
+        """Check the arguments of an ask and return the ask."""
         if on_busy not in ON_BUSY:
             raise UsageError(f"on_busy cannot be {on_busy!r}", hint=f"one of {', '.join(ON_BUSY)}")
         if on_preempt not in ON_PREEMPT:
@@ -225,8 +238,9 @@ class AskChecks:
         for kind in _kinds(prompt) & _CAPABILITIES.keys():
             self.check_capability(_CAPABILITIES[kind])
         ref = str(uuid.uuid4())
-        # Encoded once for the agent and once for the log: what either could not take is refused here. The copy is ours:
-        # whatever the caller does to its own afterwards, what is sent is what was accepted.
+        # Encode the prompt once for the agent and once for the log, so that an ask that cannot be
+        # encoded is rejected here. The stored copy is independent: later changes by the caller do
+        # not affect the accepted ask.
         self._dialect.begin(PLAIN).prompt(ref, prompt)
         try:
             prompt, key, schema = storable([prompt, key, schema])
@@ -247,14 +261,16 @@ class AskChecks:
         )
 
     def check_setting(self, name: str, value: Any) -> None:
+        """Raise `UsageError` if the setting cannot be sent to the agent."""
         self.check_capability(name)
-        # It may become a word of a command line.
+        # The value may become a command line argument.
         if not isinstance(value, str) or not value or "\0" in value:
             raise UsageError(f"{name} cannot be {value!r:.60}", hint="text that is not empty, and has no NUL")
         check_text(name, value)
         self._dialect.begin(PLAIN).setting("", name, value)
 
     def check_capability(self, name: str) -> None:
+        """Raise `UsageError` if the agent does not have the capability."""
         if self._capabilities is not None and name not in self._capabilities:
             hint = f"known of it are: {', '.join(sorted(self._capabilities)) or 'none'}"
             raise UsageError(f"{self._agent} cannot do that: it has no {name}", hint=hint)
@@ -278,6 +294,7 @@ class AskChecks:
 
 
 def priority_of(value: Any) -> int:
+    """Return the number of a priority, given as a name or a number."""
     if isinstance(value, str) and value.upper() in Priority.__members__:
         return Priority[value.upper()]
     if isinstance(value, bool) or not isinstance(value, int):
@@ -289,7 +306,7 @@ def priority_of(value: Any) -> int:
 
 
 def check_text(name: str, value: str) -> None:
-    """`UsageError` for a text that no agent can be told: one that has no bytes."""
+    """Raise `UsageError` for a text that cannot be encoded as UTF-8."""
     try:
         value.encode()
     except UnicodeEncodeError as exc:
@@ -298,15 +315,20 @@ def check_text(name: str, value: str) -> None:
 
 
 def _kinds(prompt: Any) -> set[str]:
-    """Of content. What is no list of blocks has none, and is refused elsewhere."""
+    """Return the kinds of content in a prompt.
+
+    A value that is not a list of blocks has no kinds. Other checks reject it.
+    """
     blocks = cast(Sequence[Any], prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else ()
     kinds = (cast(Any, block).get("type") for block in blocks if isinstance(block, Mapping))
     return {kind for kind in kinds if isinstance(kind, str)}
 
 
 def find_move(state: Session, turn: str, before: str | None) -> tuple[str, str | None]:
-    """The turns that these asks belong to in the queue: the one to be moved, and the other. `Refused` if one of them
-    does not wait, `UsageError` if they are in different classes."""
+    """Return the queued turns of two asks: the turn to move and the other turn.
+
+    `Refused`: one of the asks is not queued. `UsageError`: the asks are of different classes.
+    """
     found: list[Turn] = []
     for id in (turn,) if before is None else (turn, before):
         waiting = find_turn(state, id)
@@ -321,7 +343,10 @@ def find_move(state: Session, turn: str, before: str | None) -> tuple[str, str |
 
 
 def checked_mcp_servers(servers: Any) -> tuple[Mapping[str, Any], ...]:
-    """A copy, so that every process is started with the same servers."""
+    """Check the MCP servers and return a copy.
+
+    The copy ensures that every process starts with the same servers.
+    """
     hint = 'as ACP has them: {"name": …, "command": …, "args": […]} or {"type": "http", "name": …, "url": …}'
     if isinstance(servers, str | bytes | Mapping) or not isinstance(servers, Sequence):
         raise UsageError(f"mcp_servers cannot be {servers!r:.60}", hint=hint)
@@ -358,12 +383,14 @@ def _is_pair(pair: Any) -> bool:
 
 
 def checked_conversation(resume: Any) -> str | None:
+    """Return the conversation to resume, or raise `UsageError`."""
     if resume is not None and (not isinstance(resume, str) or not resume):
         raise UsageError(f"resume cannot be {resume!r:.60}", hint="the agent's own name for a conversation")
     return resume
 
 
 def checked_command(command: Any, profile: Profile) -> list[str]:
+    """Return the command as a list of words; None means the profile's command."""
     if command is None:
         return list(profile.own_command())
     if isinstance(command, str):
@@ -378,6 +405,7 @@ def checked_command(command: Any, profile: Profile) -> list[str]:
 
 
 def checked_words(name: str, value: Any) -> list[str]:
+    """Return a list of words, or raise `UsageError`."""
     if isinstance(value, str | bytes):
         raise UsageError(f"{name} must be a list of words, not {value!r:.60}")
     words: list[str] = []

@@ -1,7 +1,8 @@
-"""Futures that callers wait on: an ask is accepted, a turn ends, an interrupt has its receipt, a hold is granted.
+"""Futures of callers: accepted asks, ended turns, receipts of interrupts, granted holds.
 
-The driver tells `CallerFutures` the result of each, once. A caller that was cancelled leaves its future behind; setting
-that one is not worth a warning. `KeyedTurns` finds the turn of an ask that is made again, and `held` enters a hold.
+The driver reports each result to `CallerFutures` once. A cancelled caller leaves its future behind,
+and setting that future causes no warning. `KeyedTurns` finds the turn of a repeated ask, and `held`
+enters a hold.
 """
 
 from __future__ import annotations
@@ -28,45 +29,56 @@ from banksman.sessions.tools import Callbacks
 from banksman.sessions.turn import LoggedTurn, Turn
 from banksman.tasks import OwnedTasks
 
-# A turn with the future of its acceptance: an ask that is made again with its key waits on the same future.
+# A turn with the future of its acceptance. A repeated ask with the same key waits on the same
+# future.
 AcceptedTurn = tuple[Turn, asyncio.Future[None]]
-# How many turns stay in memory although they are over. The outcomes of older ones are read from the log.
+# Ended turns that stay in memory. The outcomes of older turns are read from the log.
 TURNS_MAX = 64
 
 
 class CallerFutures(OutcomeListener):
-    """Of one session. `finished` is done when nothing more will happen in it."""
+    """Futures of one session.
+
+    `finished`: done when nothing more will happen in the session.
+    """
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.finished: asyncio.Future[None] = self.loop.create_future()
-        # Set by the session, which makes them when there is a driver to answer to.
+        # Set by the session, because these objects need the driver.
         self.questions: Questions | None = None
         self.callbacks: Callbacks | None = None
         self.save: Callable[[str], None] | None = None
-        # Told of each turn that is over, once the log has that.
+        # Called for each ended turn when the log has its end.
         self.on_resolved: Callable[[str], None] | None = None
-        # How many of what was asked for ended, by how.
+        # Number of ended asks by the kind of their outcome.
         self.outcomes: Counter[str] = Counter()
         self._turns: dict[str, Turn] = {}
-        # Those that wait in the log, for whoever has the session next: nobody here hears how they end.
+        # Turns that stay in the log for the next owner. This host will not learn their outcomes.
         self._passed_on: dict[str, Turn] = {}
         self._accepting: dict[str, asyncio.Future[None]] = {}
         self._receipts: dict[str, tuple[asyncio.Future[Receipt], Turn | None]] = {}
         self._granting: dict[str, asyncio.Future[None]] = {}
         self._changing: dict[str, asyncio.Future[None]] = {}
-        # What is read for a caller: waited for at the end, because the host closes the log then.
+        # Reads of the log for callers. The session's end waits for them, because the host then
+        # closes the log.
         self._reading = OwnedTasks()
 
-    # -- made --------------------------------------------------------------------------------------------------------
+    # -- expected results --------------------------------------------------------------------------
     def expect_turn(self, turn: Turn) -> asyncio.Future[None]:
-        """Its acceptance; its outcome is the turn's own."""
+        """Register a turn and return the future of its acceptance.
+
+        The outcome is a future of the turn itself.
+        """
         self._turns[turn.id] = turn
         accepted = self._accepting[turn.id] = self.loop.create_future()
         return accepted
 
     def find_turn(self, turn: Turn, kind: Kind | None) -> AcceptedTurn:
-        """One that was accepted by a host before this one, and is over: whoever takes a session over sees to that."""
+        """Return a turn that an earlier owner accepted and that is over.
+
+        The take-over has settled all turns that were open.
+        """
         turn.watch(LoggedTurn(is_over=True, kind=kind))
         accepted: asyncio.Future[None] = self.loop.create_future()
         accepted.set_result(None)
@@ -76,7 +88,7 @@ class CallerFutures(OutcomeListener):
         return None if id in self._accepting else self._turns.get(id, self._passed_on.get(id))
 
     def raise_if_passed_on(self, turn: str) -> None:
-        """`Moved`: nothing can be done about it here any more."""
+        """Raise `Moved` if the turn waits in the log for the next owner."""
         if turn in self._passed_on:
             self._passed_on[turn].raise_if_passed_on()
 
@@ -102,13 +114,14 @@ class CallerFutures(OutcomeListener):
     async def wait_read(self) -> None:
         await self._reading.wait()
 
-    # -- kept --------------------------------------------------------------------------------------------------------
+    # -- results from the driver -------------------------------------------------------------------
     def accept(self, turn: str) -> None:
         _set(self._accepting.pop(turn))
 
     def reject(self, turn: str, error: BanksmanError) -> None:
         self._turns.pop(turn)
-        # Each gets its own: one that is raised again and again would keep the frames of all who got it.
+        # Each caller gets a copy of the error. A shared instance that is raised repeatedly would
+        # keep the stack frames of all callers alive.
         self._accepting.pop(turn).set_exception(copy(error))
 
     def resolve(self, turn: str, outcome: Outcome) -> None:
@@ -183,12 +196,13 @@ class CallerFutures(OutcomeListener):
 
     def ask_to_save(self, prompt: str) -> None:
         assert self.save is not None
-        # Not here, inside the door: it is an ask like any other, and comes in by the door.
+        # Not called directly, because this code runs inside `dispatch`. The save is an ordinary ask
+        # and needs its own dispatch.
         self.loop.call_soon(self.save, prompt)
 
-    # -- broken ------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
     def finish(self) -> None:
-        """Nothing more will happen."""
+        """End the callbacks and set `finished`."""
         self._end_callbacks()
         _set(self.finished)
 
@@ -199,13 +213,15 @@ class CallerFutures(OutcomeListener):
             self.callbacks.end()
 
     def fail(self, error: BanksmanError) -> None:
-        """A bug of ours: whoever still waits for something is told so, and will not be told anything else."""
+        """Fail all waiting callers, because a bug ended the session."""
         self._end_callbacks()
         if self.questions is not None:
             self.questions.fail(error)
         receipts = [receipt for receipt, _ in self._receipts.values()]
         for future in (*self._accepting.values(), *self._granting.values(), *self._changing.values(), *receipts):
             if not future.done():
+                # Also retrieve the exception: a cancelled caller never awaits the future, and
+                # asyncio would warn.
                 future.set_exception(error)
                 future.exception()
         for id, turn in list(self._turns.items()):
@@ -225,13 +241,16 @@ def _set(future: asyncio.Future[Any], value: Any = None) -> None:
 
 
 def ignore(future: asyncio.Future[Any]) -> None:
-    """Nobody will collect what becomes of it, and that is not worth a warning."""
+    """Suppress the warning about a future whose exception is never retrieved."""
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 class KeyedTurns:
-    """The turns of one session by their idempotency keys: an ask with a known key gets the turn of the first ask, also
-    after a restart. `stored`: the keys that the log has from before."""
+    """Turns of one session by their idempotency keys.
+
+    An ask with a known key gets the turn of the first ask, also after a restart. `stored`: the keys
+    that the log has from earlier.
+    """
 
     def __init__(self, stored: Iterable[IdempotencyKey]) -> None:
         self._asked: OrderedDict[str, AcceptedTurn] = OrderedDict()
@@ -241,7 +260,7 @@ class KeyedTurns:
         return None if key is None else self._asked.get(key)
 
     def take_stored(self, key: str | None) -> IdempotencyKey | None:
-        """Where the log has it, if it has it and nobody has come with it since."""
+        """Return and remove the logged place of a key whose turn is not in memory."""
         return None if key is None else self._stored.pop(key, None)
 
     def remember(self, key: str | None, asked: AcceptedTurn) -> None:
@@ -253,8 +272,11 @@ class KeyedTurns:
                 self._asked.popitem(last=False)
 
     def _let_go(self) -> None:
-        """Keep of the oldest turns only their places in the log. One that is not over stays, and all that came after
-        it. One whose end the log may not have is put behind the others."""
+        """Replace the oldest ended turns by their places in the log.
+
+        A turn that is not over stays, and so do all later turns. A turn whose end may be missing in
+        the log moves behind the others.
+        """
         for _ in range(len(self._asked) - TURNS_MAX):
             key, (turn, _) = next(iter(self._asked.items()))
             if (stored := turn.stored_as(key)) is None:
@@ -269,20 +291,20 @@ class KeyedTurns:
                     del self._stored[next(iter(self._stored))]
 
     def forget(self, turn: Turn) -> None:
-        """It came to nothing: whoever comes with its key again makes a new ask."""
+        """Forget a turn that was not accepted. The next ask with its key creates a new turn."""
         for key in [key for key, (known, _) in self._asked.items() if known is turn]:
             del self._asked[key]
 
 
-# -- holds -----------------------------------------------------------------------------------------------------------
-# The holds that the running task is inside of, by session: asks made there are made in the hold.
+# -- holds -----------------------------------------------------------------------------------------
+# Holds that the current task is inside of, by session. Asks of this task belong to the hold.
 _holds: contextvars.ContextVar[Mapping[str, str]] = contextvars.ContextVar(
     "banksman_holds", default=MappingProxyType({})
 )
 
 
 def current_hold(session: str) -> str | None:
-    """The hold of this session that the running task is inside of."""
+    """Return the hold of this session that the current task is inside of."""
     return _holds.get().get(session)
 
 
@@ -294,12 +316,15 @@ async def held(
     tell: Callable[[HoldAsked | HoldReleased], None],
     raise_if_failed: Callable[[asyncio.Future[None]], None],
 ) -> AsyncGenerator[None]:
-    """See `Session.hold`. `raise_if_failed`: of a session that a bug has failed nobody hears any more."""
+    """Enter a hold. See `Session.hold`.
+
+    `raise_if_failed`: raises if a bug has failed the session, because then the future is never set.
+    """
     now = futures.loop.time
     holds = _holds.get()
-    # Only one that is still there: a task that was started inside a hold may outlive it.
+    # Only a hold that still exists: a task that was started inside a hold may outlive it.
     if futures.has_hold(holds.get(session)):
-        yield  # Its own: whoever holds the session already has what it asks for.
+        yield  # Re-entered by the task that already has the hold.
         return
     id = f"h-{os.urandom(8).hex()}"
     granted = futures.expect_hold(id)
@@ -315,7 +340,8 @@ async def held(
     finally:
         futures.forget_hold(id)
         tell(HoldReleased(now(), id))
-        # Left in another context than it was entered in (a fixture, a generator that is closed by the loop): there is
-        # nothing to be put back there.
+        # The generator may be closed in another context than it was entered in (a fixture, a
+        # generator that the loop closes). There the token is not valid and nothing needs to be
+        # restored.
         with suppress(ValueError):
             _holds.reset(token)

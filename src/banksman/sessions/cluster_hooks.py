@@ -1,4 +1,4 @@
-"""Hooks by which a member of a cluster tells other hosts which sessions are here."""
+"""Hooks that a cluster member implements to announce its sessions to other hosts."""
 
 from __future__ import annotations
 
@@ -14,24 +14,33 @@ if TYPE_CHECKING:
 
 
 class ClusterHooks(Protocol):
-    """A member of a cluster implements them. All are called in the loop of the host, and none raises."""
+    """Callbacks of a cluster member, called in the host's event loop.
+
+    No hook raises.
+    """
 
     def on_open(self, session: Session) -> None:
-        """It is ours from here on."""
+        """This host owns the session from now on."""
         ...
 
     def on_closed(self, session: Session) -> None:
-        """It is not any more: closed, left, or lost."""
+        """This host has closed, released or lost the session."""
         ...
 
     def on_turn_over(self, session: Session, turn: str) -> None:
-        """A turn that somebody asked for has its outcome, and the log has that."""
+        """The log has the outcome of a turn that a caller asked for."""
         ...
 
     async def bring(self, session: str, spec: SessionSpec, past: SessionHistory) -> Sequence[Entry]:
-        """It is claimed, and no process of it is started yet: bring along what it needs here, and say so."""
+        """Fetch the files that a claimed session needs on this host, before its process starts.
+
+        Returns the log entries that record the transfer.
+        """
         ...
 
     async def wait_heard(self, session: Session) -> None:
-        """Until others can ask us for it, as far as that can be known. Cancelled, it only stops waiting."""
+        """Wait until other hosts can route requests for the session to this host.
+
+        The wait is best effort. Cancelling the call only stops the wait.
+        """
         ...

@@ -1,9 +1,9 @@
-"""What a session records about itself: counters, how long its turns take, and its last facts.
+"""Session diagnostics: counters, turn durations and a recorder of the last facts.
 
-`CountTotals` adds the numbers of all sessions of a host. Each session counts for itself, and its numbers are forgotten
-with it. A sum that an operator follows for days must not fall because of that. So when a session ends here, its numbers
-are added to those of all that ended before. While it lives nothing is added up, and counting a frame costs one
-addition.
+`CountTotals` sums the counters of all sessions of a host. Each session has its own counters, and
+they vanish with the session. A sum that an operator follows for days must not fall because of that.
+So when a session ends here, its counters are added to the totals of all ended sessions. While the
+session lives nothing is summed, and counting a frame costs one addition.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from banksman.core.session.facts import Asked, Fact, FramesRead
 from banksman.core.session.outcome import Kind
 from banksman.core.session.state import Session
 
-# -- times -----------------------------------------------------------------------------------------------------------
-# Upper bounds in seconds: an agent answers in a second, or works for an hour.
+# -- times -----------------------------------------------------------------------------------------
+# Upper bounds in seconds. The range is wide because an agent answers in a second or works for an
+# hour.
 BOUNDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
 _MARKS = frozenset((TURN_QUEUED, TURN_STARTED, TURN_ENDED))
-# -- the flight recorder ---------------------------------------------------------------------------------------------
-# At least so many facts are kept, at most twice as many.
+# -- the flight recorder ---------------------------------------------------------------------------
+# The recorder keeps at least this many facts and at most twice as many.
 FACTS_MIN = 64
-# What is kept of the frames of one fact: to follow a trace, a flood of text is not needed.
+# Limits on the frames of one recorded fact. A trace stays readable without a flood of text.
 LINES_MAX = 16
 LINE_BYTES_MAX = 256
 
 
 @dataclass(slots=True)
 class Counters:
-    """Both ways, since the session was opened.
+    """Traffic of one session in both directions since it was opened.
 
-    `noise`: lines that were no frames. `spilled`: frames too large to keep; `dropped`: bytes of those that are lost.
-    `swept`: processes that had to be ended with the agent's own; `survivors`: those that could not be.
+    `noise`: lines that were not frames. `spilled`: frames too large for the log. `dropped`: bytes
+    that were lost, of such frames and of floods. `swept`: processes that were ended together with
+    the agent's process. `survivors`: processes that could not be ended.
     """
 
     frames_in: int = 0
@@ -55,7 +57,11 @@ class Counters:
 
 
 class Histogram:
-    """`counts`: of each bound those at or below it and above the one before; the last: all that are longer."""
+    """Histogram of durations with the bucket limits `BOUNDS`.
+
+    `counts`: the number of durations per bucket. A bucket holds durations up to and including its
+    bound and above the previous bound. The last bucket holds all longer durations.
+    """
 
     __slots__ = ("counts", "seconds")
 
@@ -73,11 +79,14 @@ class Histogram:
 
 
 class TurnTimes:
-    """Of one session, or of several together. `queue`: from acceptance to the first start. `turn`: from there to the
-    end; a turn that was started again counts once.
+    """Queue times and turn times of one session or of several sessions together.
 
-    Measured by the events that are written to the log. An ask that was queued under another host is not measured,
-    because the clocks of two hosts differ."""
+    `queue`: from acceptance to the first start. `turn`: from the first start to the end. A turn
+    that was started again counts once.
+
+    The times come from the events that are written to the log. An ask that was queued under another
+    host is not measured, because the clocks of two hosts differ.
+    """
 
     __slots__ = ("_queued", "_started", "queue", "turn")
 
@@ -106,9 +115,12 @@ class TurnTimes:
         self.turn.update(other.turn)
 
 
-# -- all sessions of a host ------------------------------------------------------------------------------------------
+# -- all sessions of a host ------------------------------------------------------------------------
 class SessionCounts(NamedTuple):
-    """The numbers of one session. `outcomes`: how many asks ended, by the kind of their outcome."""
+    """Counters of one session.
+
+    `outcomes`: the number of ended asks by the kind of their outcome.
+    """
 
     counters: Counters
     outcomes: Counter[str]
@@ -116,7 +128,10 @@ class SessionCounts(NamedTuple):
 
 
 class CountTotals:
-    """For one loop. None of the sums ever falls."""
+    """Sums over all sessions of a host, open and ended.
+
+    Belongs to one event loop. No sum ever decreases.
+    """
 
     def __init__(self) -> None:
         self._open: dict[asyncio.Future[None], SessionCounts] = {}
@@ -125,7 +140,11 @@ class CountTotals:
         self._times = TurnTimes()
 
     def follow(self, finished: asyncio.Future[None], counted: SessionCounts) -> None:
-        """Until the session is `finished`, and what it had counted by then for ever."""
+        """Include a session in the sums.
+
+        An open session is read on demand. When `finished` is done, its final counters stay in the
+        totals.
+        """
         self._open[finished] = counted
         finished.add_done_callback(self._end)
 
@@ -136,21 +155,21 @@ class CountTotals:
         self._times.update(counted.turn_times)
 
     def counters(self) -> Mapping[str, int]:
-        """The fields of `Counters`, of all together."""
+        """Return the sums of all fields of `Counters`."""
         total = self._counters.copy()
         for counted in self._open.values():
             total.update(_by_name(counted.counters))
         return total
 
     def turns(self) -> Mapping[str, int]:
-        """How many asks ended, by the kind of their outcome."""
+        """Return the number of ended asks by the kind of their outcome."""
         total = self._turns.copy()
         for counted in self._open.values():
             total.update(counted.outcomes)
         return total
 
     def times(self) -> TurnTimes:
-        """How long asks have waited, and turns taken."""
+        """Return the queue times and turn times of all sessions."""
         total = TurnTimes()
         for times in (self._times, *(counted.turn_times for counted in self._open.values())):
             total.update(times)
@@ -162,22 +181,27 @@ def _by_name(counters: Counters) -> dict[str, int]:
 
 
 class Recorder:
-    """The last facts of a session, and the state before the first of them: a unit test can replay them.
+    """Flight recorder: the last facts of a session and the state before the first of them.
 
-    A fact that goes wrong is the last one in it. Frames are cut, because their meanings are kept beside them."""
+    A unit test can replay the record. A fact whose processing fails is the last fact of the record.
+    Frames are truncated, because their meanings are kept beside them.
+    """
 
     def __init__(self) -> None:
         self._before: tuple[Session, list[Fact]] | None = None
         self._now: tuple[Session, list[Fact]] | None = None
 
     def note(self, state: Session, fact: Fact) -> None:
-        """`state` is the one that the fact is about to be taken in."""
+        """Record a fact before it is processed.
+
+        `state`: the state that the fact is about to be applied to.
+        """
         if self._now is None or len(self._now[1]) >= FACTS_MIN:
             self._before, self._now = self._now, (state, [])
         self._now[1].append(_cut(fact))
 
     def flight(self) -> tuple[Session, list[Fact]] | None:
-        """Where it starts, and what happened since. None: nothing has."""
+        """Return the initial state and the facts since then; None if no fact was recorded."""
         if self._before is None or self._now is None:
             return self._now
         return self._before[0], [*self._before[1], *self._now[1]]
@@ -189,13 +213,14 @@ class Recorder:
 
 def _cut(fact: Fact) -> Fact:
     if isinstance(fact, Asked):
-        # What was asked is for the agent; the machine only needs to know that it was.
+        # The prompt matters only to the agent. The state machine only sees that an ask exists.
         return replace(fact, ask=replace(fact.ask, prompt=str(fact.ask.prompt)[:LINE_BYTES_MAX]))
     if not isinstance(fact, FramesRead):
         return fact
     if len(fact.lines) <= LINES_MAX:
         return replace(fact, lines=[line[:LINE_BYTES_MAX] for line in fact.lines])
-    # The index of a meaning must still be that of its line, so what is left out is left empty.
+    # A meaning refers to its line by index, so the index must stay valid. Omitted lines become
+    # empty lines.
     meant = {index for index, _ in fact.meanings}
     lines = [line[:LINE_BYTES_MAX] if i in meant else b"" for i, line in enumerate(fact.lines)]
     return replace(fact, lines=lines) if meant else replace(fact, lines=[b""] * len(fact.lines))

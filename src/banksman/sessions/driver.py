@@ -1,11 +1,13 @@
-"""The door of a session: `dispatch(fact)`, one fact at a time, to the end, without suspending.
+"""Driver of a session: feeds facts to the state machine and performs the effects.
 
-It owns the state, the process and the timers. Nobody else reads the pipe (`frame_reader.py`) or writes to it. It
-decides nothing: a fact goes into the pure core, the effects that come out are performed in order. Other threads come in
-by the loop's `call_soon_threadsafe` only.
+`dispatch(fact)` processes one fact at a time, to the end, without suspending. The driver owns the
+state, the process and the timers. Only the driver reads the pipe (`frame_reader.py`) and writes to
+it. The driver decides nothing: it passes each fact to the pure core and performs the returned
+effects in order. Other threads must use the loop's `call_soon_threadsafe`.
 
-A bug of ours (an assert, an exception that nobody thought of) fails this one session, loudly, with the recorder's
-facts; its process is ended, its callers are answered, and no other session notices.
+A bug in Banksman (an assert, an unexpected exception) fails only this session. The error is logged
+with the recorder's facts, the process is ended and the callers get an error. Other sessions are not
+affected.
 """
 
 from __future__ import annotations
@@ -76,20 +78,26 @@ from banksman.store.log import Log
 
 log = logging.getLogger("banksman")
 
-# The end of its stdout is nearly always the beginning of an agent's exit. One that lives on after this can neither
-# answer nor be interrupted.
+# The end of stdout is nearly always the beginning of an agent's exit. An agent that still lives
+# after this time can neither answer nor be interrupted.
 MUTE_SECONDS_MAX = 1.0
 
 
 class PoolSlot(enum.Enum):
-    """In the pool: it has none, it waits for one, or it has one, with a process in it or not yet."""
+    """Slot in the pool: not wanted, queued, or granted.
+
+    A granted slot may still have no process.
+    """
 
     NONE, WANTED, GIVEN = range(3)
 
 
 class Driver:
-    """One session's, from the moment it was claimed under this epoch. For its own loop only; `spawn` starts the agent,
-    `listener` is told what became of what."""
+    """Driver of one session since the claim under this epoch.
+
+    Belongs to one event loop. `spawn`: starts the agent. `listener`: receives the results for
+    callers.
+    """
 
     def __init__(
         self,
@@ -111,7 +119,7 @@ class Driver:
         self.recorder = Recorder()
         self.last_in: float | None = None
         self.last_out: float | None = None
-        # Since when its process is being stopped; None: it is not, or there is none.
+        # When the stop of the process began; None if no process is being stopped.
         self.stopping_since: float | None = None
         self.timers: dict[Subject, asyncio.TimerHandle] = {}
         self.error: BaseException | None = None
@@ -127,7 +135,7 @@ class Driver:
         self._redactor = redactor
         self._log_writer = LogWriter(store, id, past, epoch=epoch, hears=self, redactor=redactor)
         self._is_paused = False
-        # The start of a process that waits for its place in the pool, or for the log.
+        # Requested start that waits for a slot in the pool or for the log.
         self._postponed: StartProcess | None = None
         self._place = PoolSlot.NONE
         self._mute: asyncio.TimerHandle | None = None
@@ -142,15 +150,16 @@ class Driver:
     def now(self) -> float:
         return self._loop.time()
 
-    # -- the door ----------------------------------------------------------------------------------------------------
+    # -- dispatch ----------------------------------------------------------------------------------
     def dispatch(self, fact: Fact) -> None:
-        """Take one fact, and the facts that its effects bring, to the end."""
+        """Process a fact, and the facts that its effects cause, to the end."""
         try:
             self._dispatcher.dispatch(fact)
         except Exception as exc:
             self.fail(exc)
         except BaseException as exc:
-            # Ctrl-C in the middle of it: what was to be done may be half done, and nobody could say which half.
+            # A KeyboardInterrupt in the middle leaves effects half performed, and the driver cannot
+            # tell which ones. So the session fails.
             self.fail(exc)
             raise
 
@@ -197,7 +206,7 @@ class Driver:
             case _:
                 tell(self._listener, effect)
 
-    # -- the log -----------------------------------------------------------------------------------------------------
+    # -- the log -----------------------------------------------------------------------------------
     def _append(self, effect: Append) -> None:
         self.turn_times.note(effect.entries, self.now())
         self._log_writer.append(effect.entries)
@@ -212,8 +221,12 @@ class Driver:
         self.dispatch(AppendFailed(self.now(), error, is_final=isinstance(error, NotOwner)))
 
     def lose(self, error: NotOwner, kill_by: float) -> None:
-        """The session is not ours any more, whatever its log would still say to us. It ends here, in the order that
-        matters: everybody is answered first, and then its process is given no more time than there is."""
+        """End the session on this host, because it has lost the ownership.
+
+        The order matters. First all callers get their answers, then the process is stopped. KILL
+        comes by `kill_by` at the latest, because after that another host may start a process for
+        the session.
+        """
         log.error("! session %s is not ours any more: %s", self.id, error)
         self.dispatch(AppendFailed(self.now(), error, is_final=True))
         self.dispatch(CloseAsked(self.now()))
@@ -226,6 +239,7 @@ class Driver:
             self._let_read()
 
     def _let_read(self) -> None:
+        # Never while frames wait in the backlog: its end calls `on_caught_up`.
         if self._is_paused and self._process is not None and not self._frames.is_behind:
             self._is_paused = False
             self._process.resume()
@@ -250,7 +264,7 @@ class Driver:
 
         self._log_writer.lease(conversation, on_taken)
 
-    # -- the pool ----------------------------------------------------------------------------------------------------
+    # -- the pool ----------------------------------------------------------------------------------
     @property
     def urgency(self) -> int:
         seconds = self.state.config.ageing_seconds
@@ -266,7 +280,7 @@ class Driver:
 
     @property
     def waits_to_start(self) -> bool:
-        """A process was wanted, and nothing of it is there."""
+        """Whether a process was requested and not started yet."""
         return self._postponed is not None
 
     @property
@@ -277,24 +291,28 @@ class Driver:
         self.dispatch(EvictAsked(self.now()))
 
     def start_now(self) -> None:
-        """The pool has a place. Before a process is started we must know that the session is still ours, and so is the
-        conversation that it is to go on with."""
+        """Start the process after the pool has granted a slot.
+
+        Before the start the log must confirm that this host still owns the session and the lease of
+        the conversation that the process resumes.
+        """
         self._place = PoolSlot.GIVEN
         effect = self._postponed
         assert effect is not None
-        # A log that was broken may have let go of it, or never have had it.
+        # The lease may have been lost, or never taken, while the log was broken.
         self._hold_conversation(self.state.conversation)
         self._log_writer.advance(partial(self._on_advanced, effect))
 
-    # -- the process -------------------------------------------------------------------------------------------------
+    # -- the process -------------------------------------------------------------------------------
     def _on_advanced(self, effect: StartProcess) -> None:
         if self._postponed is not effect:
-            return  # Nobody wants it any more.
+            return  # The start was cancelled meanwhile.
         self._postponed = None
         try:
             self._start_process(effect)
         except Exception as exc:
-            self.fail(exc)  # We are outside the door here, and a bug is a bug.
+            # This callback runs outside `dispatch`, so an exception must fail the session here.
+            self.fail(exc)
 
     def _stop_process(self) -> None:
         if self._postponed is not None:
@@ -304,11 +322,12 @@ class Driver:
             return
         assert self._process is not None
         self.stopping_since = self.stopping_since or self.now()
+        # A process that is blocked on a full pipe cannot react to a signal, so reading resumes.
         self._let_read()
         self._process.stop()
 
     def _forget_start(self) -> None:
-        """It waits for its place in the pool, or for the log."""
+        """Cancel a start that waits for a slot in the pool or for the log."""
         self._postponed = None
         if self._place is PoolSlot.WANTED:
             self._place = PoolSlot.NONE
@@ -323,7 +342,7 @@ class Driver:
         self._is_paused = False
         self.counters.processes += 1
         try:
-            # It may have waited, and a setting may have been changed since.
+            # The start may have waited, and a setting may have changed since.
             effect = replace(effect, settings=self.state.settings)
             self._process = self.spawn(effect, partial(self._on_report, number))
         except BanksmanError as exc:
@@ -343,6 +362,9 @@ class Driver:
             return
         if isinstance(report, Exited):
             self._frames.note_exit()
+        # An event of the process must not overtake output that still waits in the backlog.
+        # `FrameWritten` is exempt: it only permits the next write and has no order relative to the
+        # output.
         if self._frames.is_behind and not isinstance(report, FrameWritten):
             self._frames.after(partial(self._hear, number, report))
         else:
@@ -377,10 +399,14 @@ class Driver:
 
     def _on_output_end(self, number: int) -> None:
         self._frames.end(number)
-        if self.state.process.exit is None:  # Else it is only the rest of its tree that is still there.
+        # After the exit, only other processes of its tree hold stdout open. They do not count as
+        # mute.
+        if self.state.process.exit is None:
             self._mute = self._loop.call_later(MUTE_SECONDS_MAX, self._on_mute, number)
 
     def _on_mute(self, number: int) -> None:
+        # The exit may already have happened. In that case `look_now` reports it, and the report
+        # cancels the timer.
         if self._process is not None:
             self._process.look_now()
         if self._mute is not None:
@@ -389,7 +415,7 @@ class Driver:
             self._report(number, WriteFailed(error))
 
     def _cancel_mute(self) -> None:
-        """It is not mute: it exits."""
+        """The agent exits, so it is not mute."""
         if self._mute is not None:
             self._mute.cancel()
             self._mute = None
@@ -402,27 +428,30 @@ class Driver:
         if self.error is not None:
             self._finish()
 
-    # -- timers ------------------------------------------------------------------------------------------------------
+    # -- timers ------------------------------------------------------------------------------------
     def _cancel_timer(self, subject: Subject) -> None:
         timer = self.timers.pop(subject, None)
         if timer is not None:
             timer.cancel()
 
     def _on_timer(self, subject: Subject) -> None:
-        # The timer may have run late, behind a busy loop, while the answer was waiting to be read. What has happened
-        # comes before what is concluded from its absence.
+        # The timer may run late, behind a busy loop, while the agent's answer waits in the pipe.
+        # Events that have already happened must be processed before a conclusion is drawn from
+        # their absence. So the pipe is read first, and the timer fires behind the frames that were
+        # read.
         timer = self.timers.get(subject)
         if self._process is not None:
             self._process.look_now()
         self._frames.after(partial(self._fire, subject, timer))
 
     def _fire(self, subject: Subject, timer: asyncio.TimerHandle | None) -> None:
-        # It may have been cancelled by what was heard, or set anew: then it is not this one that is due.
+        # The frames that were just read may have cancelled or restarted the timer. Then this timer
+        # is stale.
         if timer is not None and self.timers.get(subject) is timer:
             del self.timers[subject]
             self.dispatch(TimerFired(self.now(), subject))
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
     def _finish(self) -> None:
         for subject in list(self.timers):
             self._cancel_timer(subject)
@@ -431,8 +460,12 @@ class Driver:
         self._listener.finish()
 
     def fail(self, exc: BaseException) -> None:
-        """A bug of ours. This session is lost; everybody who waits for it is told, and its process is ended. It is
-        closed when that is gone, and not before: see `_forget_process`."""
+        """Fail the session because of a bug in Banksman.
+
+        All callers get the error, and the process is stopped. The session is finished only when the
+        process is gone (`_forget_process`), so that its log is not released while the process still
+        runs.
+        """
         log.error("! session %s failed by a bug of ours; its last facts:\n%s", self.id, self.recorder, exc_info=exc)
         self.error = exc
         self._dispatcher.clear()
@@ -446,11 +479,14 @@ class Driver:
             self._let_read()
             self._process.stop()
         else:
-            self._leave_pool()  # It had its place, and no process came of it.
+            self._leave_pool()  # The slot was granted, but no process was started.
             self._finish()
 
     def abandon(self) -> None:
-        """The loop is closed. Nobody will ever hear of this session again; the keeper ends its process."""
+        """Drop the session because its event loop is closed.
+
+        Nothing can be reported after that. The keeper ends the process.
+        """
         if self._process is not None:
             self._process.abandon()
 
@@ -459,7 +495,10 @@ class Driver:
 
 
 def _since(state: Session, now: float) -> Session:
-    """What the log says, as of now: how long somebody had waited under another clock is not known."""
+    """Restart the waiting times of queued asks at `now`.
+
+    The log's times come from another clock, so the time that an ask has already waited is unknown.
+    """
     queue = tuple(
         replace(waiting, ask=replace(waiting.ask, at=now)) if isinstance(waiting, Turn) and waiting.ask else waiting
         for waiting in state.queue

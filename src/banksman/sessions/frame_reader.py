@@ -1,4 +1,4 @@
-"""What the session's process writes to stdout, cut into frames, read by the dialect and told as `FramesRead`."""
+"""Reader of an agent's stdout: splits bytes into frames and dispatches them as `FramesRead`."""
 
 from __future__ import annotations
 
@@ -18,73 +18,88 @@ from banksman.core.session.state import ProcessState, Session, Stdin
 from banksman.core.wire.framing import Framing, MixedChunk, OversizeBegan, OversizeEnded, OversizePiece
 from banksman.sessions.diagnostics import Counters
 
-# Limits on what an agent writes: floods of lines, the last output of an agent that ends, and frames too large to keep.
+# Limits on an agent's output: floods of lines, output at the end of a process, and oversize frames.
 #
-# **A flood.** A read is bounded in bytes, but these may be half a million lines. A wrong command (`yes`) or a hostile
-# agent would hold up every other session of the host. So `Backlog` takes lines in slices, for a few milliseconds, and
-# the rest after other sessions had their turn. Until then the driver does not read the pipe, the agent waits, and
-# whatever else its process does comes after the lines. The lines of one read of a normal agent are all taken at once.
+# **A flood.** A read is bounded in bytes, but these may be half a million lines. A wrong command
+# (`yes`) or a hostile agent would block every other session of the host. So `Backlog` takes lines
+# in slices, for a few milliseconds, and takes the rest after other sessions had their turn. Until
+# then the driver does not read the pipe and the agent blocks. Later events of the process wait
+# behind the lines. For a normal agent, all lines of one read are taken in one pass.
 #
-# **The last output.** Backpressure stops working when the agent exits or is stopped. A process that is blocked on a
-# full pipe cannot react to a signal, so from then on the pipe is read as fast as it fills. A flood would fill the
-# memory of the host for as long as the stop ladder takes. Two rules bound it:
+# **The last output.** Backpressure stops working when the agent exits or is stopped. A process that
+# is blocked on a full pipe cannot react to a signal, so from then on the pipe is read as fast as it
+# fills. A flood would fill the memory of the host for as long as the stop ladder takes. Two rules
+# bound it:
 #
-# 1. The driver stops an agent that floods. Nothing more of it is logged (`drops_floods`).
-# 2. The agent exits by itself, or its stdin breaks because it is about to exit. The result of its turn may already be
-#    in the pipe, so output is logged on (`EndingOutput`). But what the agent wrote before that moment is no more than a
-#    pipe holds. After `LAST_BYTES_MAX` bytes the rest is dropped: it comes from an agent that has closed its stdin and
-#    does not exit, or from a process that an exited agent has left behind.
+# 1. The driver stops an agent that floods. The rest of the flood is not logged (`drops_floods`).
+# 2. The agent exits on its own initiative, or its stdin breaks because it is about to exit. The
+#    result of its turn may already be in the pipe, so its output is still logged (`EndingOutput`).
+#    But the output from before that moment is at most as large as a pipe. After `LAST_BYTES_MAX`
+#    bytes the rest is dropped. The rest comes from an agent that has closed its stdin and does not
+#    exit, or from a process that an exited agent has left behind.
 #
-# **Large frames.** A frame beyond `frame_bytes_max` goes to a file, and a line that says so to the log
-# (`OversizeFrames`).
+# **Large frames.** A frame beyond `frame_bytes_max` is written to a file, and the log gets a line
+# that refers to the file (`OversizeFrames`).
 #
-# What is dropped is counted in `Counters.dropped`.
+# `Counters.dropped` counts the dropped bytes.
 
 log = logging.getLogger("banksman")
 
-# More than an agent can have written before it ended: a pipe holds at most 1 MiB (`widen_stdout`), and as much again is
-# in reserve.
+# More than an agent can have written before it ended. A pipe holds at most 1 MiB (`widen_stdout`),
+# and the limit is twice that.
 LAST_BYTES_MAX = 2 << 20
 
-# How many lines are looked at before it is looked at the clock, and how long all of it may take.
+# Number of lines between two looks at the clock, and the time limit of one pass.
 SLICE_LINES_MAX = 256
 PASS_SECONDS_MAX = 0.02
-# Who keeps us busy for so long has nothing to say. A pause within it is none.
+# A backlog that lasts this long is a flood. A shorter gap than `PAUSE_SECONDS` does not interrupt
+# it.
 FLOOD_SECONDS = 1.0
 PAUSE_SECONDS = 0.1
-# Of all such frames of one session. Past it their bytes are dropped and counted; a file is always a frame's beginning.
+# Limit for all oversize frames of one session. Bytes beyond it are dropped and counted. A file
+# always holds the beginning of a frame.
 SPILLED_BYTES_MAX = 256 << 20
 HEAD_SHOWN = 1024
 
 
 class EndingOutput:
-    """Decides for the output of one process what is logged. Make another one for the next process."""
+    """Decides which output of one process is logged.
+
+    Each process needs a new instance.
+    """
 
     def __init__(self) -> None:
         self._has_exited = False
         self._left = LAST_BYTES_MAX
 
     def note_exit(self) -> None:
-        """The process has exited. Called when that happens, though output that was read before is not logged yet: from
-        now on the pipe cannot push back."""
+        """Note the exit of the process, from which on the pipe has no backpressure.
+
+        Called at the time of the exit, even if earlier output is not logged yet.
+        """
         self._has_exited = True
 
     def admits(self, size: int, process: ProcessState) -> bool:
-        """Whether the lines of the next `size` bytes that were read are logged."""
+        """Return whether the lines of the next `size` bytes are logged."""
         if self._has_exited or process.stdin is Stdin.BROKEN:
             self._left -= size
         return self._left >= 0
 
 
 def drops_floods(process: ProcessState) -> bool:
-    """Whether the rest of a flood is dropped: only after the driver itself chose to stop the process."""
+    """Return whether the rest of a flood is dropped.
+
+    Only after the driver stopped the process. In all other cases the flood may hold the turn's
+    result.
+    """
     return process.was_told_to_stop and not process.exited_by_itself and process.stdin is not Stdin.BROKEN
 
 
 class Backlog:
-    """What an agent has said and done, and the session was not told yet, in its order. For its loop only.
+    """Ordered queue of agent output and process events that the session has not processed yet.
 
-    `on_empty` is called when something had to wait, and nothing does any more.
+    Belongs to one event loop. `on_empty`: called when the queue becomes empty after steps had to
+    wait.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_empty: Callable[[], None]) -> None:
@@ -93,23 +108,24 @@ class Backlog:
         self._steps: deque[Callable[[], None]] = deque()
         self._handle: asyncio.Handle | None = None
         self._is_going_on = False
-        # Since when something waits, again and again; when it last did not; and whether that was ever too long.
+        # When the current backlog began, ignoring short pauses; when the queue was last empty;
+        # whether a backlog ever lasted too long.
         self._since = 0.0
         self._emptied_at = 0.0
         self.was_flood = False
 
     def __bool__(self) -> bool:
-        """Whether something waits."""
+        """Return whether a step is queued."""
         return bool(self._steps)
 
     def take(self, *steps: Callable[[], None]) -> None:
-        """Do these, after all that waits."""
+        """Queue steps and run them in order, until the time limit of a pass is reached."""
         self._steps += steps
         if self._handle is None and not self._is_going_on:
             self._go_on()
 
     def clear(self) -> None:
-        """Nobody wants to know any more."""
+        """Discard the queued steps."""
         self._steps.clear()
 
     def _go_on(self) -> None:
@@ -133,14 +149,17 @@ class Backlog:
 
 
 def slices(lines: Sequence[bytes]) -> list[Sequence[bytes]]:
-    """Nearly always the whole."""
+    """Split lines into slices. Most reads fit into one slice."""
     if len(lines) <= SLICE_LINES_MAX:
         return [lines]
     return [lines[begin : begin + SLICE_LINES_MAX] for begin in range(0, len(lines), SLICE_LINES_MAX)]
 
 
 class OversizeFrames:
-    """The spilled frames of one session. Their files go with it."""
+    """Files of the oversize frames of one session.
+
+    The files are deleted with the session.
+    """
 
     def __init__(self) -> None:
         self._files: list[SpillFile] = []
@@ -150,7 +169,10 @@ class OversizeFrames:
     def take(
         self, lines: MixedChunk, dialect: Dialect, counters: Counters
     ) -> tuple[list[bytes], list[tuple[int, Meaning]]]:
-        """The lines for the log, and what they mean. What a spilled one means is told by its two ends."""
+        """Return the lines for the log and their meanings.
+
+        The meaning of a spilled frame is read from its beginning and its end.
+        """
         plain: list[bytes] = []
         meanings: list[tuple[int, Meaning]] = []
         for item in lines.items:
@@ -196,7 +218,8 @@ class OversizeFrames:
             self._open.add(kept)
             self._left -= len(kept)
         except OSError as exc:
-            # A full disk must not end a session, and a file with a hole would be a lie.
+            # A full disk must not end a session. The file is deleted, because a file with a gap
+            # would be misread as the frame's beginning.
             log.warning("! a frame too large to keep is no longer spilled: %s", exc)
             counters.dropped += before + len(kept)
             self._left += before
@@ -219,7 +242,7 @@ class OversizeFrames:
 
 
 class FrameListener(Protocol):
-    """The driver, as far as it is needed here."""
+    """Interface of the driver that the frame reader uses."""
 
     state: Session
     counters: Counters
@@ -227,20 +250,21 @@ class FrameListener(Protocol):
     def dispatch(self, fact: FramesRead) -> None: ...
     def fail(self, exc: BaseException) -> None: ...
     def on_backlog(self) -> None:
-        """Something waits."""
+        """The backlog has queued steps."""
         ...
 
     def on_caught_up(self) -> None:
-        """All that was read is told."""
+        """The backlog is empty again."""
         ...
 
 
 class FrameReader:
-    """Of one session: of one process after the other.
+    """Frame reader of one session, for one process after another.
 
-    Everything is told in the order in which it happened. Work on one read is bounded: what does not fit waits in the
-    backlog, and so does whatever else the process does meanwhile (`after`). While something waits, the listener is to
-    leave the pipe alone, so that it pushes back on the agent.
+    Frames and process events are reported in the order in which they happened. The work per read is
+    bounded. Lines beyond the bound wait in the backlog, and so do later events of the process
+    (`after`). While the backlog is not empty, the listener must not read the pipe, so that the full
+    pipe blocks the agent.
     """
 
     def __init__(self, listener: FrameListener) -> None:
@@ -253,11 +277,11 @@ class FrameReader:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something waits."""
+        """Whether steps wait in the backlog."""
         return bool(self._backlog)
 
     def begin(self, frame_bytes_max: int) -> None:
-        """Another process begins to speak."""
+        """Reset for the output of a new process."""
         self._framing = Framing(frame_bytes_max=frame_bytes_max)
         self._ending = EndingOutput()
         self._backlog.was_flood = False
@@ -275,12 +299,15 @@ class FrameReader:
                 self._listener.on_backlog()
 
     def note_exit(self) -> None:
-        """The process has exited: from now on the pipe cannot push back."""
+        """Note the exit of the process. From now on the pipe has no backpressure."""
         self._ending.note_exit()
 
     def end(self, process: int) -> None:
-        """Its stdout has ended. In its place, whatever waits behind it: it is a line at most, and the exit must not
-        come before it."""
+        """Process the end of stdout.
+
+        The last line is processed immediately and ahead of the backlog. It is a single line at
+        most, and the report of the exit must not come before it.
+        """
         last = self._framing.end()
         if self._ending.admits(0, self._listener.state.process) or isinstance(last, MixedChunk):
             self._read(process, last)
@@ -288,11 +315,11 @@ class FrameReader:
             self._drop(last)
 
     def after(self, step: Callable[[], None]) -> None:
-        """Do this once all that was read before is told."""
+        """Run a step after all output that was read before has been processed."""
         self._backlog.take(step)
 
     def clear(self) -> None:
-        """Nobody wants to know any more what waits."""
+        """Discard the steps in the backlog."""
         self._backlog.clear()
 
     def close(self) -> None:
@@ -303,7 +330,10 @@ class FrameReader:
         self._listener.counters.dropped += sum(map(len, lines))
 
     def _read(self, process: int, lines: Sequence[bytes] | MixedChunk) -> None:
-        """The path of every token. What is not plain is rare, and goes the long way."""
+        """Dispatch lines as `FramesRead`.
+
+        This is the hot path of every token. A `MixedChunk` is rare and takes the slow path.
+        """
         listener = self._listener
         state = listener.state
         if self._backlog.was_flood and drops_floods(state.process) and not isinstance(lines, MixedChunk):
@@ -318,7 +348,8 @@ class FrameReader:
                 plain = lines
                 meanings = [(index, meaning) for index, line in enumerate(lines) if (meaning := read(line)) is not None]
         except Exception as exc:
-            # A dialect never raises, whatever it reads. One that does is a bug, and we are not inside the door yet.
+            # A dialect never raises, whatever it reads. An exception is a bug. This code runs
+            # outside `dispatch`, so the listener must fail the session here.
             listener.fail(exc)
             return
         if plain:

@@ -1,12 +1,16 @@
-"""Hooks of the agent, passed to callbacks: the agent stops at an event, says what is about to happen, and waits.
+"""Hooks of the agent, passed to the caller's callbacks, and the tasks that run callbacks.
 
-**A hook that fails harms nobody.** One that raises, or takes too long, or answers what cannot be sent, is logged once
-and answered for. Where the agent asks before it acts, the answer is no, with the reason: an action that the hook could
-not look at must not run. Elsewhere the answer is empty, and the agent goes on.
+At a hook event, the agent stops, describes the next action and waits for the answer.
 
-**Ownership.** Each call runs in a task that `CallbackRunner` keeps until it is over, because a callable may take its
-time after it was cancelled, or not obey at all. The agent is not made to wait for that. The session's end is: see
-`wait_ended`. `CallbackRunner` serves the tools too (tools.py): all callables of the user are called in one way.
+**A failed hook affects only its own event.** A hook fails if it raises, takes too long, or returns
+a value that cannot be sent. The failure is logged once and answered. Where the agent asks before an
+action, the answer is a denial with the reason, because an unchecked action must not run. For other
+events the answer is empty, and the agent continues.
+
+**Ownership.** Each call runs in a task that `CallbackRunner` keeps until the task ends. A callable
+may need time after its cancellation, or ignore it. The agent does not wait for that, but the end of
+the session does: see `wait_ended`. `CallbackRunner` also runs the tools (tools.py), so all
+callables of the user are called in the same way.
 """
 
 from __future__ import annotations
@@ -31,10 +35,11 @@ EVENTS = (
     *("PreToolUse", "PostToolUse", "PostToolUseFailure", "UserPromptSubmit", "Stop", "SubagentStop", "PreCompact"),
     *("Notification", "SubagentStart", "PermissionRequest", "SessionStart"),
 )
-# How much longer than a hook's own time the agent is told to wait. When the agent's time runs out it withdraws the
-# question and goes on, as if nobody had minded: our "no" must be there before.
+# The agent's timeout for a hook is longer than the hook's timeout by this time. When its timeout
+# expires, the agent cancels the request and continues as if the hook had no objection. The denial
+# must arrive before that.
 AGENT_GRACE_SECONDS = 5.0
-# How long the end of a session waits for a callable that was cancelled and does not end.
+# Time that the end of a session waits for a cancelled callable that does not end.
 ENDING_SECONDS_MAX = 5.0
 REASON_CHARS_MAX = 2000
 
@@ -46,11 +51,12 @@ HookCall = Callable[[Mapping[str, Any]], "Mapping[str, Any] | Awaitable[Mapping[
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """A callback for an event, and for which of them it is.
+    """Callback for a hook event, with a filter.
 
-    `call` gets the event as the agent has it, and returns the hook's output in the agent's words or None. It runs in
-    the loop and must not block; it may be a coroutine function. `matcher` is the agent's: for a tool event the names
-    of tools, such as "Write|Edit"; None is all. After `seconds` it is cancelled and counts as failed.
+    `call`: gets the event in the agent's format and returns the hook's output in the agent's
+    format, or None. It runs in the event loop and must not block; it may be a coroutine function.
+    `matcher`: the agent's filter; for a tool event the names of tools, such as "Write|Edit"; None
+    matches all. `seconds`: timeout, after which the call is cancelled and counts as failed.
     """
 
     call: HookCall
@@ -67,13 +73,18 @@ class Hook:
 
 
 def _is_matcher(matcher: object) -> bool:
-    """One that the agent cannot read matches nothing, and what was to be guarded is not. So only what any regular
-    expression engine reads alike."""
+    """Return whether every regular expression engine reads the matcher in the same way.
+
+    A matcher that the agent cannot parse matches nothing, and the tool would run unguarded.
+    """
     return matcher is None or (isinstance(matcher, str) and _MATCHER.fullmatch(matcher) is not None)
 
 
 class Hooks:
-    """The hooks of one session: what to register, and what to call. Made of what a user passes as `hooks=`."""
+    """Hooks of one session: registrations for the agent, and calls.
+
+    Created from the `hooks=` argument.
+    """
 
     def __init__(self, hooks: Mapping[str, HookCall | Hook | Sequence[HookCall | Hook]]) -> None:
         self._calls = CallbackRunner()
@@ -90,14 +101,20 @@ class Hooks:
         return f"<Hooks {', '.join(f'{id} {event}' for id, (event, _) in self._hooks.items()) or 'none'}>"
 
     def registrations(self) -> tuple[Registration, ...]:
-        """In the order given. The ids follow from it, so that they are the same for the next process."""
+        """Return the registrations in the given order.
+
+        The ids follow from the order, so they are the same for the next process.
+        """
         return tuple(
             Registration(event, hook.matcher, id, hook.seconds + AGENT_GRACE_SECONDS)
             for id, (event, hook) in self._hooks.items()
         )
 
     async def call(self, id: str, input: Mapping[str, Any]) -> dict[str, Any]:  # noqa: A002
-        """The output of a hook, ready to be sent. Raises for an unknown id only. Cancelled, it cancels the hook."""
+        """Call a hook and return its output in a form that can be sent.
+
+        Raises only for an unknown id. Cancelling this call cancels the hook.
+        """
         if id not in self._hooks:
             raise UsageError(f"there is no hook {id!r:.60}", hint=f"known are {', '.join(self._hooks) or 'none'}")
         event, hook = self._hooks[id]
@@ -120,7 +137,10 @@ class Hooks:
         return self._calls.is_running
 
     async def wait_ended(self) -> None:
-        """Until no hook runs any more, but for the one that asks, and not for ever."""
+        """Wait a limited time until the hooks have ended.
+
+        The hook that calls this function is not waited for.
+        """
         await self._calls.wait_ended()
 
 
@@ -140,10 +160,14 @@ def _failed(event: str, why: str) -> dict[str, Any]:
     return {"hookSpecificOutput": {"hookEventName": event, **answer}}
 
 
-# -- what a user hands in to be called -------------------------------------------------------------------------------
+# -- calls of user callables -----------------------------------------------------------------------
 class RequestTasks:
-    """Tasks that each answer one request of the agent. Every one is kept until it is over, also after its request is
-    closed: it may have something to clean up, and the loop alone would not keep it. `what`: their name in the log."""
+    """Tasks that each answer one request of the agent.
+
+    A task is kept until it ends, even after its request is closed, because it may still clean up.
+    The event loop alone holds only a weak reference to it. `what`: the name of the tasks in the
+    log.
+    """
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -158,14 +182,15 @@ class RequestTasks:
     def _over(self, task: asyncio.Task[None]) -> None:
         self.running.discard(task)
         if not task.cancelled() and (exc := task.exception()) is not None:
-            # What is no error of the callable's (an exit, say) is told here: nobody waits for the task.
+            # No code awaits the task. So an exception that is not an error of the callable, for
+            # example SystemExit, is logged here.
             log.error("! %s ended by %s", self._what, type(exc).__name__)
-        # By the task and not by its request, which another one may have by now.
+        # Compared by task, because another task may have the same request meanwhile.
         for request in [request for request, other in self._by_request.items() if other is task]:
             del self._by_request[request]
 
     def cancel(self, request: str) -> None:
-        """Unless it is the task that asks."""
+        """Cancel the task of a request, unless it is the current task."""
         task = self._by_request.pop(request, None)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
@@ -176,17 +201,26 @@ class RequestTasks:
 
 
 class CallUnfinished(Exception):
-    """The callable neither returned nor raised: its time was over, or it was cancelled by somebody else."""
+    """The callable neither returned nor raised.
+
+    Its timeout expired, or it was cancelled by other code.
+    """
 
 
 class CallbackRunner:
-    """Calls of what a user handed in: in the loop, each in a task of its own that is kept until it is over."""
+    """Runs user callables in the event loop, each in a separate task.
+
+    A task is kept until it ends.
+    """
 
     def __init__(self) -> None:
         self._running: dict[asyncio.Task[Any], object] = {}
 
     async def result(self, call: Callable[[Any], Any], argument: object, *, seconds: float, key: object = None) -> Any:
-        """What the callable returns or raises; NoAnswer after `seconds`. Cancelled, it cancels the callable."""
+        """Return the callable's result or raise its exception.
+
+        Raises `CallUnfinished` after `seconds`. Cancelling this call cancels the callable.
+        """
         task = asyncio.ensure_future(_called(call, argument))
         self._running[task] = key
         task.add_done_callback(self._over)
@@ -207,19 +241,22 @@ class CallbackRunner:
         return bool(self._running)
 
     def cancel(self, key: object) -> None:
-        """Cancel the calls that were given this key."""
+        """Cancel the calls with this key."""
         for task, its_key in self._running.items():
             if its_key == key:
                 task.cancel()
 
     def _over(self, task: asyncio.Task[Any]) -> None:
         del self._running[task]
-        # Looked at here too: nobody may wait any more, and asyncio complains of what nobody looked at.
+        # Retrieve the exception, because the caller may be gone. Otherwise asyncio logs a warning.
         if not task.cancelled():
             task.exception()
 
     async def wait_ended(self) -> None:
-        """Until no callable runs any more, but for the one that asks, and not for ever."""
+        """Wait a limited time until the callables have ended.
+
+        The callable that calls this function is not waited for.
+        """
         running = self._running.keys() - {asyncio.current_task()}
         if running:
             _, late = await asyncio.wait(running, timeout=ENDING_SECONDS_MAX)
@@ -238,40 +275,43 @@ def _over_late(task: asyncio.Task[Any]) -> None:
 
 
 def error_text(exc: BaseException) -> str:
-    """An exception in words that can be sent, and not too many."""
+    """Return a bounded text for an exception that can be sent as UTF-8."""
     try:
         words = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
     except Exception:
-        # Its __str__ is the user's, too.
+        # `__str__` is user code and may raise.
         words = type(exc).__name__
     return words[:REASON_CHARS_MAX].encode(errors="replace").decode()
 
 
 def json_copy(value: object) -> Any:
-    """A value as JSON has it: a copy that nobody can change, of which it is certain that it can be sent."""
+    """Return an independent copy of a JSON value.
+
+    `UsageError`: the value cannot be sent as JSON.
+    """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_members)
-        # Half of a surrogate pair is no UTF-8.
+        # A lone surrogate cannot be encoded as UTF-8.
         text.encode()
         copy = json.loads(text)
     except (TypeError, ValueError, RecursionError) as exc:
         hint = "text, finite numbers, lists and mappings"
         raise UsageError(f"this cannot be sent as JSON: {error_text(exc)}", hint=hint) from exc
-    # What is deeper could be written here, and not once it stands inside a message.
+    # A deeper value could be encoded here, but not inside the message that contains it.
     if (fault := json_schema.fault(copy, True)) is not None:
         raise UsageError(f"this cannot be sent as JSON: {fault}", hint="less of it")
     return copy
 
 
 def _members(value: object) -> Any:
-    """A mapping that is no dict; anything else is refused as it should be."""
+    """Convert a mapping that is not a dict. `json` rejects any other type."""
     if isinstance(value, Mapping):
         return dict(cast(Mapping[Any, Any], value))
     raise TypeError(f"a {type(value).__name__} is not of JSON")
 
 
 def check_wait(seconds: float) -> None:
-    """Of a wait for a callback: it must end, and not before it began."""
+    """Check the timeout of a callback: positive and finite."""
     options.check_seconds("seconds", seconds)
     if not 0 < seconds <= options.SECONDS_MAX:
         raise UsageError(f"seconds cannot be {seconds!r}", hint="above 0, and with an end: every callback has one")

@@ -1,12 +1,13 @@
-"""The agents that are known: one TOML profile each, from the package or from the user. And which of them are installed.
+"""Agent profiles of the package and of the user, and the search for installed agents.
 
-The user's profiles are in `banksman/agents/` in the configuration folder (`$XDG_CONFIG_HOME`, else `~/.config`). A
-user's profile replaces the package's profile of the same name. `extends = "gemini"` starts from the package's profile
-of that name. Only the package's profiles can be extended, so two files say all there is and no circle is possible. A
-user's file that is wrong is an error of that one agent.
+Each agent has one TOML profile. The user's profiles are in `banksman/agents/` in the configuration
+folder (`$XDG_CONFIG_HOME`, else `~/.config`). A user's profile replaces the package's profile of
+the same name. `extends = "gemini"` starts from the package's profile of that name. Only the
+package's profiles can be extended. So at most two files define an agent, and a cycle is impossible.
+A wrong user file is an error of that one agent only.
 
-Files are read at each call: a change needs no restart. The content of a profile is in profile.py. Nothing here starts a
-program.
+Files are read at each call, so a change needs no restart. The content of a profile is described in
+profile.py. This module starts no program.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ from banksman.errors import BanksmanError, MachineError, UsageError
 from banksman.folders import config_folder
 from banksman.sessions.profile import Profile, parse
 
-# A name is said in a shell and in a URL, and is a file's: it is one word, and no path.
+# An agent's name is used in shells, URLs and file names. So it is a single word and not a path.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAME_HINT = "letters, digits, '.', '_' and '-', at most 64, the first a letter or a digit"
-# Ours have about 2 kB.
+# The package's profiles have about 2 kB each.
 FILE_BYTES_MAX = 256 << 10
 _NOT_FOR_US = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def names() -> list[str]:
-    """All that are known, the user's among them, also those whose file is wrong."""
+    """Return the names of all known agents, including agents whose file is wrong."""
     return sorted({*packaged(), *user_files()})
 
 
 def packaged() -> list[str]:
-    """The agents that come with the package."""
+    """Return the names of the agents that come with the package."""
     return sorted(_texts())
 
 
 def user_files() -> dict[str, Path]:
-    """The user's own files, by the name of the agent."""
+    """Return the user's profile files by the name of the agent."""
     folder = user_folder()
     if folder is None:
         return {}
@@ -57,10 +58,11 @@ def user_files() -> dict[str, Path]:
         found = os.listdir(folder)
     except OSError as exc:
         if exc.errno in _NOT_FOR_US:
-            # Most users have none; and what we may not look into was not put there for us.
+            # Most users have no such folder. A folder without read permission was not created for
+            # this program.
             return {}
         raise MachineError(f"cannot look into {folder}: {exc.strerror}", number=exc.errno) from exc
-    # What begins with a dot is an editor's.
+    # Editors create files whose names begin with a dot.
     return {
         name.removesuffix(".toml"): folder / name
         for name in sorted(found)
@@ -69,7 +71,7 @@ def user_files() -> dict[str, Path]:
 
 
 def user_folder() -> Path | None:
-    """Where the user's own are, whether or not it is there; None: the user has no home."""
+    """Return the folder of the user's profiles, even if it does not exist; None without a home."""
     try:
         return config_folder() / "agents"
     except UsageError:
@@ -77,7 +79,10 @@ def user_folder() -> Path | None:
 
 
 def load_or_plain(agent: str) -> Profile:
-    """Of an agent whose profile is gone, or wrong: its sessions can be read all the same."""
+    """Return the profile of an agent, or a substitute if the profile is missing or wrong.
+
+    The substitute keeps the sessions of such an agent readable.
+    """
     try:
         return load(agent)
     except UsageError:
@@ -85,8 +90,9 @@ def load_or_plain(agent: str) -> Profile:
 
 
 def load(name: str) -> Profile:
-    """The profile of an agent that is known: the user's own, or ours."""
-    # Membership, and not the file system, decides: a name is no path.
+    """Return the profile of a known agent: the user's file, or else the package's."""
+    # The lookup uses the list of known names and never opens a path built from `name`. So a name
+    # cannot be used as a path.
     own = user_files().get(name)
     if own is not None:
         return load_file(own)
@@ -98,7 +104,7 @@ def load(name: str) -> Profile:
 
 
 def load_file(path: str | os.PathLike[str]) -> Profile:
-    """A profile of the caller's own; its name is the file's."""
+    """Load a profile from a file. The file's name without `.toml` is the agent's name."""
     file = Path(path)
     name = file.name.removesuffix(".toml")
     if not _NAME.fullmatch(name):
@@ -113,7 +119,11 @@ def load_file(path: str | os.PathLike[str]) -> Profile:
 
 
 def parse_text(text: str, *, name: str, said_as: str, source: str | None = None) -> Profile:
-    """`said_as` is what an error calls it. `source`: the file that it is from; None: it is ours."""
+    """Parse the text of a profile.
+
+    `said_as`: the name of the profile in error messages. `source`: the file of the profile; None
+    for a profile of the package.
+    """
     try:
         data = _tables(text, said_as)
         return parse(_extended(data, name, said_as), name=name, said_as=said_as, source=source)
@@ -124,20 +134,28 @@ def parse_text(text: str, *, name: str, said_as: str, source: str | None = None)
 
 @functools.cache
 def _ours(name: str) -> Profile:
-    """Read once, like the texts: a host that takes over hundreds of sessions asks for one again and again."""
+    """Return a profile of the package, parsed once.
+
+    A host that takes over hundreds of sessions requests the same profile again and again.
+    """
     return parse_text(_texts()[name], name=name, said_as=f"the profile {name!r}")
 
 
 @functools.cache
 def _texts() -> Mapping[str, str]:
-    """What comes with the package does not change while we run, and is read once: also when there are no fds left."""
+    """Return the profile texts of the package, read once.
+
+    They do not change while the process runs, and the cache also works without free file
+    descriptors.
+    """
     folder = resources.files("banksman") / "profiles"
     files = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")]
     return {file.name.removesuffix(".toml"): file.read_text(encoding="utf-8") for file in files}
 
 
 def _read(file: Path) -> bytes:
-    # Opened without waiting: a pipe by that name would else keep the whole loop until somebody writes into it.
+    # O_NONBLOCK: opening a FIFO of that name would otherwise block the whole event loop until
+    # another process opens it for writing.
     fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(fd).st_mode
@@ -145,7 +163,7 @@ def _read(file: Path) -> bytes:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "it is no plain file")
-        # Of a plain file one read gives all that is asked for, as far as it goes.
+        # For a regular file one read returns all requested bytes up to the end of the file.
         data = os.read(fd, FILE_BYTES_MAX + 1)
     finally:
         os.close(fd)
@@ -162,7 +180,7 @@ def _tables(text: str, said_as: str) -> dict[str, Any]:
 
 
 def _extended(data: dict[str, Any], name: str, said_as: str) -> dict[str, Any]:
-    """With what it extends under it, table by table and key by key."""
+    """Merge a profile over the profile that it extends, table by table and key by key."""
     if "extends" not in data:
         return data
     base = data["extends"]
@@ -172,7 +190,8 @@ def _extended(data: dict[str, Any], name: str, said_as: str) -> dict[str, Any]:
     under = _tables(_texts()[base], f"the profile {base!r}")
     assert "extends" not in under, f"the profile {base!r} of the package extends another"
     if base != name:
-        under.pop("title")  # It is another agent, and is not to be told by that one's title.
+        # The result is a different agent and must not show the title of the base agent.
+        under.pop("title")
     merged = {**under, **data}
     for key, value in under.items():
         if isinstance(value, dict) and isinstance(data.get(key), dict):
@@ -180,11 +199,15 @@ def _extended(data: dict[str, Any], name: str, said_as: str) -> dict[str, Any]:
     return merged
 
 
-# -- what is installed -----------------------------------------------------------------------------------------------
+# -- installed agents ------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledAgent:
-    """`profile` None: its file is wrong, and `error` says how. `path`: where its program is, None: not found. `source`:
-    the user's file that it is from; None: it comes with the package. `overrides`: one of ours has that name too."""
+    """Agent with its profile and the path of its program.
+
+    `profile`: None if the file is wrong; `error` then has the reason. `path`: the agent's program;
+    None if it was not found. `source`: the user's file; None for a profile of the package.
+    `overrides`: the package has a profile of the same name.
+    """
 
     name: str
     profile: Profile | None
@@ -194,7 +217,7 @@ class InstalledAgent:
     overrides: bool
 
     def facts(self) -> dict[str, Any]:
-        """All of it in words and lists, as clients of the server and of the command line get it."""
+        """Return the fields as plain values for the HTTP API and the command line."""
         profile = self.profile
         known: dict[str, Any] = {"command": [], "dialect": "", "capabilities": []}
         if profile is not None:
@@ -213,14 +236,18 @@ class InstalledAgent:
 
 
 def find_agents(only: str | None = None) -> list[InstalledAgent]:
-    """All of them, by name, or one. A file that is wrong is told in its place, and hides no other."""
+    """Return all agents by name, or only one agent.
+
+    A wrong file is reported in the entry of its agent and does not hide other agents.
+    """
     files, shipped = user_files(), packaged()
     if only is None:
         wanted = sorted({*files, *shipped})
     elif only in files:
         wanted = [only]
     else:
-        wanted = [load(only).name]  # Or the error that names those that are known.
+        # For an unknown name this raises the error that lists the known agents.
+        wanted = [load(only).name]
     found: list[InstalledAgent] = []
     for name in wanted:
         profile, error = _load(name)
@@ -248,5 +275,6 @@ def _path(profile: Profile) -> str | None:
     if not profile.command:
         return None
     path = shutil.which(profile.command[0])
-    # A command may name a program by a path, and that of a folder is told as whole as that of PATH.
+    # `shutil.which` returns a relative path for a command that contains a folder. Callers get an
+    # absolute path in both cases.
     return None if path is None else os.path.abspath(path)

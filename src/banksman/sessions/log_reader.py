@@ -1,6 +1,7 @@
-"""Read a session's log: pages, then a wait past the head, then pages. A reader is a cursor and nothing more.
+"""Log readers of a session: read pages up to the head, wait for new events, and continue.
 
-`ReadableSession` is a session as its log has it, whichever host owns it. Reading needs no more than the store.
+A reader is only a cursor. `ReadableSession` is a session as its log describes it, whichever host
+owns it. Reading needs only the store.
 """
 
 from __future__ import annotations
@@ -18,18 +19,22 @@ from banksman.store.log import READ_EVENTS_MAX, KnownSession, Log, Page, TurnPla
 from banksman.tasks import Waiters
 
 R = TypeVar("R")
-# `epoch.seq`, or a bare seq; no number of events has more digits.
+# `epoch.seq`, or only a seq. 18 digits are enough for any number of events.
 CURSOR = re.compile(r"([0-9]{1,18}\.)?[0-9]{1,18}")
 
-# A host that closes keeps in memory what its followers have not read yet, of all sessions together, and serves them
-# from there: the log is closed by then. A follower that needs more is told so when it has come to the end of this.
+# A closing host closes its log before all followers have read it. So the host keeps the unread
+# events of all sessions in memory, up to this size, and serves the followers from there. A follower
+# that needs more gets an error at the end of this buffer.
 REST_BYTES_MAX = 64 << 20
-# What an event takes besides its data.
+# Estimated memory of an event besides its data.
 EVENT_BYTES = 200
 
 
 class _Rest(NamedTuple):
-    """What the followers had not read when the log was closed: the events after a seq. `is_whole`: to the last one."""
+    """Buffer of the events after a seq that followers had not read when the log was closed.
+
+    `is_whole`: the buffer reaches to the last event.
+    """
 
     after: int
     events: Sequence[Event]
@@ -37,22 +42,31 @@ class _Rest(NamedTuple):
 
 
 class LogReaders:
-    """Everybody who reads one session's log. Of one that is ours `finished` is done when nothing more will be written
-    to it; of another host's, or nobody's, when our log is closed: it ends where that host has closed it."""
+    """All readers of one session's log.
+
+    `finished`: done when nothing more can be read. For an owned session this is its end. For any
+    other session it is the close of this host's log. A session of another host also ends at the
+    event by which that host closed it.
+    """
 
     def __init__(
         self, store: Log, session: str, finished: asyncio.Future[None], project: Project, *, since: int | None = None
     ) -> None:
-        """`since`: the last seq of before it was ours; None: it is not."""
+        """Create the readers of one session.
+
+        `since`: the last seq before this host claimed the session; None if this host does not own
+        it.
+        """
         self._store = store
         self._since = since
         self._project = project
         self._session = session
         self._finished = finished
-        # Those inside the store just now: they are waited for at the end, because the host closes the log then.
+        # Number of calls inside the store. The session's end waits for them, because the host then
+        # closes the log.
         self._reading = 0
         self._pauses = Waiters()
-        # The last seq of the page that each follower has in its hands.
+        # Last seq of the page that each follower currently holds.
         self._places: dict[object, int] = {}
         self._rest: _Rest | None = None
 
@@ -63,15 +77,19 @@ class LogReaders:
     async def events(
         self, after: int, *, waits: bool, until: asyncio.Future[Any] | None = None, epoch: int | None = None
     ) -> AsyncGenerator[Event]:
-        """`waits`: also for what is not there yet, until the session is closed or `until` is done. `epoch`: under which
-        the event at `after` was written, as far as the reader knows."""
+        """Yield the events after a seq.
+
+        `waits`: also wait for new events, until the session is closed or `until` is done. `epoch`:
+        the epoch of the event at `after`, if the reader knows it.
+        """
         seq = after
         is_closed = await self._look_back(after, epoch)
         ends = (self._finished,) if until is None else (self._finished, until)
         reader = object()
         try:
             while True:
-                # Looked at before it is read: what is committed after the reading may be the last.
+                # Check the end before the read. An event that is committed after this read may be
+                # the last one, and the next pass must read it.
                 is_last = not waits or any(end.done() for end in ends)
                 page = self._page_of_rest(seq)
                 if page is None:
@@ -86,7 +104,7 @@ class LogReaders:
                     seq = event.seq
                     is_closed = event.kind == kinds.SESSION_CLOSED
                     if is_closed and self._is_ours and self._finished.done() and seq > (self._since or 0):
-                        return  # There is nothing after it; and the log may be closed by now.
+                        return  # Nothing follows this event, and the log may already be closed.
                 if page.events:
                     continue
                 if is_last or (is_closed and not self._is_ours):
@@ -96,13 +114,17 @@ class LogReaders:
             self._places.pop(reader, None)
 
     async def _look_back(self, after: int, epoch: int | None) -> bool:
-        """Whether the event at which the reader stands closed the session. It must be the one that it was: an epoch is
-        never given twice, so another one there, or none at all, is another history."""
+        """Return whether the event at the reader's cursor closed the session.
+
+        Raises `HistoryLost` if that event has another epoch or does not exist. An epoch is never
+        given twice, so in both cases the store has a different history.
+        """
         if not after or (epoch is None and self._is_ours):
             return False
         page = await self._read(self._store.read(self._session, after - 1, 1))
         if page.gap is not None:
-            return False  # It is no longer kept; nobody can tell, and what follows is told as a gap.
+            # Retention removed the event, so its epoch cannot be checked. The reader gets a gap.
+            return False
         found = page.events[0] if page.events else None
         if epoch is not None and (found is None or found.epoch != epoch):
             hint = "begin again from the first event (after=None)"
@@ -110,24 +132,31 @@ class LogReaders:
         return found is not None and found.kind == kinds.SESSION_CLOSED
 
     async def page(self, after: int, limit: int, *, epoch: int | None = None) -> Page:
-        """What is there after a cursor, at most `limit` events. `HistoryLost`: there is no such cursor in the store."""
+        """Return at most `limit` events after a cursor.
+
+        `HistoryLost`: the store does not have the event at the cursor.
+        """
         if epoch is not None:
             await self._look_back(after, epoch)
         return await self._read(self._store.read(self._session, after, limit, project=self._project))
 
     async def page_before(self, before: int, limit: int, *, epoch: int | None = None) -> Sequence[Event]:
-        """The events right before a cursor, at most `limit`, oldest first; fewer where they are so long that a page of
-        the store does not hold them. None at all: nothing before it is kept. `HistoryLost` as in `page`."""
+        """Return at most `limit` events before a cursor, oldest first.
+
+        Returns fewer events if they are too long for one page of the store. Returns no event if the
+        store keeps nothing before the cursor. Raises `HistoryLost` like `page`.
+        """
         if epoch is not None:
             await self._look_back(before, epoch)
         before = min(before, self._store.head(self._session).seq + 1)
         limit = min(limit, READ_EVENTS_MAX)
         while before > 1:
-            # The store reads forward, and seq is dense: so many before it are so many after the one before those.
+            # The store only reads forward. Seqs are dense, so the last `count` events before the
+            # cursor are the first `count` events after `before - 1 - count`.
             count = min(limit, before - 1)
             reading = self._store.read(self._session, before - 1 - count, count, project=self._project)
             page = await self._read(reading)
-            # Where retention took the first of them, it is read on past the end.
+            # If retention removed the first of them, the page extends beyond the cursor.
             events = [event for event in page.events if event.seq < before]
             if not events or events[-1].seq == before - 1:
                 return events
@@ -136,23 +165,28 @@ class LogReaders:
         return ()
 
     async def find_turn(self, turn: str) -> TurnPlace | None:
-        """Where a turn is in the log; None: there is no such turn in what is kept of it."""
+        """Return the place of a turn in the kept part of the log; None if it is not there."""
         return await self._read(self._store.find_turn(self._session, turn))
 
     async def wait_past(self, seq: int) -> None:
-        """Until there is an event after this one. `StoreError`: there never will be one, for the log was closed or the
-        session deleted."""
-        # Not counted among those who read: closing the log is what ends it.
+        """Wait until an event after `seq` exists.
+
+        `StoreError`: no event can follow, because the log was closed or the session was deleted.
+        """
+        # Not counted in `_reading`: only the close of the log ends this wait.
         await self._store.wait_past(self._session, seq, is_known=True)
 
     async def wait_left(self) -> None:
-        """Until nobody is inside the store."""
+        """Wait until no reader is inside the store."""
         while self._reading:
             await self._pauses.wait()
 
     async def keep_rest(self, bytes_max: int) -> int:
-        """Read what the followers have still to read, up to about so many bytes: how many it were. The log is about to
-        be closed, and nothing more is written to it."""
+        """Buffer the events that followers have not read yet, and return the number of bytes.
+
+        Called before the log is closed, when nothing is written to it. `bytes_max`: approximate
+        limit.
+        """
         await self.wait_left()
         if not self._places or self._rest is not None:
             return 0
@@ -166,16 +200,17 @@ class LogReaders:
             is_whole = not page.events
             seq = seq if is_whole else page.events[-1].seq
         self._rest = _Rest(after, events, is_whole)
-        # A follower that came back for more while this was read is still in the store, which is closed next.
+        # A follower that requested its next page during this read is still inside the store, and
+        # the store is closed next.
         await self.wait_left()
         return size
 
     def _page_of_rest(self, after: int) -> Page | None:
-        """The page after a seq, from what was kept at the end; None: it is in the log, if anywhere."""
+        """Return the page after a seq from the buffer; None if the buffer does not cover it."""
         if self._rest is None or after < self._rest.after:
             return None
         events = self._rest.events
-        # Dense, but for what retention has taken before the first of them.
+        # Seqs are dense, except for events that retention removed before the first one.
         index = max(0, after + 1 - events[0].seq) if events else 0
         found = events[index : index + READ_EVENTS_MAX]
         if not found:
@@ -192,7 +227,7 @@ class LogReaders:
             self._pauses.wake()
 
     async def _wait_past(self, seq: int, ends: Sequence[asyncio.Future[Any]]) -> None:
-        """Until there is more, or there never will be."""
+        """Wait until an event after `seq` exists or one of the ends is done."""
         more = asyncio.ensure_future(self._store.wait_past(self._session, seq, is_known=True))
         try:
             await asyncio.wait((more, *ends), return_when=asyncio.FIRST_COMPLETED)
@@ -201,14 +236,18 @@ class LogReaders:
                 more.cancel()
                 await asyncio.wait((more,))
             elif not more.cancelled() and not any(end.done() for end in ends):
-                # A reader that can never be woken is told so, and does not come back at once to be told again.
+                # If the wait failed, for example because the log was closed, raise the error.
+                # Otherwise the reader would call again immediately and spin.
                 more.result()
             elif not more.cancelled():
                 more.exception()
 
 
 def parse_cursor(cursor: Any) -> tuple[int | None, int]:
-    """The epoch, if it is said, and the seq of a cursor: `epoch.seq`, a bare seq, or None for the beginning."""
+    """Split a cursor into its epoch, if it has one, and its seq.
+
+    `cursor`: `epoch.seq`, only a seq, or None for the beginning.
+    """
     if cursor is None:
         return None, 0
     is_one = isinstance(cursor, str | int) and not isinstance(cursor, bool)
@@ -218,13 +257,17 @@ def parse_cursor(cursor: Any) -> tuple[int | None, int]:
     return int(epoch) if epoch else None, int(seq)
 
 
-# How far back the last frames are looked for. In a long answer the prompt may lie behind thousands of words.
+# Limits on the search for the last frames. In a long answer the prompt may be thousands of events
+# back.
 FIRST_LOOK_EVENTS = 50
 LOOK_BACK_PAGES_MAX = 10
 
 
 class ReadableSession:
-    """What can be read of a session. `ends`: the host closes, and waits for `readers`."""
+    """Read access to a session.
+
+    `ends`: done when the host closes. `readers`: the log readers that the host then waits for.
+    """
 
     def __init__(
         self,
@@ -242,7 +285,7 @@ class ReadableSession:
         self.agent = agent
         self.dialect = dialect
         self._project = Project(dialect.project, dialect.partial)
-        # What the store said of it, the last time that it was listed or looked for.
+        # The store's latest listing or lookup result for this session.
         self.seen: KnownSession | None = None
         self._store = store
         self._all_readers: MutableSet[LogReaders] = set() if readers is None else readers
@@ -254,11 +297,12 @@ class ReadableSession:
         return readers
 
     def follow(self, after: str | int | None = None) -> AsyncGenerator[Event]:
-        """Every event of the log after a cursor, then each as it is committed, until the session is closed.
+        """Yield every event after a cursor, then each new event, until the session is closed.
 
-        A range that retention took is told by one `stream.gap` event. `HistoryLost`: the cursor is of a history that
-        the store does not have any more. Once the host is closed, the log is too: whoever follows by then is served to
-        the end, as far as the host keeps it (64 MiB of all sessions together), and to begin raises `StoreError`.
+        A range that retention removed becomes one `stream.gap` event. `HistoryLost`: the cursor
+        belongs to a history that the store does not have. A host that closes also closes its log.
+        It serves the current followers to the end from a buffer (64 MiB for all sessions together).
+        A new call then raises `StoreError`.
         """
         epoch, seq = parse_cursor(after)
         return self._readers.events(seq, waits=True, epoch=epoch)
@@ -266,28 +310,39 @@ class ReadableSession:
     def events(
         self, after: int = 0, *, waits: bool = False, until: asyncio.Future[Any] | None = None
     ) -> AsyncGenerator[Event]:
-        """The events after a seq that are there now; `waits`: and those to come, as `follow`, or until `until`."""
+        """Yield the existing events after a seq.
+
+        `waits`: also yield new events like `follow`, or until `until` is done.
+        """
         return self._readers.events(after, waits=waits, until=until)
 
     async def page(self, after: str | int | None = None, *, limit: int = READ_EVENTS_MAX) -> Page:
-        """The events after a cursor that are there now, at most `limit`, and the range that retention took before them,
-        if it did. `HistoryLost` as in `follow`."""
+        """Return at most `limit` existing events after a cursor.
+
+        The page also has the range that retention removed before them. Raises `HistoryLost` like
+        `follow`.
+        """
         epoch, seq = parse_cursor(after)
         return await self._readers.page(seq, limit, epoch=epoch)
 
     async def page_before(self, before: str | int, *, limit: int = READ_EVENTS_MAX) -> Sequence[Event]:
-        """The last events before a cursor, at most `limit`, oldest first; fewer if they are very long. A bare seq may
-        be beyond the end: then they are the last there are. `HistoryLost` as in `follow`."""
+        """Return at most `limit` events before a cursor, oldest first.
+
+        Returns fewer events if they are very long. A cursor without an epoch may be beyond the end.
+        The result then has the last events of the log. Raises `HistoryLost` like `follow`.
+        """
         epoch, seq = parse_cursor(before)
         return await self._readers.page_before(seq, limit, epoch=epoch)
 
     async def find_turn(self, id: str) -> TurnPlace | None:
-        """Where a turn is in the log; None: there is no such turn in what is kept of it."""
+        """Return the place of a turn in the kept part of the log; None if it is not there."""
         return await self._readers.find_turn(id)
 
     async def last_frames(self) -> tuple[Event | None, Event | None]:
-        """The last line from the agent, and the last to it, as its log has them. None: there is none, or so much came
-        after it that it is not looked for."""
+        """Return the events of the last frame from the agent and the last frame to the agent.
+
+        None: no frame was found within the bounded search.
+        """
         heard: Event | None = None
         told: Event | None = None
         place = self.committed + 1
@@ -305,25 +360,31 @@ class ReadableSession:
 
     @property
     def committed(self) -> int:
-        """The seq of the last event that is committed."""
+        """The seq of the last committed event."""
         return self._store.head(self.id).seq
 
     @property
     def created(self) -> float:
-        """When it was made. Another session of the same id, after this one was deleted, was made at another time."""
+        """The time of creation.
+
+        A session that is created under the same id after a deletion has a different time.
+        """
         known = self._store.find(self.id)
         return 0.0 if known is None else known.created
 
     @property
     def known(self) -> KnownSession | None:
-        """What a listing says of it; None: it is not there any more."""
+        """The session's entry in a listing; None if the session was deleted."""
         return self.seen or self._store.find(self.id)
 
     async def head(self) -> str | None:
-        """The cursor of the last event that is committed."""
+        """Return the cursor of the last committed event."""
         page = await self._readers.page(max(0, self.committed - 1), 1)
         return page.events[0].cursor if page.events else None
 
     async def wait_past(self, seq: int) -> None:
-        """Until an event after this one is committed. `StoreError`: there never will be one."""
+        """Wait until an event after `seq` is committed.
+
+        `StoreError`: no event can follow.
+        """
         await self._readers.wait_past(seq)

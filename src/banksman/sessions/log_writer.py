@@ -1,10 +1,11 @@
-"""A session's hold on its log: its generation as a writer, its place in the log, and the lease of its conversation.
+"""Log writer of an owned session: epoch, position, snapshots and the conversation's lease.
 
-Appends are not waited for; their answers come back in order. After a failure those still on their way belong to a run
-that is over, and what is said of them is not passed on: the next append begins again where the log is durable.
+Appends are pipelined, and their results arrive in order. After a failure, the appends still in
+flight belong to a run that is over, and their results are ignored. The next append starts at the
+last durable position.
 
-What the log says is folded as it is written, so that a snapshot of it can be written with the events that it is of.
-Secrets are taken out here, before anything else: neither the log nor the fold ever has them.
+The writer folds the events as it appends them, so that a snapshot can be stored with the events
+that it covers. Secrets are removed first: neither the log nor the fold ever contains them.
 """
 
 from __future__ import annotations
@@ -24,25 +25,28 @@ from banksman.errors import NotOwner, StoreError
 from banksman.store.log import Log
 
 _data_of = itemgetter(2)
-# What may be on its way to the log before the agent is no longer read. The pipe then pushes back on the agent; nothing
-# is dropped.
+# Limit on bytes that are not durable yet. Beyond it the driver stops reading the agent. The pipe
+# then blocks the agent, and nothing is dropped.
 UNCOMMITTED_BYTES_MAX = 8 << 20
-# Whoever opens a session folds at most about so many events: some milliseconds.
+# Opening a session folds at most about this many events, which takes some milliseconds.
 SNAPSHOT_EVENTS = 1000
 
 
 class LogListener(Protocol):
-    """Who is told what became of appends: the driver."""
+    """Callbacks for the results of appends. The driver implements them."""
 
     def on_committed(self, seq: int) -> None: ...
     def on_append_failed(self, error: StoreError | NotOwner) -> None: ...
     def on_answered(self) -> None:
-        """After either, and also after an answer that says nothing any more."""
+        """An append was answered. Also called for answers of a run that is over."""
         ...
 
 
 class LogWriter:
-    """Of a session that was claimed, under this epoch, with this past; its conversation, if it has one, is leased."""
+    """Log writer of a claimed session under one epoch.
+
+    `past`: the history of the session. Its conversation, if it has one, is already leased.
+    """
 
     def __init__(
         self,
@@ -60,31 +64,39 @@ class LogWriter:
         self._hears = hears
         self._redactor = None if redactor is None else StreamedRedactor(redactor)
         self.epoch = epoch
-        # What was appended, what of it is durable, and which run of appends is meant.
+        # The history with all appends, the durable part of it, and the number of the current run.
+        # Each failure starts a new run.
         self._past = self._durable = past
         self._durable_epoch = epoch
         self._run = 0
-        # What is to be done when the epoch is raised, while that is on its way.
+        # Callback for the raised epoch, while `advance` is in flight.
         self._then: Callable[[], None] | None = None
         self._uncommitted_bytes = 0
-        # Since the last snapshot. One that is large, for all that waits in the queue, is written the less often: not
-        # before as much was appended as it weighs.
+        # Counted since the last snapshot. A snapshot can be large if many asks are queued. So the
+        # next snapshot waits until the appends weigh as much as the last snapshot.
         self._events_since = 0
         self._bytes_since = 0
         self._snapshot_bytes = 0
-        # The conversation that is leased, and the one that was last asked for.
+        # The leased conversation, and the last requested conversation.
         self.conversation = self._wanted = past.session.conversation
 
     @property
     def is_behind(self) -> bool:
+        """Whether the driver must stop reading the agent."""
         return self._uncommitted_bytes > UNCOMMITTED_BYTES_MAX
 
     @property
     def has_caught_up(self) -> bool:
+        """Whether the driver may read the agent again."""
         return self._uncommitted_bytes <= UNCOMMITTED_BYTES_MAX // 2
 
-    # -- appending ---------------------------------------------------------------------------------------------------
+    # -- appending ---------------------------------------------------------------------------------
     def append(self, entries: Sequence[Entry]) -> None:
+        """Fold the entries into the history and append them, without waiting.
+
+        The store applies a compare-and-set: it rejects the append if the epoch is stale (fencing)
+        or if the head of the log is not `expected`.
+        """
         if self._redactor is not None:
             entries = self._redactor.entries(entries)
         size = sum(map(len, map(_data_of, entries)))
@@ -106,16 +118,23 @@ class LogWriter:
         return snapshot
 
     def advance(self, then: Callable[[], None]) -> None:
-        """A new process is a new generation: what an older one still has to say is refused. Our own epoch is raised,
-        and never taken: whoever claimed the session in the meantime has it. `then` is called once it is ours."""
+        """Raise the epoch for a new process, and call `then` when the log has confirmed it.
+
+        Each process has its own epoch, so that late appends of an older process are rejected. The
+        epoch is raised by compare-and-set from this writer's epoch. If another host has claimed the
+        session meanwhile, the call fails and that host keeps the session.
+        """
         is_on_its_way, self._then = self._then is not None, then
-        if not is_on_its_way:  # Else the one before was not needed after all, and serves as well.
+        # Otherwise an earlier call is in flight whose start was cancelled. Its new epoch serves
+        # this start.
+        if not is_on_its_way:
             before, self.epoch = self.epoch, self.epoch + 1
             done = partial(self._on_advanced, self._run, self._past, self.epoch)
             self._store.advance(self._session, before, done)
 
     def _on_advanced(self, run: int, past: SessionHistory, epoch: int, error: StoreError | NotOwner | None) -> None:
         then, self._then = self._then, None
+        # Compared first, because `_on_answer` starts a new run after an error.
         is_meant = run == self._run
         self._on_answer(run, past, epoch, 0, error)
         if is_meant and error is None and then is not None:
@@ -132,21 +151,34 @@ class LogWriter:
                 if is_more:
                     self._hears.on_committed(past.session.head)
             else:
+                # The appends in flight build on the failed append, so they cannot succeed. A new
+                # run number makes this writer ignore their answers. The next append starts from the
+                # durable state.
                 self._run += 1
                 self._past, self.epoch = self._durable, self._durable_epoch
-                self._events_since = SNAPSHOT_EVENTS  # A snapshot may have been lost with it.
+                # The failed append may have carried a snapshot, so the next append carries one.
+                self._events_since = SNAPSHOT_EVENTS
                 self._hears.on_append_failed(error)
         self._hears.on_answered()
 
     def release(self) -> None:
-        """Nothing more will be said. What is on its way still is; if an epoch is, nobody knows yet which we have."""
+        """Release the session after the last append.
+
+        Appends in flight are still written. If `advance` is in flight, the current epoch is not
+        known, so both epochs are released.
+        """
         for epoch in sorted({self._durable_epoch, self.epoch}):
             self._store.release(self._session, epoch)
 
-    # -- the conversation --------------------------------------------------------------------------------------------
+    # -- the conversation --------------------------------------------------------------------------
     def lease(self, conversation: str | None, on_taken: Callable[[NotOwner], None]) -> None:
-        """Two processes that drive one conversation both answer, and neither knows of the other: agents have no lock.
-        So the log has one, for all of its sessions. `on_taken`: another has it, and what we had is still ours."""
+        """Lease a conversation in the log, or give the lease up with None.
+
+        Two processes that drive the same conversation would both answer without knowing of each
+        other, because agents have no lock. So the log has a lock across all of its sessions.
+        `on_taken`: called if another session holds the lease; the previous lease of this session is
+        kept.
+        """
         if conversation != self._wanted:
             self._wanted = conversation
             name = None if conversation is None else lease_name(self._agent, conversation)
@@ -163,8 +195,11 @@ class LogWriter:
         if error is None:
             self.conversation = conversation
             return
+        # The request failed. The next `lease` call must send the request again.
         if self._wanted == conversation:
             self._wanted = self.conversation
+        # `NotOwner` of another session: only the conversation is taken, and the session itself
+        # continues. Any other error means that the session cannot be written, like a failed append.
         if run == self._run and isinstance(error, NotOwner) and error.ids.get("session") != self._session:
             on_taken(error)
         elif run == self._run:
@@ -172,5 +207,5 @@ class LogWriter:
 
 
 def lease_name(agent: str, conversation: str) -> str:
-    """By what the log knows a conversation of an agent's."""
+    """Return the log's key for the lease of an agent's conversation."""
     return f"{agent}:{conversation}"

@@ -1,4 +1,4 @@
-"""The seam between the driver and callers: what becomes of asks, interrupts, holds, questions and settings."""
+"""Interface from the driver to callers: results of asks, interrupts, holds and questions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from banksman.core.session.effects import (
 from banksman.core.session.outcome import Outcome
 from banksman.errors import BanksmanError
 
-# The effects that are for callers.
+# Effects that are addressed to callers.
 CallerEffect = (
     Accept
     | Reject
@@ -45,7 +45,7 @@ CallerEffect = (
 
 
 class OutcomeListener:
-    """Told each such effect by the driver. `CallerFutures` implements it."""
+    """Receives every caller effect of the driver. `CallerFutures` implements it."""
 
     def accept(self, turn: str) -> None: ...
     def reject(self, turn: str, error: BanksmanError) -> None: ...
@@ -67,6 +67,7 @@ class OutcomeListener:
 
 
 def tell(listener: OutcomeListener, effect: CallerEffect) -> None:
+    """Call the listener's method for an effect."""
     match effect:
         case Accept(turn=turn):
             listener.accept(turn)

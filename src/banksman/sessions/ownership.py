@@ -1,13 +1,21 @@
-"""What this host owns: the parts of a session that exist only while it is claimed here, and the loss of all claims.
+"""Session ownership on this host: the parts of a claimed session, and the loss of all claims.
 
-A store on this machine never takes a session away. A store on other machines knows a host by its heartbeats. When they
-stop, it gives the host's sessions to others, and by then no process of theirs may run here. So the host tells the
-keeper of each process how long its lease is (`LeasePage`), and a keeper acts on that without the host. And the store
-tells the host to let go (`OwnershipGuard.on_lost`) early enough for the stop ladder.
+A local store never takes a session away from its owner. A store on other machines knows a host only
+by its heartbeats. When they stop, it gives the host's sessions to other hosts, and by then no
+process of these sessions may run here. Two mechanisms ensure this:
 
-To let go of a session is, in this order: its callers are told UNKNOWN, not durable, because the log belongs to another
-host now; its processes walk the ladder, cut to the time that is left; it is closed here. A session that is being opened
-at that moment fails. A caller that asks for a session later gets another handle, which claims it under a new lease.
+- The host writes the deadline of its lease to a shared page (`LeasePage`). The keeper of each
+  process reads it and acts on it without the host.
+- The store notifies the host (`OwnershipGuard.on_lost`) early enough for the stop ladder.
+
+After a loss, each session ends here in this order:
+
+1. Its callers get UNKNOWN, not durable, because the log belongs to another host now.
+2. Its processes go through the stop ladder, shortened to the time that is left.
+3. The session is closed on this host.
+
+A session that is being opened at that moment fails. A caller that asks for a session later gets a
+new handle, which claims the session under a new lease.
 """
 
 from __future__ import annotations
@@ -41,20 +49,24 @@ from banksman.tasks import Waiters
 
 log = logging.getLogger("banksman")
 
-# Only a keeper reads the lease. Without one, the host's own ladder is all there is: see process/portable.py.
+# Only a keeper reads the lease. Without keepers, only the host's ladder stops the processes: see
+# process/portable.py.
 HAS_KEEPERS = sys.platform == "linux"
 
 
 class ClaimGate:
-    """Lets callers in that open, claim or delete sessions: one at a time for each session, and nobody once the host
-    closes. For one loop. Ranks: `at_work` first, then a name, then a session; never the other way round."""
+    """Serialises calls that open, claim or delete sessions, and rejects them once the host closes.
+
+    Belongs to one event loop. At most one call runs per session. Lock order: `at_work`, then a
+    name, then a session. The reverse order could deadlock.
+    """
 
     def __init__(self) -> None:
-        # The host has begun to close: what is being opened will not be.
+        # The host has begun to close, so an open that is in progress must fail.
         self.is_closing = False
         self._working = 0
         self._pauses = Waiters()
-        # What somebody is alone with: "name" or "session", and which.
+        # Held locks: "name" or "session", and its value.
         self._taken: dict[tuple[str, str], asyncio.Future[None]] = {}
 
     def check_open(self) -> None:
@@ -63,7 +75,10 @@ class ClaimGate:
 
     @asynccontextmanager
     async def at_work(self) -> AsyncGenerator[None]:
-        """Somebody is at it. Who closes the log waits for that."""
+        """Count a call as in progress.
+
+        The close of the log waits until no call is in progress.
+        """
         self._working += 1
         try:
             self.check_open()
@@ -74,7 +89,10 @@ class ClaimGate:
 
     @asynccontextmanager
     async def alone(self, what: str, which: str) -> AsyncGenerator[None]:
-        """Who opens what is just being opened waits, and then finds it open."""
+        """Lock a name or a session.
+
+        A second open of the same session waits here, and then finds the session open.
+        """
         while (other := self._taken.get((what, which))) is not None:
             await asyncio.shield(other)
         mine = self._taken[what, which] = asyncio.get_running_loop().create_future()
@@ -85,13 +103,16 @@ class ClaimGate:
             mine.set_result(None)
 
     async def wait_idle(self) -> None:
-        """Until nobody is at work."""
+        """Wait until no call is in progress."""
         while self._working:
             await self._pauses.wait()
 
 
 class OwnedSession:
-    """One session from its claim by this host to its release. The session itself is in the store before and after."""
+    """One session from its claim by this host to its release.
+
+    The session itself is in the store before and after.
+    """
 
     def __init__(
         self,
@@ -121,17 +142,20 @@ class OwnedSession:
         self.questions = futures.questions = Questions(self.driver, on_question)
         self.callbacks = futures.callbacks = Callbacks(self.driver, Hooks({}), ToolServer(()))
         self.keys = KeyedTurns(past.keys)
-        # How many callers wait for a turn (id) to be accepted.
+        # Number of callers that wait for the acceptance of each turn, by turn id.
         self.callers: dict[str, int] = {}
-        # It was taken from us: what is left of it here is only its end.
+        # The ownership was lost. The remaining parts only run to their end.
         self.is_lost = False
 
     def begin(self, session: TurnSession) -> None:
-        """Serve who waits in it since before it was ours: each is an ask like any other, accepted long ago."""
+        """Start the driver and serve the asks that were queued before the claim.
+
+        Each of them is an ordinary ask that an earlier owner has accepted.
+        """
         state = self.driver.state
         for waiting in state.queue:
             for ask in waiting.asks if isinstance(waiting, QueuedTurn) else ():
-                # None has begun: what is said in it comes after all that is there now.
+                # No queued turn has started, so its output comes after the current head.
                 turn = Turn(session, ask.id, state.head)
                 accepted = self.futures.expect_turn(turn)
                 self.futures.accept(ask.id)
@@ -139,7 +163,10 @@ class OwnedSession:
         self.driver.dispatch(Begun(self.driver.now()))
 
     def lose(self, error: NotOwner, kill_by: float) -> None:
-        """It is not ours any more. Whoever waits in it is told; its processes come to their KILL by then."""
+        """End the session here after the loss of ownership.
+
+        Its callers get an error. `kill_by`: the deadline for KILL of its processes.
+        """
         self.is_lost = True
         self.driver.lose(error, kill_by)
         self.callbacks.lose(kill_by)
@@ -154,13 +181,18 @@ class OwnedSession:
 
 
 class OwnershipGuard:
-    """For one loop. It is the `OwnershipListener` of one log."""
+    """Ownership listener of one log: keeps the lease page and ends lost sessions.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self) -> None:
-        # What processes are started under; None: they may live for as long as we do.
+        # The lease page that new processes are started with. None: processes may live as long as
+        # this host.
         self.lease: LeasePage | None = None
         self._owned: dict[str, OwnedSession] = {}
-        # How often all was lost, and by which error the last time.
+        # Number of losses, and the error of the last loss. A claim compares the number before and
+        # after it.
         self._losses = 0
         self._error: NotOwner | None = None
         self._is_closed = False
@@ -168,7 +200,7 @@ class OwnershipGuard:
     def __repr__(self) -> str:
         return f"<OwnershipGuard {len(self._owned)} sessions, {self.lease or 'no lease'}, lost {self._losses} times>"
 
-    # -- what the store says -----------------------------------------------------------------------------------------
+    # -- notifications of the store ----------------------------------------------------------------
     def on_held(self, fence_at: float, dead_by: float) -> None:
         if self._is_closed or not HAS_KEEPERS:
             return
@@ -178,12 +210,15 @@ class OwnershipGuard:
         try:
             self.lease = LeasePage(fence_at, dead_by)
         except BanksmanError as exc:
-            # No fds. The host's own ladder still holds, and the next heartbeat tries again.
+            # No file descriptors are left. The host's ladder still works, and the next heartbeat
+            # tries again.
             log.error("! keepers cannot be told how long they may keep what they have: %s", exc)
 
     def on_lost(self, error: NotOwner, dead_by: float) -> None:
         self._losses += 1
         self._error = error
+        # The page is not renewed after the loss. Keepers with a copy act on its last deadlines, and
+        # no further process can be started under it.
         self._drop_lease()
         kill_by = leases.kill_by(time.monotonic(), dead_by)
         for id, owned in list(self._owned.items()):
@@ -191,31 +226,34 @@ class OwnershipGuard:
                 try:
                     owned.lose(error, kill_by)
                 except Exception:
-                    # A bug in one of them must not keep the others from their end; its keeper has the page.
+                    # A bug in one session must not keep the others from ending. The keeper of the
+                    # failed session still reads the lease page and ends the process at its
+                    # deadline.
                     log.exception("! session %s cannot be let go of", id)
 
-    # -- what is open here -------------------------------------------------------------------------------------------
+    # -- owned sessions ----------------------------------------------------------------------------
     def watch(self, id: str, owned: OwnedSession) -> None:
-        """It is ours from here on."""
+        """Track a claimed session until it is finished."""
         self._owned[id] = owned
         owned.futures.finished.add_done_callback(lambda _: self._forget(id, owned))
 
     def _forget(self, id: str, owned: OwnedSession) -> None:
+        # The id may already belong to a newer claim by this host.
         if self._owned.get(id) is owned:
             del self._owned[id]
 
     def is_ending(self, id: str) -> bool:
-        """It was taken from us, and what we had of it is not gone yet."""
+        """Return whether the session was lost and its parts still run here."""
         owned = self._owned.get(id)
         return owned is not None and owned.is_lost
 
     @property
     def losses(self) -> int:
-        """For who claims something, before it does: see `check`."""
+        """Number of losses. Read it before a claim and pass it to `check` after the claim."""
         return self._losses
 
     def check(self, losses: int) -> None:
-        """What was claimed when there were so many losses is still ours."""
+        """Raise `NotOwner` if ownership was lost since `losses` was read."""
         if losses != self._losses:
             assert self._error is not None
             raise NotOwner(str(self._error.args[0]), hint="try again") from self._error

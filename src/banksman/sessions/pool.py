@@ -1,11 +1,13 @@
-"""How many agents' processes there are, and how many start at once: the one thing that sessions of a host share.
+"""Limit on the agent processes of a host and on the number of concurrent starts.
 
-A start costs an agent half a second of a core, and eight at once on two cores cost each of them five: so few start at a
-time, the most urgent first. A start that takes long is waiting for something else than a core, and no longer counts: a
-handful of agents that hang at their start must not keep all others from theirs.
+All sessions of a host share one pool. A start costs an agent half a second of a core. Eight
+concurrent starts on two cores cost each agent five seconds. So few agents start at the same time,
+the most urgent first. A start that takes long waits for something other than a core and stops
+counting: a handful of agents that hang at their start must not block all others.
 
-With a limit on processes, a session that needs one takes the place of the one that was not needed for the longest time.
-One that is needed is never taken: then the newcomer waits, and shows that it does.
+With a limit on processes, a session that needs a process takes the place of the process that has
+been idle for the longest time. A process in use is never evicted. In that case the new session
+waits for a place, and its status shows this.
 """
 
 from __future__ import annotations
@@ -14,32 +16,35 @@ import asyncio
 import os
 from typing import Protocol
 
-# How long a start counts as one.
+# A start counts against `starts_max` for at most this many seconds.
 START_SECONDS_MAX = 5.0
 
 
 def starts_at_once() -> int:
-    """One a core, and two at least: while one waits for its disk the other can go on."""
+    """Return the default limit on concurrent starts: the number of cores, and at least two.
+
+    With two, one agent can use the core while the other waits for its disk.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(2, cores)
 
 
 class PoolMember(Protocol):
-    """A session in the pool: its driver."""
+    """Driver of a session, as the pool uses it."""
 
     @property
     def urgency(self) -> int:
-        """How urgent the most urgent of those is that wait for the process."""
+        """The highest urgency of the asks that wait for the process."""
         ...
 
     @property
     def idle_since(self) -> float | None:
-        """Since when nobody has needed the process; None: somebody does, or there is none."""
+        """When the process became idle; None if it is in use or does not exist."""
         ...
 
     @property
     def is_leaving(self) -> bool:
-        """It was told to stop."""
+        """Whether the process is being stopped."""
         ...
 
     def start_now(self) -> None: ...
@@ -47,16 +52,19 @@ class PoolMember(Protocol):
 
 
 class Pool:
-    """For one loop. None: without a limit."""
+    """Slots for agent processes and a queue of sessions that wait for a slot.
+
+    Belongs to one event loop. A limit of None means no limit.
+    """
 
     def __init__(self, *, processes_max: int | None = None, starts_max: int | None = None) -> None:
         self.processes_max = processes_max
         self.starts_max = starts_max
         self._waiting: list[PoolMember] = []
         self._there: set[PoolMember] = set()
-        # Those that are starting, each with the end of the time in which it counts as one.
+        # Members whose start still counts. The timer ends the time in which it counts.
         self._starting: dict[PoolMember, asyncio.TimerHandle] = {}
-        # Those that were told to make room, and have not heard it or not obeyed yet.
+        # Members that were asked to leave and have not left yet.
         self._told: set[PoolMember] = set()
         self._is_looking = False
         self._must_look_again = False
@@ -65,13 +73,16 @@ class Pool:
         return f"<Pool {len(self._there)} there, {len(self._starting)} starting, {len(self._waiting)} waiting>"
 
     def want(self, member: PoolMember) -> None:
-        """It needs a process, and is told when it may start one: at once, perhaps."""
+        """Queue a member for a slot. The pool calls `start_now` when the member has a slot.
+
+        That call may happen before this function returns.
+        """
         assert member not in self._there
         self._waiting.append(member)
         self.look()
 
     def withdraw(self, member: PoolMember) -> None:
-        """It no longer waits for its place."""
+        """Remove a member from the queue."""
         self._waiting.remove(member)
         self.look()
 
@@ -88,8 +99,11 @@ class Pool:
         self.look()
 
     def look(self) -> None:
-        """Let those start that may, and make room for those that may not. Whoever is started or evicted may come back
-        in here before it returns; then it is looked at once more, and not inside."""
+        """Start the members that may start and evict idle members if the pool is full.
+
+        A started or evicted member may call `look` again before its call returns. The nested call
+        only requests another pass of the outer loop, so passes never nest.
+        """
         self._must_look_again = True
         if self._is_looking:
             return
@@ -106,7 +120,9 @@ class Pool:
             if self._is_full(len(self._there), self.processes_max):
                 self._make_room()
                 return
-            member = max(self._waiting, key=lambda waiting: waiting.urgency)  # The first of the most urgent.
+            # `max` returns the first of the most urgent members, so equal urgency is first come,
+            # first served.
+            member = max(self._waiting, key=lambda waiting: waiting.urgency)
             self._waiting.remove(member)
             self._there.add(member)
             loop = asyncio.get_running_loop()
@@ -118,6 +134,8 @@ class Pool:
         return limit is not None and count >= limit
 
     def _make_room(self) -> None:
+        # A member that got work before it processed the request keeps its process. This member is
+        # neither idle nor leaving, and must not count as a slot that becomes free.
         self._told = {member for member in self._told if member.idle_since is not None or member.is_leaving}
         leaving = sum(member.is_leaving or member in self._told for member in self._there)
         idle = {member: since for member in self._there - self._told if (since := member.idle_since) is not None}

@@ -1,9 +1,10 @@
-"""An agent's profile: what is known about a program that takes turns, read from a TOML file.
+"""Agent profile: measured properties of an agent program, parsed from a TOML file.
 
-A profile is data about a program, measured once. What a caller asks of one session (a model, a folder, another command)
-is not in it. `parse` checks the whole file before a process is started with it. An error names the file, the key, the
-value and the values that are allowed. An unknown key is an error too: a misspelt one would silently mean the default.
-Which profiles there are, and which of two with one name counts, is in known_agents.py.
+A profile describes a program, not a session. A caller's choices for one session (a model, a folder,
+another command) are not part of it. `parse` checks the whole file before a process is started with
+it. An error names the file, the key, the value and the allowed values. An unknown key is an error
+too, because a misspelt key would silently mean the default. known_agents.py finds the profiles and
+resolves duplicate names.
 """
 
 from __future__ import annotations
@@ -27,19 +28,18 @@ from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
 from banksman.process import launch
 
-# A profile: what is known about one program that is an agent, as a value, and how it is read from its file.
-#
-# What a session with an agent may be asked for, as far as agents differ in it.
+# Capabilities that a caller can request from a session. Agents differ in them.
 CAPABILITIES = frozenset(
     (
         *("audio", "fork", "hooks", "images", "interrupt", "mcp_servers", "model", "permission_mode", "questions"),
         *("resume", "schema", "steer", "system_prompt", "tools"),
     )
 )
-# What no agent can that is spoken with in these words: there are none for it.
+# Capabilities that a dialect cannot express.
 _WORDLESS = {"acp": ("hooks", "schema", "steer", "tools"), "codex": ("audio", "hooks", "tools"), "claude": ("audio",)}
 AFTER_INTERRUPT = ("sweep", "keep")
-# A window after each turn in which no prompt is sent: one that is longer is a mistake, and would be felt as slowness.
+# No prompt is sent in this time after each turn. A longer time is a mistake and would be felt as
+# slowness.
 QUIET_SECONDS_MAX = 5.0
 _TOP = frozenset(
     (
@@ -54,12 +54,13 @@ _ENV = frozenset(("scrub", "set"))
 _QUIRKS = frozenset(
     ("leaves_tools", "cancel_may_say", "error_texts", "silence_is_error", "recites_late", "serves", "note")
 )
-# -- transcripts -----------------------------------------------------------------------------------------------------
-# A pattern such as `~/.house/{cwd_slug}/{conversation}.jsonl` begins with the agent's home, or with a folder that a
-# variable of its environment names: the path is always below one of these. The name of the conversation comes from the
-# agent or from a log. It must be one word; else there is no path.
+# -- transcripts -----------------------------------------------------------------------------------
+# A pattern such as `~/.house/{cwd_slug}/{conversation}.jsonl` begins with the agent's home, or with
+# a folder that is named by a variable of its environment. So the path is always below one of these
+# folders. The name of the conversation comes from the agent or from a log. It must be a single
+# word; otherwise there is no path.
 TRANSCRIPT_HINT = "~/… or $VARIABLE/…, with {conversation} and, if need be, {cwd_slug} in it, and without .."
-# A folder's name of more characters is cut by Claude, with a hash of its own behind it, which nobody else can make.
+# Claude truncates a longer folder name and appends a hash that other programs cannot compute.
 SLUG_CHARACTERS_MAX = 200
 _PATTERN = re.compile(r"(?:~|\$(?P<variable>[A-Z][A-Z0-9_]*))/(?P<rest>[^{}]*(?:\{(?:cwd_slug|conversation)\}[^{}]*)+)")
 _CONVERSATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
@@ -67,7 +68,10 @@ _NO_WORD = re.compile(r"[^A-Za-z0-9]")
 
 
 class ProfileTable:
-    """A table of the file, with checks whose errors name the key. `path`: the prefix of its keys, such as `ladder.`"""
+    """Table of the file with typed access. Errors name the key.
+
+    `path`: the prefix of its keys, such as `ladder.`
+    """
 
     def __init__(self, source: str, path: str, data: Mapping[str, Any], known: Iterable[str]) -> None:
         self.source = source
@@ -76,36 +80,44 @@ class ProfileTable:
         known = sorted(known)
         for key in data:
             if key not in known:
-                # Without a bound on how near: something is always the nearest, and all of them follow.
+                # No cutoff for similarity: the nearest key is suggested first, and the list of all
+                # keys follows.
                 nearest = difflib.get_close_matches(key, known, 1, 0)[0]
                 hint = f"do you mean {path}{nearest}? known are: {', '.join(known)}"
                 raise self.wrong(f"there is no key {path}{key:.60}", hint)
 
     def wrong(self, what: str, hint: str) -> UsageError:
+        """Return an error that names the file."""
         return UsageError(f"{self.source}: {what}", hint=hint)
 
     def cannot_be(self, key: str, hint: str) -> UsageError:
+        """Return an error for the value of a key."""
         return self.wrong(f"{self.path}{key} cannot be {self.data.get(key)!r:.60}", hint)
 
     def cannot_hold(self, key: str, item: object, hint: str) -> UsageError:
+        """Return an error for an item of a list."""
         return self.wrong(f"{self.path}{key} cannot hold {item!r:.60}", hint)
 
     def table(self, key: str, known: Iterable[str]) -> ProfileTable:
+        """Return a subtable."""
         return ProfileTable(self.source, f"{self.path}{key}.", self._mapping(key), known)
 
     def text(self, key: str, default: str = "") -> str:
+        """Return a text."""
         value = self.data.get(key, default)
         if not isinstance(value, str):
             raise self.cannot_be(key, "text")
         return value
 
     def one_of(self, key: str, known: Iterable[str], default: str = "") -> str:
+        """Return a text that is one of the known values."""
         value = self.text(key, default)
         if value not in known:
             raise self.cannot_be(key, f"one of: {', '.join(sorted(known))}")
         return value
 
     def flag(self, key: str) -> bool:
+        """Return a boolean."""
         value = self.data.get(key, False)
         if not isinstance(value, bool):
             raise self.cannot_be(key, "true or false")
@@ -114,6 +126,7 @@ class ProfileTable:
     def words(
         self, key: str, default: tuple[str, ...] = (), *, among: Iterable[str] | None = None, hint: str = ""
     ) -> tuple[str, ...]:
+        """Return a list of words."""
         value = self.data.get(key, list(default))
         items: list[Any] = cast(list[Any], value) if isinstance(value, list) else [None]
         if not all(isinstance(item, str) and item for item in items):
@@ -124,7 +137,7 @@ class ProfileTable:
         return tuple(items)
 
     def texts(self, key: str) -> dict[str, str]:
-        """A table of names to texts."""
+        """Return a table that maps names to texts."""
         mapping = self._mapping(key)
         for name, value in mapping.items():
             if not isinstance(value, str):
@@ -132,9 +145,11 @@ class ProfileTable:
         return dict(mapping)
 
     def seconds(self, key: str, default: float) -> float:
+        """Return a number of seconds."""
         value = self.data.get(key, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        # Every wait has an end, so infinity is none of them; and NaN is not between any two numbers.
+        # Every wait is finite, so infinity is rejected. NaN fails the comparison and is rejected
+        # too.
         if not is_number or not 0 <= value <= SECONDS_MAX:
             raise self.cannot_be(key, "a number of seconds, 0 or more")
         return float(value)
@@ -147,10 +162,13 @@ class ProfileTable:
 
 
 class AgentDialect(Dialect, Protocol):
-    """A dialect that also knows its program's flags."""
+    """Dialect that can also build the command line of its program."""
 
     def mcp_file(self, servers: Sequence[Mapping[str, Any]]) -> str | None:
-        """What is to stand in a file that only the agent can read; None: it is told its servers in words."""
+        """Return the content of a private configuration file for the agent.
+
+        None: the dialect sends the servers in its protocol.
+        """
         ...
 
     def argv(
@@ -175,7 +193,7 @@ def _codex(_: Quirks) -> AgentDialect:
     return CODEX
 
 
-# By the name that a profile says: what makes the dialect, as the program with these quirks speaks it.
+# Factories of dialects by name. A factory gets the quirks of the program.
 DIALECTS: Mapping[str, Callable[[Quirks], AgentDialect]] = MappingProxyType(
     {"acp": acp, "claude": _claude, "codex": _codex}
 )
@@ -183,22 +201,29 @@ DIALECTS: Mapping[str, Callable[[Quirks], AgentDialect]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What is known about an agent. `source`: the file it was read from; None: it comes with the package. `clocks`:
-    seconds by the watchdog's name. `scrub`, `variables`: what is taken out of its environment, and put into it: see
-    process/launch.py. `quiet_seconds`: how long it must be quiet after a boundary. `leaves_tools`: what it has
-    started lives on after an interrupt. `transcripts`: patterns of the file that it needs to go on with a conversation,
-    see `transcript_path`; empty: they are not known. `note`: what else is known, for people."""
+    """Known properties of an agent.
+
+    - `source`: the file of the profile; None for a profile of the package
+    - `clocks`: seconds by the watchdog's name
+    - `scrub`, `variables`: variables to remove from and to add to its environment, see
+      process/launch.py
+    - `quiet_seconds`: how long the agent must be quiet after a boundary
+    - `leaves_tools`: processes that the agent has started keep running after an interrupt
+    - `transcripts`: patterns of the file that the agent needs to resume a conversation, see
+      `transcript_path`; empty if unknown
+    - `note`: other remarks, for people
+    """
 
     name: str
     title: str
     source: str | None = None
-    # Empty: whoever opens a session says what to run.
+    # Empty: the caller that opens a session must pass the command.
     command: tuple[str, ...]
     dialect: AgentDialect
     install: str = ""
     website: str = ""
     capabilities: frozenset[str] = frozenset()
-    # How long an interrupted turn may take to its boundary.
+    # How long an interrupted turn may take until its boundary.
     drain_seconds: float = 5.0
     quiet_seconds: float = 0.0
     leaves_tools: bool = False
@@ -212,7 +237,7 @@ class Profile:
     note: str = ""
 
     def own_command(self) -> tuple[str, ...]:
-        """What is run where the caller names nothing else."""
+        """Return the command to run if the caller passes none."""
         if not self.command:
             raise UsageError(
                 f"{self.title} has no command of its own", hint="command= says what to run", agent=self.name
@@ -220,7 +245,7 @@ class Profile:
         return self.command
 
     def repairs(self) -> list[str]:
-        """What the agent does otherwise than it should, and what Banksman makes of it; for people."""
+        """Describe the agent's known defects and how Banksman corrects them, for people."""
         ended = "ended" if self.after_interrupt == "sweep" else "reported, and kept"
         said = " or ".join(self.quirks.cancel_may_say)
         quirks = {
@@ -234,11 +259,14 @@ class Profile:
 
 
 def parse(data: Mapping[str, Any], *, name: str, said_as: str, source: str | None = None) -> Profile:
-    """A profile from what is in its file. `said_as` is what an error calls it."""
+    """Parse the content of a profile.
+
+    `said_as`: the name of the profile in error messages.
+    """
     top = ProfileTable(said_as, "", data, _TOP)
     ladder, clocks = top.table("ladder", _LADDER), top.table("clocks", _CLOCKS)
     env, quirks = top.table("env", _ENV), top.table("quirks", _QUIRKS)
-    # One source for the numbers that are not given: the ladder's own.
+    # The defaults of the ladder are defined only in `Timings`.
     usual = Timings()
     spoken = top.one_of("dialect", DIALECTS)
     dialect = DIALECTS[spoken]
@@ -274,7 +302,7 @@ def parse(data: Mapping[str, Any], *, name: str, said_as: str, source: str | Non
 def _command(top: ProfileTable) -> tuple[str, ...]:
     hint = "a list of words, the program first; [] if whoever opens a session is to say"
     if "command" not in top.data:
-        # Forgotten is something else than left open.
+        # A missing key is probably a mistake. An empty list is a deliberate choice.
         raise top.cannot_be("command", hint)
     return top.words("command", hint=hint)
 
@@ -319,13 +347,17 @@ def _quirks(table: ProfileTable) -> Quirks:
 
 
 def is_transcript_pattern(text: str) -> bool:
+    """Return whether a text is a valid pattern of a transcript's path."""
     found = _PATTERN.fullmatch(text)
     return found is not None and "{conversation}" in text and ".." not in text and "\0" not in text
 
 
 def transcript_path(patterns: Sequence[str], *, cwd: str, conversation: str, env: Mapping[bytes, bytes]) -> Path | None:
-    """Where an agent keeps a conversation, by the first pattern whose variable is set; None: it cannot be known. Looks
-    at the file system, because the agent knows its folder by its real name."""
+    """Return the file of a conversation, by the first pattern whose variable is set.
+
+    None: the path cannot be determined. Reads the file system, because the agent names its folder
+    by the real path.
+    """
     if not _CONVERSATION.fullmatch(conversation):
         return None
     for pattern in patterns:

@@ -1,8 +1,9 @@
-"""Questions of the agent: shown to whoever looks, given to a callback if there is one, answered once.
+"""Questions of the agent: list them, pass them to a callback, and record one answer each.
 
-Whether a question is open is for the door to say, and for nobody else: whoever answers looks there, and answers, in one
-breath. So of two who answer at once, or of an answer and an expiry, one is the first, and the other hears what that
-was. What a question's answer was is known here of the last ones, and of all others by the log: see `find_answer`.
+The session's state decides whether a question is open. `answer` checks the state and dispatches its
+fact without suspending in between. So of two concurrent answers, or of an answer and an expiry, one
+is the first. The other call returns that first answer. Recent answers are kept here. Older answers
+are in the log: see `find_answer`.
 """
 
 from __future__ import annotations
@@ -36,28 +37,31 @@ from banksman.sessions.driver import Driver
 from banksman.sessions.hooks import RequestTasks, error_text
 
 log = logging.getLogger("banksman")
-# By itself, so that a host whose questions are answered from elsewhere can do without it.
+# A separate logger, so that a host whose questions are answered by other means can silence it.
 waiting = logging.getLogger("banksman.questions")
 
-# Where an agent can be told to remember an answer; True is the first.
+# Places where an agent can remember an answer. True means the first one.
 PLACES = ("session", "local", "project", "user")
 
-# How many answers are remembered for whoever answers again; all others are looked for in the log.
+# Number of answers kept in memory for repeated calls. Older answers are read from the log.
 ANSWERS_MAX = 256
-# The name of a question says where it was asked.
+# A question's id contains the seq of the event where it was asked.
 _NAME = re.compile(r"q-[0-9]{1,18}\.([1-9][0-9]{0,17})")
-# How far back a question is looked for whose name does not say where it was asked. Such names are older than the rule
-# above, and anybody can make one up: the search must not read a whole history for it.
+# Search limit for a question whose id does not contain a seq. Such ids are older than the rule
+# above, and a caller can invent one. The search must not read a whole history for it.
 UNNAMED_EVENTS_MAX = 10_000
-# How long the end of a session waits for a callback that was cancelled and does not end.
+# Time that the end of a session waits for a cancelled callback that does not end.
 CALLBACK_SECONDS_MAX = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Something the agent asks. `wants` "permission": may it use this tool, with this input? "elicitation": what is
-    asked for in `details`. `details` are the agent's own words: a title, a description, a reason, suggestions. `id` is
-    the session's name for it, and never another's."""
+    """Question of the agent.
+
+    `wants`: "permission" asks whether the agent may use this tool with this input. "elicitation"
+    asks for the input that `details` describes. `details`: the agent's title, description, reason
+    and suggestions. `id`: unique in the session and never reused.
+    """
 
     id: str
     turn: str | None
@@ -69,7 +73,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a callback may return instead of a word: more than yes or no. See `Session.answer`."""
+    """Answer of a callback with more than a decision. See `Session.answer`."""
 
     decision: str
     message: str | None = None
@@ -81,10 +85,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The one answer that a question has. `answer`: "allow" or "deny"; or it needed none any more: "cancelled" (its
-    turn was stopped) or "withdrawn". `by`: "answer" (of a caller's), "callback" or its "failure", "rule", "expiry",
-    "kept" (it was given to the same question before a crash), or what ended the question: "agent", "turn", "exit" (of
-    the process), "recovery", "store", "asked again". `is_first`: it was given by this call."""
+    """The one answer of a question.
+
+    `answer`: "allow" or "deny", or an end without a decision: "cancelled" (its turn was stopped) or
+    "withdrawn". `is_first`: this call gave the answer. `by`: the origin of the answer:
+
+    - "answer" (of a caller), "callback" or its "failure", "rule", "expiry";
+    - "kept": it was given to the same question before a crash;
+    - the reason why the question ended: "agent", "turn", "exit" (of the process), "recovery",
+      "store", "asked again".
+    """
 
     question: str
     answer: str
@@ -97,13 +107,16 @@ OnQuestion = Callable[[Question], "str | Answer | Awaitable[str | Answer]"]
 
 
 class Questions:
-    """The open questions of one session. It owns the tasks of the callbacks: they end with their question."""
+    """Open questions of one session.
+
+    Owns the tasks of the callbacks. A task ends with its question.
+    """
 
     def __init__(self, driver: Driver, on_question: OnQuestion | None) -> None:
         self._driver = driver
         self.on_question = on_question
         self._open: dict[str, Question] = {}
-        # Who waits until an answer is durable: for it, or for why it never will be.
+        # Callers that wait for a durable answer, or for the error that prevents it.
         self._waiting: dict[str, asyncio.Future[Answered | BanksmanError]] = {}
         self._answers: OrderedDict[str, Answered] = OrderedDict()
         self._tasks = RequestTasks("on_question")
@@ -113,15 +126,16 @@ class Questions:
 
     def ask(self, effect: AskHuman) -> None:
         asked = effect.asked
-        # A copy: whatever is done to it, what is allowed is what was asked for.
+        # A copy, so that a callback cannot change the input that it allows.
         given, details = storable([asked.input, asked.details])
         question = Question(effect.question, effect.turn, asked.tool, given, wants=asked.wants.value, details=details)
         self._open[question.id] = question
         if self.on_question is None:
-            # Somebody may look and answer, or nobody ever does: then the turn stands still, and this line says why.
+            # A caller may still list and answer the question. If no caller does, the turn is stuck,
+            # and this line explains it.
             waiting.warning("! the agent asks about %s, and there is no on_question; the turn waits", asked.tool)
         else:
-            # A task, so that the callback never runs inside the door.
+            # A separate task, so that the callback never runs inside `dispatch`.
             self._tasks.start(question.id, self._call(self.on_question, question))
 
     async def _call(self, on_question: OnQuestion, question: Question) -> None:
@@ -131,24 +145,29 @@ class Questions:
                 answer = await answer
             self._give(question.id, answer if isinstance(answer, Answer) else Answer(answer), by="callback")
         except asyncio.CancelledError:
-            # By us, because the question is over: then this says nothing. Or by itself, and that is no answer either.
+            # Either the question is over and `close` cancelled this task, and `_give` does nothing.
+            # Or the callback cancelled itself, which is not an answer. Then the answer is a denial.
             self._give(question.id, Answer("deny", "the callback was cancelled"), by="failure")
             raise
         except BaseException as exc:
-            # Nothing runs before it was allowed: a callback that fails says no, and harms nobody else.
+            # A tool must not run without permission. So a failed callback denies, and it affects no
+            # other question.
             log.exception("! on_question raised; the answer is no")
             self._give(question.id, Answer("deny", f"the callback failed: {error_text(exc)}"), by="failure")
             if not isinstance(exc, Exception):
                 raise
 
     def _give(self, id: str, answer: Answer, *, by: str) -> None:
-        """One that is over is let be."""
+        """Dispatch an answer, unless the question is over."""
         question = self._driver.state.open_question(id)
         if question is not None:
             self._driver.dispatch(self._decided(question, answer, by))
 
     def _decided(self, question: AgentRequest | KeptQuestion, answer: Answer, by: str) -> QuestionAnswered:
-        """`by`, for the log: somebody's "answer", a "callback", or the "failure" of one."""
+        """Build the fact of an answer, and raise `UsageError` if the answer cannot be sent.
+
+        `by`: recorded in the log: "answer" (of a caller), "callback" or "failure".
+        """
         state = self._driver.state
         dialect = state.config.dialect
         decision = replace(_decision(question.asked, answer, takes_input=dialect.takes_input), by=by)
@@ -156,17 +175,21 @@ class Questions:
             storable([decision.message, decision.updated_input, decision.content])
         except (TypeError, ValueError, RecursionError) as exc:
             raise UsageError(f"this answer cannot be sent: {exc}", hint="text, numbers, lists and dicts") from exc
-        # Said once to be refused here if it cannot be, and not in the door, where it would be a bug of ours: in the
-        # conversation in which it was asked, where there is one. That is a value, and what comes of it is let go.
-        # What we serve ourselves is answered by what comes of it.
+        # Encode the answer once and discard the result. An answer that the dialect cannot encode
+        # must be refused here, because inside `dispatch` it would count as a bug. The encoder of
+        # the running conversation is used if there is one. Requests that the workspace serves are
+        # answered by their results.
         if question.asked.wants is not RequestPurpose.WORKSPACE:
             (state.process.protocol or dialect.begin(PLAIN)).answer(question.asked, decision)
         return QuestionAnswered(self._driver.now(), question.id, decision)
 
-    # -- what its answer is ------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
     async def answer(self, id: str, answer: Answer, tell: Callable[[QuestionAnswered], None]) -> Answered | None:
-        """Give it, if the question is open, and wait until its answer is durable, whosever it is. None: it is not open,
-        and not one of the last that were. Cancelling this only stops waiting."""
+        """Answer an open question, and wait until the question's answer is durable.
+
+        The result may be another caller's answer. None: the question is not open and its answer is
+        not in memory. Cancelling the call only stops the wait.
+        """
         state = self._driver.state
         question = None if state.mode in OVER else state.open_question(id)
         is_on_its_way = any(isinstance(told, TellAnswer) and told.question == id for _, told in state.deferred)
@@ -182,7 +205,8 @@ class Questions:
             tell(fact)
         told = await asyncio.shield(waiting)
         if isinstance(told, BanksmanError):
-            # Each gets its own: one that is raised again and again would keep the frames of all who got it.
+            # Each caller gets a copy of the error. A shared instance that is raised repeatedly
+            # would keep the stack frames of all callers alive.
             raise copy(told)
         return dataclasses.replace(told, is_first=fact is not None)
 
@@ -197,14 +221,17 @@ class Questions:
             waiting.set_result(effect.error or told)
 
     def fail(self, error: BanksmanError) -> None:
-        """A bug of ours: nobody will ever say what the answer is."""
+        """Fail all waiting callers, because a bug ended the session."""
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_result(error)
         self._waiting.clear()
 
     def without_answer(self, id: str) -> Answered:
-        """Of one that was asked, is not open, and has no answer in the log."""
+        """Return the answer of a question that is not open and has no answer in the log.
+
+        Raises an error if the session's state explains why the answer is missing.
+        """
         state = self._driver.state
         if state.mode is Mode.CLOSED:
             raise Closed("the session is closed", hint="open it again, and answer there", question=id)
@@ -213,7 +240,7 @@ class Questions:
         if state.store is not Store.WORKING:
             assert state.store_error is not None
             raise copy(state.store_error)
-        # Its answer was lost with a log that failed, and with it the process that asked.
+        # The failed log lost the answer, and the process that asked was stopped with it.
         return Answered(id, "withdrawn", "store", None, is_first=False)
 
     def close(self, id: str) -> None:
@@ -225,7 +252,10 @@ class Questions:
             self.close(id)
 
     async def wait_ended(self) -> None:
-        """Until no callback runs any more, but for the one that asks, and not for ever."""
+        """Wait a limited time until the callbacks have ended.
+
+        The callback that calls this function is not waited for.
+        """
         running = self._tasks.running - {asyncio.current_task()}
         if running:
             _, late = await asyncio.wait(running, timeout=CALLBACK_SECONDS_MAX)
@@ -234,12 +264,16 @@ class Questions:
 
 
 async def find_answer(read: Callable[[int], AsyncGenerator[Event]], id: str, committed: int) -> Answered | None:
-    """What the log says was answered to one that is over; None: it was asked, and the log has no answer of it.
-    `NotFound`: it was never asked, or is too old to be kept. `read`: the events after a seq; `committed`: the last."""
+    """Return the logged answer of a question that is over; None if the log has no answer.
+
+    `NotFound`: the question was never asked, or retention removed it. `read`: reads the events
+    after a seq. `committed`: the last committed seq.
+    """
     told: Answered | None = None
     name = _NAME.fullmatch(id)
     is_known = False
-    # One from before questions had names of ours has the agent's, says not where it was, and may have come again.
+    # A question from before the id rule has the agent's id. That id has no seq and may occur
+    # several times.
     after = max(0, committed - UNNAMED_EVENTS_MAX) if name is None else int(name[1]) - 1
     async with aclosing(read(after)) as events:
         async for event in events:
@@ -249,7 +283,7 @@ async def find_answer(read: Callable[[int], AsyncGenerator[Event]], id: str, com
                 body = event.body
                 told = Answered(id, body["answer"], body.get("by", "agent"), body.get("message"), is_first=False)
             elif name is not None and not is_known and event.kind != kinds.STREAM_GAP and event.seq <= int(name[1]):
-                break  # There is something else in its place.
+                break  # Another event is at the seq of the id, so this question was never asked.
             if told is not None and name is not None:
                 break
     if not is_known and told is None:
@@ -258,12 +292,15 @@ async def find_answer(read: Callable[[int], AsyncGenerator[Event]], id: str, com
 
 
 def checked(answer: Answer) -> Answer:
-    """`UsageError` for what could answer no question at all. It is one whatever has become of the question: who gives
-    such an answer hears of it the first time, and not only when it happens to be the first."""
+    """Return the answer, or raise `UsageError` if it cannot answer any question.
+
+    The check ignores the state of the question. So a wrong answer always raises, and not only if it
+    happens to be the first answer.
+    """
     if not isinstance(cast(object, answer.decision), str) or not answer.decision:
         hint = '"allow", "deny", or the id of an option that the agent offers'
         raise UsageError(f"a question cannot be answered with {answer.decision!r:.60}", hint=hint)
-    # What an option means is known where the question is.
+    # The meaning of an option depends on the question, so it is checked in `_decision`.
     allows, place = answer.decision != "deny", _place(answer)
     if place is not None and place not in PLACES:
         hint = f"True, or one of {', '.join(PLACES)}"
@@ -288,7 +325,7 @@ def _decision(asked: Requested, answer: Answer, *, takes_input: bool) -> Decisio
     checked(answer)
     wants = asked.wants
     if answer.updated_input is not None and not takes_input and wants is not RequestPurpose.ELICITATION:
-        # It would run with the input that it was asked about.
+        # The agent would run the tool with the original input.
         hint = "allow it as it is, or deny with a message that says what to do instead"
         raise UsageError("this agent cannot be told to use a tool with another input", hint=hint)
     option = None if answer.decision in ("allow", "deny") else _option(asked, answer.decision)
@@ -311,7 +348,7 @@ def _decision(asked: Requested, answer: Answer, *, takes_input: bool) -> Decisio
 
 
 def _option(asked: Requested, id: str) -> dict[str, str]:
-    """The one of this id, of those that the agent offers."""
+    """Return the option with this id among the options that the agent offers."""
     offered = asked.details.get("options")
     known: dict[str, dict[str, str]] = {}
     for option in cast(list[Any], offered) if isinstance(offered, list) else []:
@@ -325,6 +362,6 @@ def _option(asked: Requested, id: str) -> dict[str, str]:
 
 
 def asked_before(question: OpenQuestion) -> Question:
-    """One that the log of a session tells of."""
+    """Build a question from its record in the log."""
     asked = questions.requested(question)
     return Question(question.id, question.turn, asked.tool, asked.input, wants=asked.wants.value, details=asked.details)

@@ -1,13 +1,18 @@
-"""Take a session over: claim it, read its log, settle what was open. And find the sessions that dead hosts have left.
+"""Take-over of a session: claim it, read its log, settle open turns. Cleanup after dead hosts.
 
-It is the same for a session that was closed yesterday and one whose host has just died, because the log itself says
-what was open and how that ended: see core/session/crash_recovery.py.
+The procedure is the same for a session that was closed yesterday and a session whose host has just
+died. The log itself says which turns were open and how they ended: see
+core/session/crash_recovery.py.
 
-The order matters. The session is claimed first, so that what is read is the last word. Then the processes of the dead
-host are waited for, or ended. Only then may a turn be called UNKNOWN, and another process go on with the conversation.
+The order matters:
 
-`DeadHostCleanup` settles all sessions of dead hosts in the background, at the beginning of the next host's life. A
-caller that opens such a session does not wait for that: to open it is to settle it.
+1. Claim the session, so that no later event can follow the events that are read.
+2. Wait for the processes of the dead host, or end them.
+3. Only then may a turn become UNKNOWN and another process resume the conversation.
+
+`DeadHostCleanup` settles all sessions of dead hosts in the background when a host starts. A caller
+that opens one of these sessions does not wait for the cleanup, because the open settles the
+session.
 """
 
 from __future__ import annotations
@@ -31,15 +36,20 @@ from banksman.store.log import Done, KnownSession, Log
 
 log = logging.getLogger("banksman")
 
-# How long another host may need for the two commits of a settling, with room to spare.
+# Another host may hold the claim for the two commits of a settlement. The attempts cover that time
+# with room to spare.
 CLAIM_ATTEMPTS_MAX = 4
 CLAIM_SECONDS_BETWEEN = 0.05
-# Sessions of dead hosts that are settled at a time. Most of it is waiting for processes to end.
+# Concurrent settlements of sessions of dead hosts. Most of the time is waiting for processes to
+# end.
 SETTLING_MAX = 16
 
 
 async def load(store: Log, session: str, config: Config) -> SessionHistory:
-    """What its log says, from the last snapshot on. Changes nothing, and needs no claim."""
+    """Load the state of a session from its last snapshot and the events after it.
+
+    Changes nothing and needs no claim.
+    """
     snapshot = await store.snapshot(session)
     past = pasts.beginning(config)
     if snapshot is not None:
@@ -47,7 +57,7 @@ async def load(store: Log, session: str, config: Config) -> SessionHistory:
             past = pasts.decode(snapshot.data, config)
         except StoreTooNew:
             if store.head(session).first > 1:
-                raise  # Else the events say it all, to any version.
+                raise  # Otherwise the log has all events, and every version can read them.
         except ValueError as exc:
             raise StoreDamaged(f"the snapshot of session {session} cannot be read", session=session) from exc
         if past.session.head not in (0, snapshot.seq):
@@ -56,18 +66,18 @@ async def load(store: Log, session: str, config: Config) -> SessionHistory:
         if page.gap is not None:
             first, last = page.gap
             raise StoreDamaged(f"the events {first} to {last} of session {session} are missing", session=session)
-        # In bounded pieces, and others get their turn between them.
+        # One bounded page at a time, so that other tasks of the loop run in between.
         try:
             past = pasts.fold_events(past, page.events)
         except (AssertionError, LookupError, TypeError, ValueError) as exc:
-            # Of another version, or of a file that somebody has edited.
+            # Written by another version, or edited by hand.
             message = f"the events from {page.events[0].seq} on of session {session} do not make sense: {exc!r:.200}"
             raise StoreDamaged(message, hint="use the Banksman that wrote them", session=session) from exc
     return past
 
 
 async def load_known(store: Log, known: KnownSession) -> SessionHistory:
-    """The same, of a session as a listing has it: its agent may be gone, or have no profile any more."""
+    """Load the state of a listed session, even if its agent has no profile."""
     return await load(store, known.id, Config(dialect=known_agents.load_or_plain(known.agent).dialect))
 
 
@@ -81,10 +91,17 @@ async def take_over(
     resumes: str | None = None,
     brings: Callable[[SessionHistory], Awaitable[Sequence[Entry]]] | None = None,
 ) -> SessionHistory:
-    """Of a session that was claimed under this epoch: its conversation, or the one that it `resumes`, is leased; what
-    is left of its last host is ended; what was open is settled, once, and what is to be said `then` is written behind
-    it, in one, with what was to be said of what it `brings` along. `NotOwner`: another session drives the
-    conversation."""
+    """Prepare a claimed session for this host, and return its history.
+
+    1. Lease the session's conversation, or the conversation that it `resumes`.
+    2. End the remaining processes of the last owner.
+    3. Settle the open turns, once.
+    4. Append the settlement, the entries of `then` and the entries of `brings` in one commit.
+
+    `NotOwner`: another session holds the lease of the conversation. `then`: returns the entries to
+    append. `brings`: fetches the files that the session needs here and returns the entries that
+    record it.
+    """
     past = await load(store, session, config)
     await _lease(store, session, epoch, config, resumes or past.session.conversation)
     brought = () if brings is None else await brings(past)
@@ -92,8 +109,11 @@ async def take_over(
 
 
 async def claim(store: Log, session: str) -> int:
-    """Cancelled, it leaves nothing claimed. A host that only settles it has it for a moment, and is not one that it
-    could be asked of: that is waited for."""
+    """Claim a session and return the new epoch.
+
+    A cancelled call leaves nothing claimed. A host that only settles the session owns it for a
+    moment and cannot serve requests for it. So the claim is retried a few times.
+    """
     for _ in range(CLAIM_ATTEMPTS_MAX - 1):
         with suppress(NotOwner):
             return await _claim(store, session, None, None)
@@ -102,8 +122,11 @@ async def claim(store: Log, session: str) -> int:
 
 
 async def create(store: Log, session: str, name: str | None, agent: str) -> int:
-    """The same, of one that is new. `UsageError`, and it is let go of, if there is one with a past: that another host
-    has made it may be news here."""
+    """Create and claim a new session.
+
+    `UsageError`: the session already has events, and the claim is released. Another host may have
+    created it without this host knowing.
+    """
     epoch = await _claim(store, session, name, agent)
     if store.head(session).seq:
         store.release(session, epoch)
@@ -116,12 +139,15 @@ async def _claim(store: Log, session: str, name: str | None, agent: str | None) 
     try:
         return await asyncio.shield(claiming)
     except asyncio.CancelledError:
-        # It may be ours by now, or in a moment, and nobody would ever let go of it. A claim is a commit: it is waited
-        # for, however often we are cancelled.
+        # The claim may succeed at any moment, and no other code would release it. A claim is a
+        # commit. So wait for its result, even if this task is cancelled repeatedly, and then undo
+        # it.
         while not claiming.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait((claiming,))
         if not claiming.cancelled() and claiming.exception() is None:
+            # An empty session that this call created is deleted. Any other session is only
+            # released.
             if agent is None or store.head(session).seq:
                 store.release(session, claiming.result())
             else:
@@ -131,10 +157,14 @@ async def _claim(store: Log, session: str, name: str | None, agent: str | None) 
 
 
 async def clean_up(store: Log, known: KnownSession) -> None:
-    """Of a session whose host was dead when it was last seen: settle it, and let it be. Nobody is kept from its
-    conversation. Whoever was faster has done it, or goes on with it."""
-    # What is left of its processes may take seconds to end, in which whoever wants to go on with it should not be told
-    # that it is ours. So they are waited for first; but nobody is signalled by who has not claimed it.
+    """Settle a session whose owner was dead, and release it.
+
+    The session's conversation is not leased. If another host claims the session first, that host
+    settles it and this call does nothing.
+    """
+    # Remaining processes may take seconds to end. During that time the session must not be claimed,
+    # so that another host can take it over. So wait for them before the claim. Without a claim this
+    # host only waits and sends no signal.
     past = await load_known(store, known)
     if past.process is not None:
         await orphans.wait(past.process.parts)
@@ -145,18 +175,21 @@ async def clean_up(store: Log, known: KnownSession) -> None:
     except NotOwner:
         return
     try:
+        # Loaded again after the claim. Only now is the log final.
         await _settle(store, known.id, epoch, await load_known(store, known), ())
     finally:
         store.release(known.id, epoch)
 
 
 def is_left_alone(store: Log, known: KnownSession) -> bool:
-    """Whether nobody has had it since it was seen, and its host is still dead."""
+    """Return whether the session has not been claimed since it was listed and its owner is dead."""
     now = store.find(known.id)
     return now is not None and now.epoch == known.epoch and now.owner is not None and not now.owner.is_alive
 
 
 async def _settle(store: Log, session: str, epoch: int, past: SessionHistory, then: Sequence[Entry]) -> SessionHistory:
+    # The processes must be gone before their turns become UNKNOWN. A process that still runs could
+    # finish a turn.
     swept = [] if past.process is None else await orphans.end(past.process.parts)
     entries = [*settle(past, swept=swept), *then]
     if entries:
@@ -179,12 +212,12 @@ async def _lease(store: Log, session: str, epoch: int, config: Config, conversat
 
 
 def _answer() -> tuple[Done, asyncio.Future[None]]:
-    """For an answer of the log that is waited for."""
+    """Return a callback for the log and a future that it resolves."""
     answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def done(error: StoreError | NotOwner | None) -> None:
         if answered.done():
-            return  # Whoever waited was cancelled.
+            return  # The waiting caller was cancelled.
         if error is None:
             answered.set_result(None)
         else:
@@ -193,25 +226,36 @@ def _answer() -> tuple[Done, asyncio.Future[None]]:
     return done, answered
 
 
-# -- what dead hosts have left ---------------------------------------------------------------------------------------
+# -- sessions of dead hosts ------------------------------------------------------------------------
 async def has_waiting_asks(store: Log, known: KnownSession) -> bool:
-    """Whether an accepted ask waits in a session that no live host has. Its caller may not ask again, so a host that
-    serves its store to others goes on with the session by itself."""
+    """Return whether an accepted ask is queued in a session without a live owner.
+
+    The caller of that ask must not ask again. So a host that serves its store to others resumes the
+    session without a request.
+    """
     past = await _found(store, known)
     return past is not None and bool(past.session.queue)
 
 
 async def is_unsettled(store: Log, known: KnownSession) -> bool:
-    """The same; or a turn is open in it whose end is not in the log: the host that claimed it could not settle it."""
+    """Return whether a session without a live owner has a queued ask or an open turn.
+
+    An open turn has no end in the log, because the host that claimed the session could not settle
+    it.
+    """
     past = await _found(store, known)
     return past is not None and (bool(past.session.queue) or bool(settle(past)))
 
 
 async def _found(store: Log, known: KnownSession) -> SessionHistory | None:
-    """What the log says of it; None: a live host has it, or it was closed in good order and has refused who waited."""
+    """Return the history of a session without a live owner.
+
+    Returns None if a live host owns the session, or if it was closed in good order. A closed
+    session has already refused its queued asks.
+    """
     if known.owner is not None and known.owner.is_alive:
         return None
-    # What is listed may be a moment old; what is read is not, and then the head is known.
+    # The listing may be stale. A read of the log also updates the head.
     await store.read(known.id, known.seq, 1)
     page = await store.read(known.id, max(0, store.head(known.id).seq - 1), 1)
     if not page.events or page.events[-1].kind == SESSION_CLOSED:
@@ -220,7 +264,11 @@ async def _found(store: Log, known: KnownSession) -> SessionHistory | None:
 
 
 class DeadHostCleanup:
-    """For one loop. `alone` is entered with the id of a session: nobody else here opens or claims it meanwhile."""
+    """Background task that settles all sessions of dead hosts.
+
+    Belongs to one event loop. `alone`: locks a session id, so that no other call on this host opens
+    or claims the session during the settlement.
+    """
 
     def __init__(self, store: Log, alone: Callable[[str], AbstractAsyncContextManager[None]]) -> None:
         self._store = store
@@ -228,7 +276,7 @@ class DeadHostCleanup:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Once, unless it failed: then whoever comes next tries again."""
+        """Start the task once. A failed task is started again by the next call."""
         task = self._task
         if task is None or (task.done() and not task.cancelled() and task.exception() is not None):
             self._task = asyncio.get_running_loop().create_task(self._settle_all())
@@ -240,7 +288,7 @@ class DeadHostCleanup:
         await asyncio.shield(self._task)
 
     async def stop(self) -> None:
-        """What is not settled is left as it is, for the next one."""
+        """Stop the task. Sessions that are not settled stay unchanged for the next host."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
@@ -259,16 +307,16 @@ class DeadHostCleanup:
 
     async def _settle(self, known: KnownSession) -> None:
         if not is_left_alone(self._store, known):
-            return  # It was opened meanwhile, here or elsewhere.
+            return  # The session was opened meanwhile, on this host or another.
         try:
             await clean_up(self._store, known)
         except Exception as exc:
-            # One session that cannot be settled must not keep the host from the others. It stays as it is, and whoever
-            # opens it is told.
+            # A session that cannot be settled must not prevent the cleanup of the others. It stays
+            # unchanged, and a caller that opens it gets the error.
             log.error("! session %s of a dead host cannot be settled: %s", known.id, exc)
 
 
 def _note_failure(task: asyncio.Task[None]) -> None:
-    """Perhaps nobody waits for it."""
+    """Log a failure, because the task may have no waiting caller."""
     if not task.cancelled() and (exc := task.exception()) is not None:
         log.warning("! what dead hosts have left cannot be settled now: %s", exc)

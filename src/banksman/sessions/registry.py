@@ -1,7 +1,8 @@
-"""The sessions of a host: opened, opened again, forked, claimed, deleted. They share one log and one pool.
+"""Session registry of a host: open, reopen, fork, claim and delete sessions.
 
-To open a session is to claim it and to take it over (recovery.py); a new one has no past. Two callers that open the
-same session at the same time get the same object: the second waits for the first.
+All sessions share one log and one pool. To open a session, the host claims it and takes it over
+(recovery.py). A new session has no past. Two callers that open the same session at the same time
+get the same object: the second call waits for the first.
 """
 
 from __future__ import annotations
@@ -34,34 +35,42 @@ log = logging.getLogger("banksman")
 
 
 class SessionRegistry:
-    """For one loop. It closes nothing but its own readers: sessions are the host's to close, and so is the log."""
+    """Opens and claims the sessions of one host.
+
+    Belongs to one event loop. The registry closes only its readers. The host closes the sessions
+    and the log.
+    """
 
     def __init__(self, store: Log, pool: Pool, redactor: Redactor | None = None, permit: Permit | None = None) -> None:
-        """`permit` raises if a session may not be opened again as its log says it was opened the last time. It is asked
-        before each start of a process, too."""
+        """Create a registry for a log.
+
+        `permit`: raises if a session may not be opened again with the spec that its log records. It
+        is also called before each start of a process.
+        """
         self.store = store
         self.permit = permit
         self.redactor = redactor
         self.totals = CountTotals()
-        # Where a host is one of many: who tells the others what it has.
+        # Set on a cluster member: announces its sessions to the other hosts.
         self.cluster_hooks: ClusterHooks | None = None
         self._guard = OwnershipGuard()
         store.guard(self._guard)
         self._pool = pool
-        # How those that are open were opened.
+        # The specs of the open sessions.
         self._startups: dict[str, Startup] = {}
         self._gate = ClaimGate()
-        # Of a store that many hosts share by a network, what a dead one had is gone on with by one of the others. To
-        # settle it beside that would only keep them from it.
+        # In a store that hosts share over a network, another host resumes the sessions of a dead
+        # host. A cleanup would only hold claims and delay that.
         alone = functools.partial(self._gate.alone, "session")
         self._cleanup = None if getattr(store, "cluster", None) is not None else DeadHostCleanup(store, alone)
         self._table = SessionTable(store, self._guard, self._claim, redactor)
 
-    # -- opening -----------------------------------------------------------------------------------------------------
+    # -- opening -----------------------------------------------------------------------------------
     @asynccontextmanager
     async def _at_work(self) -> AsyncGenerator[None]:
-        """The one way in for all that claims: the store can be asked, and the host does not close."""
-        # Before the gate: a close waits for whoever is inside, and the store may take as long as it is away.
+        """Enter a call that claims: the store is ready and the host is not closing."""
+        # Before the gate, because a close waits for the calls inside the gate, and the store may be
+        # unavailable for a long time.
         await self.store.ready()
         async with self._gate.at_work():
             yield
@@ -69,8 +78,11 @@ class SessionRegistry:
     async def open(
         self, spec: SessionSpec, *, name: str | None, on_question: OnQuestion | None, id: str | None = None
     ) -> Session:
-        """A new one, under the `id` if one is given; or, under the name of one that is known, that one: as it is, if it
-        is open here, which from its next turn on is as asked for; else it is claimed, and goes on where it was."""
+        """Open a new session, or the known session of this name.
+
+        `id`: the id of a new session. A session that is open here is returned, and the new spec
+        applies from its next turn on. Any other known session is claimed and resumes where it was.
+        """
         checked_name(name, self.redactor)
         async with self._at_work():
             if self._cleanup is not None:
@@ -79,7 +91,11 @@ class SessionRegistry:
         return await self._heard(session)
 
     async def _heard(self, session: Session) -> Session:
-        """Whoever opened it may tell others of it, and they may ask in the next moment."""
+        """Wait until other hosts can route requests to the session.
+
+        The caller may pass the session's id on, and the next request may reach another host
+        immediately.
+        """
         if self.cluster_hooks is not None:
             await self.cluster_hooks.wait_heard(session)
         return session
@@ -96,15 +112,16 @@ class SessionRegistry:
                 if known is not None:
                     session = await self._open_known(known, name, spec, on_question)
                     continue
-                with suppress(NameTaken):  # Another host was faster: it is that one, then.
+                # Another host created the session first. The next pass opens it.
+                with suppress(NameTaken):
                     session = await self._add(spec, name, on_question, id=id)
         return session
 
     async def _open_known(
         self, known: KnownSession, name: str, spec: SessionSpec, on_question: OnQuestion | None
     ) -> Session | None:
-        """None: it is not there any more, or no longer by this name."""
-        # Whoever asks in it at this moment opens it as well, by its id.
+        """Open a known session; None if it was deleted or renamed meanwhile."""
+        # A concurrent ask may claim the session by its id, so the session is locked too.
         async with self._gate.alone("session", known.id):
             again = self.store.find(name)
             if again is None or again.id != known.id:
@@ -116,12 +133,14 @@ class SessionRegistry:
             if here is not None and here.is_leaving and not here.is_closed:
                 raise Moving("the session is leaving this host", hint="try again in a moment", session=known.id)
             if here is not None and not here.is_closed:
-                await here.close()  # It is on its way out, or fenced off: what it leaves is what is opened.
+                # The session is closing, or its ownership was lost. Its log is opened again after
+                # the close.
+                await here.close()
             try:
                 return await self._reopen(known, spec, on_question)
             except UsageError:
                 if self.store.find(known.id) is None:
-                    return None  # Another host has deleted it in this very moment.
+                    return None  # Another host deleted the session at the same time.
                 raise
 
     async def _add(
@@ -137,16 +156,18 @@ class SessionRegistry:
         elif (known := self.store.find(id)) is not None:
             if known.seq:
                 raise UsageError(f"there is a session {id!r} already", hint="another id", session=id)
-            # Whoever was to open it died, or was cut off, before it could say how: nobody was told that it is there.
+            # An earlier open claimed the id and died, or lost the store, before it wrote the spec.
+            # No caller was given that session.
             return await self._reopen(known, spec, on_question)
         session = self._table.new(id, name, spec.profile)
+        # Read before the claim, so that `check` notices a loss of ownership during the claim.
         losses = self._guard.losses
         epoch = await recovery.create(self.store, id, name, spec.profile.name)
         try:
             await self._begin(session, epoch, spec, on_question, losses, resume=spec.resume, settings=settings)
         except BaseException:
-            with suppress(BanksmanError):  # What went wrong first is what is told.
-                await self.store.delete(id)  # Nothing was said in it, and nobody has it.
+            with suppress(BanksmanError):  # The first error is the one to report.
+                await self.store.delete(id)  # The session is empty and has no caller.
             raise
         return session
 
@@ -159,7 +180,8 @@ class SessionRegistry:
         return session
 
     async def _take(self, session: Session, spec: SessionSpec, on_question: OnQuestion | None) -> None:
-        """Claim one that has a past."""
+        """Claim a session that has a past."""
+        # Read before the claim, so that `check` notices a loss of ownership during the claim.
         losses = self._guard.losses
         epoch = await recovery.claim(self.store, session.id)
         try:
@@ -186,7 +208,8 @@ class SessionRegistry:
 
         def then(past: SessionHistory) -> Sequence[Entry]:
             opened = entry(None, SESSION_OPENED, **spec.record(), resume=resume, fork=spec.forks)
-            # What is asked for now, and was not the last time, is meant: also where it was set to something since.
+            # A setting that the new spec changes overrides the value that was set since the last
+            # open.
             dropped = [(name, None) for name in spec.settings_asked_anew(past.opened)]
             changed = [(name, value, "fork") for name, value in settings] + [(*pair, "open") for pair in dropped]
             told = [entry(None, SESSION_SETTING, name=name, value=value, by=by) for name, value, by in changed]
@@ -202,9 +225,11 @@ class SessionRegistry:
             resumes=spec.resumes if resume else None,
             brings=None if hooks is None else functools.partial(hooks.bring, session.id, spec),
         )
-        # Else nobody would ever close it: all that are to be closed have been told so.
+        # Checked again after the last await. The host's close has already ended all registered
+        # sessions, and this session would never be closed.
         self._gate.check_open()
-        # And all that was to be let go of has been: this was claimed before that, and is not in the list.
+        # A loss of ownership has already ended all registered sessions. This session was claimed
+        # before the loss and is not registered, so it must fail here.
         self._guard.check(losses)
         startup = Startup(spec, self._guard.lease, self.permit)
         owned = OwnedSession(
@@ -250,14 +275,16 @@ class SessionRegistry:
             raise UsageError(f"the session {session.name!r} is one with {before.profile.name}", hint=hint)
         if spec.forks or (spec.resumes and spec.resumes != session.status().conversation):
             raise UsageError(f"the session {session.name!r} has another conversation", hint="another name")
-        # What is answered, what is started and what another host would start are one: so the log has it, too.
+        # The spec decides the answers and the next process, here and on a host that takes over. So
+        # a changed spec is recorded in the log.
         record = spec.record()
         opened = None if record == startup.record else {**record, "resume": None, "fork": False}
         if opened is not None:
             session.check_log()
         drops = spec.settings_unlike(before)
         replaces = startup.replace(spec)
-        # At once: who is cancelled only stops waiting, and the log has it all the same.
+        # Set before the wait. A cancelled caller only stops waiting, and the log gets the record in
+        # any case.
         logged, startup.record = startup.record, record
         try:
             await session.reconfigure(spec, replaces=replaces, drops=drops, opened=opened, on_question=on_question)
@@ -267,8 +294,10 @@ class SessionRegistry:
         return session
 
     async def fork(self, session: Session, name: str | None, on_question: OnQuestion | None) -> Session:
-        """Another session that begins as a copy of this one's conversation, or of the one that this is to be a copy
-        of."""
+        """Open a new session whose conversation is a copy of this session's conversation.
+
+        If this session is itself a fork that has not started, the copy is made from its origin.
+        """
         checked_name(name, self.redactor)
         startup = self._startups.get(session.id)
         if startup is None:
@@ -286,36 +315,41 @@ class SessionRegistry:
             raise UsageError(f"there is a session {name!r} already", hint="another name") from exc
         return await self._heard(added)
 
-    # -- finding and reading -----------------------------------------------------------------------------------------
+    # -- finding and reading -----------------------------------------------------------------------
     def find(self, id_or_name: str) -> Session:
-        """Any session of the store, by its id or its name."""
+        """Return any session of the store by its id or its name."""
         return self._table.find(id_or_name)
 
     def all(self, after: str | None = None, limit: int | None = None) -> list[Session]:
-        """Every session of the store, oldest first, or a page of them; of one that is closed, those that we had."""
+        """Return the sessions of the store, oldest first, or a page of them.
+
+        After the close, only the sessions that this host had.
+        """
         return self._table.all(after, limit)
 
     def ours(self) -> list[Session]:
-        """Those that are open here, and those that were closed and are still kept, oldest first."""
+        """Return the open sessions of this host and the kept closed sessions, oldest first."""
         return self._table.ours()
 
     async def read_many(self, after: str | None, limit: int, sessions: Collection[str] | None) -> MultiSessionPage:
-        """Events of many sessions, in the order in which they were committed."""
+        """Return events of many sessions in the order of their commits."""
         return await self._table.read_many(after, limit, sessions)
 
     async def wait_past(self, position: str) -> None:
         await self.store.ready()
         await self.store.wait_past_position(position)
 
-    # -- claiming ----------------------------------------------------------------------------------------------------
+    # -- claiming ----------------------------------------------------------------------------------
     async def _claim(self, session: Session) -> None:
-        """Somebody asks in a session that is not ours: take it, as it was opened the last time."""
+        """Claim a session for a caller's request, with the spec that its log records."""
         async with self._at_work(), self._gate.alone("session", session.id):
             if session.is_ours:
                 return
             here = self._table.here(session.id)
             if here is not None and self._guard.is_ending(session.id):
-                await here.wait_closed()  # What we had of it goes first: two processes would drive one conversation.
+                # The remaining parts of the lost session must end first. Otherwise two processes
+                # would drive one conversation.
+                await here.wait_closed()
             if here is not None and not here.is_closed:
                 hint = f"host.session({session.id!r}) gives the one that is open here"
                 raise NotOwner("the session is open here already, by another handle", hint=hint, session=session.id)
@@ -331,7 +365,10 @@ class SessionRegistry:
                 raise
 
     async def take_over(self, id: str) -> Session:
-        """Claim one that is in the store, as it was opened the last time; or the one that is open here."""
+        """Claim a session of the store with its recorded spec.
+
+        A session that is already open here is returned unchanged.
+        """
         await self.store.ready()
         session = self.find(id)
         if not session.is_ours:
@@ -339,22 +376,26 @@ class SessionRegistry:
         return await self._heard(session)
 
     async def take_up(self) -> None:
-        """Go on with every session that nobody has, and in which somebody waits: see recovery.py."""
+        """Resume every session without an owner in which an ask is queued.
+
+        See `has_waiting_asks` in recovery.py.
+        """
         await self.settle()
         for known in self.store.sessions():
             try:
                 waits = await has_waiting_asks(self.store, known)
                 here = self._table.here(known.id)
-                # Whoever has opened it meanwhile has gone on with it.
+                # A session that was opened meanwhile already serves its queue.
                 if waits and (here is None or here.is_closed):
                     await self._claim(self._table.handle(known))
             except BanksmanError as exc:
-                # Who opens it is told the same. Those who wait there are still kept.
+                # A caller that opens the session gets the same error. The queued asks stay in the
+                # log.
                 log.warning("! session %s: somebody waits in it, and it cannot be gone on with: %s", known.id, exc)
 
-    # -- forgetting --------------------------------------------------------------------------------------------------
+    # -- forgetting --------------------------------------------------------------------------------
     async def delete(self, session: Session) -> None:
-        """For good, with all its history."""
+        """Delete a session with all of its history."""
         async with self._at_work(), self._gate.alone("session", session.id):
             here = self._table.here(session.id)
             if here is not None:
@@ -363,23 +404,29 @@ class SessionRegistry:
             self._table.forget(session.id)
 
     async def delete_remains(self, id: str) -> None:
-        """Of a session that has no record any more: its host died, or lost the store, while it deleted it."""
+        """Delete the remains of a session without a record.
+
+        Its host died, or lost the store, during the deletion.
+        """
         checked_id(id)
         async with self._at_work(), self._gate.alone("session", id):
             await self.store.delete(id)
 
     def open_no_more(self) -> None:
-        """The host has begun to close."""
+        """Reject new opens and claims, because the host has begun to close."""
         self._gate.is_closing = True
 
     async def settle(self) -> None:
-        """What was open under hosts that are dead is settled: see recovery.py."""
+        """Settle the sessions of dead hosts. See recovery.py."""
         await self.store.ready()
         if self._cleanup is not None:
             await self._cleanup.wait()
 
     async def close(self) -> None:
-        """Nobody is to read any more: the log is about to be closed."""
+        """Stop the cleanup and the readers, before the log is closed.
+
+        Waits for opens and claims in progress, and buffers the unread events of followers.
+        """
         self.open_no_more()
         self._table.end()
         if self._cleanup is not None:

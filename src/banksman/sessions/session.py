@@ -1,11 +1,12 @@
-"""A session for asyncio callers: ask, follow, interrupt, hold, answer, close.
+"""Session handle for asyncio callers: ask, follow, interrupt, hold, answer, close.
 
-It holds no state that decides anything. Each call is a fact for the driver; the driver sets the future that the caller
-waits on. A caller that is cancelled stops waiting. An ask that was not accepted yet and has lost its last caller is
-withdrawn.
+The handle holds no state that decides anything. Each call becomes a fact for the driver, and the
+driver sets the future that the caller waits on. A cancelled caller stops waiting. An ask that was
+not accepted yet is withdrawn when its last caller is cancelled.
 
-A session is in the store, whichever host owns it, and reading needs no more than that. A call that changes something
-needs it to be ours: the first such call claims it, or is refused because a live host has it.
+The session is in the store, whichever host owns it. Reading needs only the store. A call that
+changes something needs ownership. The first of these calls claims the session, or is refused
+because a live host owns it.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ Claim = Callable[["Session"], Awaitable[None]]
 
 
 class Session(SessionLifecycle):
-    """One conversation with one agent. Made by `Host.open`; all methods are for the loop it was made in."""
+    """One conversation with one agent.
+
+    Created by `Host.open`. All methods must be called in the event loop that created the session.
+    """
 
     def __init__(
         self,
@@ -69,15 +73,19 @@ class Session(SessionLifecycle):
         claim: Claim | None = None,
         redactor: Redactor | None = None,
     ) -> None:
-        """`ends`: the host closes, and waits for `readers`. `capabilities`: what the agent can; None: everything.
-        `claim` makes it ours. `redactor`: what must not be written to the store."""
+        """Create a handle without ownership of the session.
+
+        `ends`: done when the host closes. `readers`: the log readers that the host then waits for.
+        `capabilities`: the agent's capabilities; None means all. `claim`: claims the session for
+        this host. `redactor`: removes secrets from everything that is written to the store.
+        """
         super().__init__(id, name=name, agent=agent, dialect=dialect, store=store, ends=ends, readers=readers)
         self._claim = claim
         self._redactor = redactor
         self._checks = AskChecks(agent, dialect, capabilities)
 
     def attach(self, owned: OwnedSession) -> None:
-        """It is ours from here on."""
+        """Take ownership: this host has claimed the session."""
         self._owned = owned
         self.openings += 1
         owned.futures.save = self._save
@@ -88,17 +96,17 @@ class Session(SessionLifecycle):
         return f"<Session {self.name or self.id} {'not here' if self._owned is None else self.status().phase}>"
 
     async def _own(self) -> OwnedSession:
-        """Claim it, if it is not ours yet."""
+        """Claim the session if this host does not own it yet."""
         if self._owned is None:
             assert self._claim is not None
             await self._claim(self)
         return self._here
 
     async def _past(self) -> SessionHistory:
-        """What its log says. Changes nothing, and needs no claim."""
+        """Load the state from the log, without a claim and without a change."""
         return await load(self._store, self.id, Config(dialect=self.dialect))
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- asking ------------------------------------------------------------------------------------
     async def ask(
         self,
         prompt: Prompt,
@@ -110,15 +118,18 @@ class Session(SessionLifecycle):
         schema: Mapping[str, Any] | None = None,
         rules: Mapping[str, str] | None = None,
     ) -> Turn:
-        """Ask for one turn. Returns when it is accepted, which is when the log has it; raises if it is not.
+        """Ask for one turn. Returns when the log has the ask; raises if it is not accepted.
 
-        Cancelled, the ask is withdrawn; but if the log has just taken it together with the leaving of its session
-        (`leave`), it is served by whoever has the session next. With a `key` that was used before, the turn of that
-        time is returned. With a JSON `schema` the outcome has a value that fits it (`structured`), or is FAILED.
-        `rules` for tools of this turn come before those of the session.
+        Cancelling the call withdraws the ask. There is one exception: the log may just have taken
+        the ask together with the leaving of the session (`leave`). Then the next owner of the
+        session serves it.
+
+        `key`: idempotency key; a key that was used before returns the turn of that first ask.
+        `schema`: JSON schema; the outcome has a value that fits it (`structured`), or is FAILED.
+        `rules`: rules for the tools of this turn, which take precedence over the session's rules.
         """
         if isinstance(key, str):
-            # Not the same one any more when it comes back from the log.
+            # The log stores the redacted key, and a redacted key would not match the next ask.
             check_no_secret("key", key, self._redactor)
         owned = await self._own()
         ask = self._checks.ask(
@@ -150,7 +161,10 @@ class Session(SessionLifecycle):
         return turn
 
     async def _wait_accepted(self, owned: OwnedSession, turn: Turn, accepted: asyncio.Future[None]) -> None:
-        """One of those who want it; when the last one goes, and nobody has it, it is withdrawn."""
+        """Wait for the acceptance as one of the ask's callers.
+
+        If the last caller is cancelled before any caller received the turn, the ask is withdrawn.
+        """
         callers = owned.callers
         callers[turn.id] = callers.get(turn.id, 0) + 1
         try:
@@ -171,12 +185,16 @@ class Session(SessionLifecycle):
                 del callers[turn.id]
 
     async def turn(self, id: str) -> Turn:
-        """A turn by its id, whoever asked for it and wherever it is: one that waits, runs, or is over long since."""
+        """Return a turn by its id.
+
+        The turn may be queued, running or ended, and may belong to any caller on any host.
+        """
         while True:
             owned = self._owned
             if owned is not None and (known := owned.futures.turn(id)) is not None:
                 return known
-            # In this order: the end of a turn that is over is in the log by the time that the turn is looked for.
+            # The order matters: when the log says that the turn is over, the later search also
+            # finds its end.
             watch = await self._watched(id)
             place = await self.find_turn(id)
             if place is None:
@@ -186,34 +204,42 @@ class Session(SessionLifecycle):
                 found = Turn(self, id, place.first - 1)
                 found.watch(watch)
                 return found
-            # It has become ours, or another's, while its log was read: what is known of its turns is known elsewhere.
+            # The ownership changed while the log was read, so the result may be stale. The loop
+            # looks again.
 
     def _save(self, prompt: str) -> None:
-        """Ask the process to put down what it knows, before it is replaced for its age. Nobody waits for the outcome:
-        it is in the log."""
+        """Ask the process to save its knowledge before it is replaced because of its age.
+
+        No caller waits for the outcome. It is in the log.
+        """
         ask = replace(self._checks.ask(prompt, at=self._now(), priority=BACKGROUND), is_last=True)
         ignore(self._futures.expect_turn(Turn(self, ask.id, self._driver.state.head)))
         self._tell(Asked(self._now(), ask))
 
     async def _watched(self, turn: str) -> LoggedTurn:
-        """Of one that nobody here was promised. While the log cannot be written, what was told of it is not in it: who
-        looks now waits until it is, and is not told anything else meanwhile."""
+        """Return the logged state of a turn that this host did not accept.
+
+        While the log cannot be written, an outcome may have been reported and not be in the log
+        yet. In that case the turn counts as not over, so that the reader waits for the log instead
+        of getting a different outcome.
+        """
         if self._owned is not None and self._owned.driver.state.store is Store.WORKING:
             return LoggedTurn(is_over=True)
         past = await self._past()
         found = status.find_turn(past.session, turn)
         if found is None:
             return LoggedTurn(is_over=True)
-        # What was started has been sent, as far as a log can tell.
+        # The log cannot distinguish a started turn from a sent one. A started turn counts as sent.
         return LoggedTurn(
             is_over=False, phase=TurnPhase.QUEUED if found.phase is TurnPhase.QUEUED else TurnPhase.RUNNING
         )
 
     async def interrupt(self, turn: Turn | str | None = None) -> Receipt:
-        """Stop a turn, by default the one that is running now. On an idle session: a receipt that says so.
+        """Stop a turn, by default the running turn. An idle session returns a receipt that says so.
 
-        Cancelling this only stops waiting: the turn is stopped all the same. `Moved`: the session has left, and the ask
-        waits in its log for whoever has it next, which is who can stop it.
+        Cancelling the call only stops the wait; the turn is stopped in any case. `Moved`: the
+        session has left, and the ask waits in its log. Only the next owner of the session can stop
+        it.
         """
         await self._own()
         if turn is None:
@@ -228,57 +254,69 @@ class Session(SessionLifecycle):
         return await asyncio.shield(receipt)
 
     def move(self, turn: Turn | str, *, before: Turn | str | None = None) -> None:
-        """Put a queued ask before another of its class, or to the head of its class. Else nothing happens. `Moved` as
-        in `interrupt`."""
+        """Put a queued ask before another ask of its class, or to the head of its class.
+
+        In all other cases nothing happens. Raises `Moved` like `interrupt`.
+        """
         self._futures.raise_if_passed_on(_id(turn))
         self._tell(AskMoved(self._now(), _id(turn), None if before is None else _id(before)))
 
     async def reorder(self, turn: Turn | str, *, before: Turn | str | None = None) -> None:
-        """The same, for who must know that it was done: `Refused` if the ask, or the other, does not wait any more,
-        `UsageError` if the two are not of one class."""
+        """Move a queued ask like `move`, and raise if that is not possible.
+
+        `Refused`: one of the two asks is not queued. `UsageError`: the two asks are of different
+        classes.
+        """
         owned = await self._own()
         try:
             first, other = find_move(owned.driver.state, _id(turn), None if before is None else _id(before))
         except Refused as exc:
-            await self.turn(str(exc.ids["turn"]))  # `NotFound`: there never was one.
+            await self.turn(str(exc.ids["turn"]))  # Raises `NotFound` if the turn never existed.
             raise
         if first != other:
             self.move(first, before=other)
 
     def withdraw(self, turn: Turn | str) -> None:
-        """Take a queued ask back; one that runs is interrupted. `Moved` as in `interrupt`."""
+        """Withdraw a queued ask, or interrupt a running turn.
+
+        Raises `Moved` like `interrupt`.
+        """
         self._futures.raise_if_passed_on(_id(turn))
         self._tell(AskWithdrawn(self._now(), _id(turn)))
 
     def let_go(self, turn: Turn) -> None:
-        """Whoever got it from `ask` no longer wants it. Withdrawn when the last one says so: a key may be shared."""
+        """Drop a caller's interest in a turn that `ask` returned.
+
+        A key may be shared by several callers. The turn is withdrawn when the last caller drops it.
+        """
         turn.takers -= 1
         if turn.takers <= 0 and turn.id not in self._here.callers:
             self._give_up(turn)
 
     def _give_up(self, turn: Turn) -> None:
-        """Nobody wants it any more, nor waits to hear what becomes of it."""
+        """Withdraw a turn that has no caller left, and ignore `Moved`."""
         with suppress(Moved):
             self.withdraw(turn)
 
     @asynccontextmanager
     async def hold(self, priority: int | str = NORMAL) -> AsyncGenerator[None]:
-        """Several asks in a row, with nobody of this class or below between them. May be re-entered.
+        """Reserve the session for several asks in a row. Other asks of this class or below wait.
 
-        Entering waits for the grant; cancelled, it is given up; `Refused` is raised if the session closes first. A hold
-        ends by itself after `hold_idle_seconds` without an ask, and with the session: asks made after that are plain.
+        The hold may be re-entered. Entering waits for the grant. Cancelling the wait gives the hold
+        up. `Refused` is raised if the session closes first. A hold ends after `hold_idle_seconds`
+        without an ask, and with the session. Asks after that are plain asks.
         """
         owned = await self._own()
         async with held(self.id, owned.futures, priority_of(priority), self._tell, self._raise_if_failed):
             yield
 
-    # -- questions ---------------------------------------------------------------------------------------------------
+    # -- questions ---------------------------------------------------------------------------------
     def questions(self) -> list[Question]:
-        """Those that wait for an answer."""
+        """Return the open questions of an owned session."""
         return [] if self._owned is None else self._owned.questions.open()
 
     async def open_questions(self) -> list[Question]:
-        """The same, wherever the session is: of one that is not ours, what its log says."""
+        """Return the open questions, from the log if this host does not own the session."""
         if self._owned is not None:
             return self.questions()
         past = await self._past()
@@ -295,14 +333,17 @@ class Session(SessionLifecycle):
         remember: bool | str = False,
         interrupt: bool = False,
     ) -> Answered:
-        """Answer a question of the agent: "allow" or "deny". Returns, when it is durable, the one answer that the
-        question has: this one (`is_first`), or, for one that is over, the one that it had, whoever gave it, however
-        long ago. `NotFound`: there never was such a question. One that is over needs no claim.
+        """Answer a question of the agent with "allow" or "deny".
 
-        `message`: why not, for the agent to read. `updated_input`: what the tool is to be used with instead.
-        `content`: what was entered, for an elicitation. `remember`: the agent is not to ask again: True or "session"
-        for as long as its process lives, "local", "project" or "user" in its own settings. `interrupt`: a denial that
-        ends the turn. Cancelling this only stops waiting: the answer is given all the same.
+        Returns, when it is durable, the one answer that the question has. This is the caller's
+        answer (`is_first`) or, for a question that is over, its earlier answer. `NotFound`: the
+        question never existed. A question that is over needs no claim. Cancelling the call only
+        stops the wait; the answer is given in any case.
+
+        `message`: the reason of a denial, for the agent. `updated_input`: replaces the input of the
+        tool. `content`: the entered values, for an elicitation. `remember`: the agent must not ask
+        again. True or "session" holds for the life of its process. "local", "project" or "user"
+        holds in the agent's settings. `interrupt`: a denial that ends the turn.
         """
         answer = checked(Answer(decision, message, updated_input, content, remember, interrupt))
         if self._owned is None:
@@ -318,19 +359,29 @@ class Session(SessionLifecycle):
         return await find_answer(lambda after: self._readers.events(after, waits=False), question, self.committed)
 
     def _as_logged(self, told: Answered) -> Answered:
-        """What was said to the agent may hold a secret; whoever answers again is told what the log says."""
+        """Redact the answer's message.
+
+        The message to the agent may hold a secret. Later callers get the redacted text of the log,
+        so the first caller gets the same text.
+        """
         if self._redactor is None or told.message is None:
             return told
         return dataclasses.replace(told, message=self._redactor.redact_text(told.message))
 
-    # -- settings ----------------------------------------------------------------------------------------------------
+    # -- settings ----------------------------------------------------------------------------------
     async def set_model(self, model: str) -> None:
-        """Another model from the next turn on. Returns when the agent has it; an agent that does not answer is replaced
-        by one that is started with it. Cancelling this only stops waiting."""
+        """Set the model from the next turn on. Returns when the agent has confirmed it.
+
+        An agent that does not answer is replaced by a process that starts with the model.
+        Cancelling the call only stops the wait.
+        """
         await self._set("model", model)
 
     async def set_permission_mode(self, mode: str) -> None:
-        """Another permission mode, in the agent's words. As `set_model`; also in a turn that runs."""
+        """Set the permission mode, in the agent's terms.
+
+        Works like `set_model`, and also during a running turn.
+        """
         await self._set("permission_mode", mode)
 
     async def _set(self, name: str, value: Any) -> None:
@@ -341,10 +392,13 @@ class Session(SessionLifecycle):
         self._tell(SettingAsked(self._now(), change, name, value))
         await self._wait_change(taken)
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------------------------------------------------
     def status(self) -> Status:
-        """What it is doing. Never blocks, and changes nothing. Of one that is not ours it is what the store says at a
-        glance; `look` says more."""
+        """Return the current state. Never blocks and changes nothing.
+
+        For a session that this host does not own, the state comes from the store's listing. `look`
+        returns more.
+        """
         if self._owned is None:
             return status.from_listing(self._store.find(self.id), self.id, name=self.name, agent=self.agent)
         redact = None if self._redactor is None else self._redactor.redact_text
@@ -357,7 +411,10 @@ class Session(SessionLifecycle):
         )
 
     async def look(self) -> Status:
-        """What it is doing, wherever it is: of one that is not ours, what its log says. Changes nothing."""
+        """Return the current state, from the log if this host does not own the session.
+
+        Changes nothing.
+        """
         if self._owned is not None:
             return self.status()
         past = await self._past()
@@ -371,8 +428,11 @@ class Session(SessionLifecycle):
         return "ended" if found is None else found.phase
 
     async def rename(self, name: str | None) -> None:
-        """Give it another name, or none. `NameTaken` if another session has it; `UsageError` if somebody else has
-        renamed it since."""
+        """Change or remove the session's name.
+
+        `NameTaken`: another session has the name. `UsageError`: another caller has renamed the
+        session since.
+        """
         await self._store.rename(self.id, checked_name(name, self._redactor), expected=self.name)
         self.name = name
 

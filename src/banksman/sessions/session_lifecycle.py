@@ -1,6 +1,7 @@
-"""A session under this host: owned or not, opened again, closed, drained, let go of.
+"""Lifecycle of a session on its host: open again, close, drain, leave.
 
-It holds no state that decides anything. Each call is a fact for the driver of the session, in the session's loop.
+This class holds no state that decides anything. Each call becomes a fact for the session's driver,
+in the session's event loop.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from banksman.sessions.questions import OnQuestion
 from banksman.sessions.session_spec import SessionSpec
 from banksman.store.log import Log
 
-# Of this program: see SessionLifecycle.incarnation.
+# Process-wide counter for `SessionLifecycle.incarnation`.
 _incarnations = itertools.count()
 
 
 class SessionLifecycle(ReadableSession):
-    """What the host does with a session, and how callers close it."""
+    """Calls by which the host manages a session and callers close it."""
 
     def __init__(
         self,
@@ -46,14 +47,15 @@ class SessionLifecycle(ReadableSession):
     ) -> None:
         super().__init__(id, name=name, agent=agent, dialect=dialect, store=store, ends=ends, readers=readers)
         self._owned: OwnedSession | None = None
-        # Another one that is made under the same id, after this one was deleted, has another number.
+        # A session that is created under the same id after a deletion gets another number.
         self.incarnation = next(_incarnations)
-        # How often it was opened here.
+        # Number of times that this host opened the session.
         self.openings = 0
-        # Where its agent works, as far as is known; and by when a process that is being stopped is gone.
+        # The agent's working folder, if it is known, and the longest time that a stop of its
+        # process takes.
         self.cwd: str | None = None
         self._stop_seconds_max = Timings().seconds_max
-        # Where its agent keeps a conversation, by the name of that; asks the file system.
+        # Maps a conversation's name to the agent's file of it. The call reads the file system.
         self.transcript_of: Callable[[str], Path | None] | None = None
 
     @property
@@ -72,48 +74,54 @@ class SessionLifecycle(ReadableSession):
 
     @property
     def is_ours(self) -> bool:
-        """It lives here, or did until it was closed."""
+        """Whether this host owns the session, or owned it until it was closed."""
         return self._owned is not None
 
     @property
     def is_open(self) -> bool:
-        """It takes asks here: nobody has begun to close it."""
+        """Whether the session accepts asks here. False once a close has begun."""
         if self._owned is None or self._driver.error is not None:
             return False
         return self._driver.state.mode is Mode.OPEN and self._driver.state.store is not Store.LOST
 
     @property
     def is_leaving(self) -> bool:
-        """It is let go of, or was, and goes on wherever it is claimed next."""
+        """Whether the session is being released or was released.
+
+        A released session continues on the host that claims it next.
+        """
         return self._owned is not None and self._driver.state.mode in KEEPING - {Mode.OPEN}
 
     @property
     def is_closed(self) -> bool:
-        """It was closed here, or has left."""
+        """Whether the session was closed or released by this host."""
         return self._owned is not None and self._owned.is_over
 
     @property
     def conversation(self) -> str | None:
-        """The agent's own name for it, while the session is ours; None: nothing was said in it yet."""
+        """The agent's name of the conversation; None if the conversation has no content yet.
+
+        Only for an owned session.
+        """
         return self._driver.state.conversation
 
     @property
     def origin(self) -> str | None:
-        """The conversation that a fork begins as a copy of."""
+        """The conversation that a fork copies."""
         return self._driver.state.conversation or self._driver.state.fork_of
 
     @property
     def settings(self) -> tuple[tuple[str, str], ...]:
-        """What was changed since it was opened."""
+        """Settings that were changed since the session was opened."""
         return self._driver.state.settings
 
     @property
     def on_question(self) -> OnQuestion | None:
         return self._here.questions.on_question
 
-    # -- opening -----------------------------------------------------------------------------------------------------
+    # -- opening -----------------------------------------------------------------------------------
     def opened_with(self, spec: SessionSpec) -> None:
-        """What is shown of how it was opened."""
+        """Store the shown parts of the spec."""
         self.cwd = spec.cwd
         self.transcript_of = spec.transcript
         self._stop_seconds_max = spec.stop_seconds_max
@@ -127,14 +135,21 @@ class SessionLifecycle(ReadableSession):
         opened: Mapping[str, Any] | None,
         on_question: OnQuestion | None,
     ) -> None:
-        """It was opened again. Whoever did is the one that is asked from now on; `replaces`: and what runs is not what
-        was asked for, so that the next turn gets another process. `drops`: settings that are as opened again. `opened`:
-        what the log is to say of it, and does not yet: returns when it does. Cancelling this only stops waiting."""
+        """Apply a new spec to a session that was opened again.
+
+        The caller of this open receives the questions from now on. Cancelling the call only stops
+        the wait.
+
+        `replaces`: the running process does not match the spec, so the next turn gets a new
+        process. `drops`: settings that return to the values of the spec. `opened`: the record that
+        the log must get. The call then returns when the log has it; None means that the log already
+        has it.
+        """
         self.openings += 1
         self.opened_with(spec)
         self._here.questions.on_question = on_question
         self._driver.frame_bytes_max = spec.frame_bytes_max
-        # One that only waits for its place is started as it is asked for now.
+        # A process that still waits for its slot is started with the new spec in any case.
         is_due = replaces and not self._driver.waits_to_start
         if opened is None:
             self._tell(Reconfigured(self._now(), spec.config, is_due, tuple(drops)))
@@ -153,43 +168,52 @@ class SessionLifecycle(ReadableSession):
             raise
 
     def check_log(self) -> None:
-        """`StoreError`: nothing can be written to it now."""
+        """Raise `StoreError` if the log cannot be written now."""
         if (error := self._driver.state.store_error) is not None:
             raise error
 
     @property
     def has_broken_log(self) -> bool:
-        """The store did not take the last append of this session, which is still open here."""
+        """Whether the store failed the last append of this session, which is still open here."""
         return self._owned is not None and not self.is_closed and self._driver.state.store is Store.BROKEN
 
-    # -- closing -----------------------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------
     async def close(self) -> None:
-        """Stop what runs, by the ladder, and let go. May be called again, and by several; cancelling stops waiting.
+        """Stop the process by the ladder and release the session.
 
-        It stays in the store: opened by its name, or asked by `Host.session`, it goes on where it was.
+        The call may be repeated, also concurrently. Cancelling it only stops the wait. The session
+        stays in the store. It resumes when it is opened by its name, or asked through
+        `Host.session`.
         """
         self.close_nowait()
         await self.wait_closed()
 
     def close_nowait(self) -> None:
-        """Begin to close; `wait_closed` tells when it is."""
+        """Begin to close. `wait_closed` waits for the end."""
         if self._owned is not None:
             self._tell(CloseAsked(self._now()))
 
     def drain_nowait(self) -> None:
-        """Take nothing new, finish what runs, then close."""
+        """Refuse new and queued asks, finish the running turn, then close."""
         if self._owned is not None:
             self._tell(DrainAsked(self._now()))
 
     async def leave(self, timeout: float | None = None) -> None:
-        """Let go of it, for another host to have it: take nothing new (`Moving`), finish the turn that runs, stop the
-        process, release the session. It is not closed, and who waits in it is not refused: they are kept in its log,
-        as if this host had died, and whoever claims it next serves them; `turn.outcome()` raises `Moved` for them.
+        """Release the session so that another host can claim it.
 
-        Past `timeout` seconds what runs is stopped by the ladder (INTERRUPTED); of several deadlines the first one
-        counts. If the log cannot be written, that is waited for, and past `timeout` no more. May be called again, and
-        by several; cancelling stops waiting. One that is not ours, or is being closed already, is let be; one that is
-        closed meanwhile is closed. `Host.session` can claim it again, also here.
+        The session refuses new asks (`Moving`), finishes the running turn, stops the process and
+        releases its log. The session is not closed, and queued asks are not refused. They stay in
+        the log, as if this host had died, and the next owner serves them. `turn.outcome()` raises
+        `Moved` for them.
+
+        `timeout`: seconds after which the ladder stops the running turn (INTERRUPTED). The earliest
+        of several deadlines applies. If the log cannot be written, the call waits for it, but only
+        until `timeout`.
+
+        The call may be repeated, also concurrently. Cancelling it only stops the wait. A session
+        that this host does not own, or that is already closing, is left unchanged. A session that
+        is closed meanwhile ends as closed. `Host.session` can claim the session again, also on this
+        host.
         """
         if timeout is not None:
             check_seconds("timeout", timeout)
@@ -197,22 +221,27 @@ class SessionLifecycle(ReadableSession):
         await self.wait_closed()
 
     def leave_nowait(self, timeout: float | None = None) -> None:
-        """Begin to leave; `wait_closed` tells when it has left."""
+        """Begin to leave. `wait_closed` waits for the end."""
         if self._owned is not None:
             now, seconds = self._now(), clamp_timeout(timeout)
             self._tell(LeaveAsked(now, None if seconds is None else now + seconds))
 
     def end_nowait(self) -> None:
-        """Its host ends. What is closed by that refuses who waits in it; but one that is leaving has to go at once, and
-        keeps them."""
+        """End the session because its host ends.
+
+        A closed session refuses its queued asks. A session that is already leaving must keep them,
+        so it leaves immediately instead.
+        """
         if self.is_leaving:
             self.leave_nowait(0.0)
         else:
             self.close_nowait()
 
     async def wait_closed(self) -> None:
-        """Until it is closed or has left, its callbacks have ended, and who was reading its log by then has what it
-        reads."""
+        """Wait until the session is closed or released.
+
+        Also waits for its callbacks and for reads of its log that are in progress.
+        """
         owned = self._owned
         if owned is not None:
             await asyncio.shield(owned.futures.finished)
@@ -225,17 +254,17 @@ class SessionLifecycle(ReadableSession):
         self._futures.finished.add_done_callback(lambda _: call())
 
     def abandon(self) -> None:
-        """Its loop was closed under it: see `Driver.abandon`."""
+        """Drop the session because its event loop was closed. See `Driver.abandon`."""
         if self._owned is not None:
             self._owned.callbacks.abandon()
             self._driver.abandon()
 
-    # -- the driver --------------------------------------------------------------------------------------------------
+    # -- the driver --------------------------------------------------------------------------------
     def _now(self) -> float:
         return self._driver.now()
 
     def _tell(self, fact: CallerFact) -> None:
-        """Through the door, which is in this session's loop and nowhere else."""
+        """Dispatch a fact, and raise `UsageError` outside the session's event loop."""
         try:
             is_here = asyncio.get_running_loop() is self._futures.loop
         except RuntimeError:

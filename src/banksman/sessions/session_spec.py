@@ -1,13 +1,15 @@
-"""How a session is opened: the profile and the caller's wishes, checked, and the processes that are started from them.
+"""Session spec: the checked arguments of an open, and the processes that are started from them.
 
-`SessionSpec` starts the agent's process again and again, always as the caller asked for it. The log keeps its `record`,
-from which `SessionSpec.from_record` makes it again. `Startup` has the specs of the process that runs and of the next.
+`SessionSpec` starts the agent's process again and again, always as the caller asked for it. The log
+keeps its `record`, and `SessionSpec.from_record` rebuilds the spec from it. `Startup` holds the
+specs of the running process and of the next process.
 
-What a session needs of the host that has it: its labels, and its agent. The same words on both sides, so that to
-satisfy a need is to have every word of it.
+**Needs.** A session needs a host that has its labels and its agent. Needs and offers are lists of
+the same words. A host satisfies a need if it offers every word of it.
 
-A session with a command of its own needs no agent: the command is all that is started. A label `workspace=…` is about
-the session and not about hosts: it says how its folder is to be looked for on another one.
+A session with a custom command needs no agent, because only the command is started. A label
+`workspace=…` describes the session and not a host: it says how to find the session's folder on
+another host.
 """
 
 from __future__ import annotations
@@ -53,12 +55,12 @@ LABELS_MAX = 32
 _LABEL = re.compile(r"[\w.+@:/=-]{1,100}")
 _POLICY = "workspace="
 
-# What a log may not keep of a session: values that may be secret, and what lives in one process only.
+# Arguments that the log must not keep: possible secrets, and objects of this process only.
 UNKEPT = {"env": "variables", "mcp_servers": "MCP servers", "hooks": "hooks", "tools": "tools"}
 
 
 def checked(labels: Sequence[Any]) -> list[str]:
-    """Sorted, each once: the same need is the same list."""
+    """Return the labels sorted and without duplicates, so that equal needs are equal lists."""
     hint = "such as gpu or repo=x: letters, digits, and . _ + @ : / = -; 100 characters at most"
     if isinstance(labels, str | bytes):
         raise UsageError(f"labels cannot be {labels!r:.60}", hint="a list of words")
@@ -72,13 +74,16 @@ def checked(labels: Sequence[Any]) -> list[str]:
 
 
 def need(labels: Iterable[str], agent: str | None) -> list[str]:
-    """`agent` None: it has a command of its own."""
+    """Return the words that a session needs.
+
+    `agent`: None for a session with a custom command.
+    """
     words = {label for label in labels if not label.startswith(_POLICY)}
     return sorted(words if agent is None else {*words, agent_word(agent)})
 
 
 def need_of(agent: str, record: Mapping[str, Any] | None) -> list[str]:
-    """Of a session, by what its log says of how it was opened the last time."""
+    """Return the words that a session needs, from the spec that its log records."""
     if record is None:
         return need((), agent)
     is_own = list(record["command"]) != list(known_agents.load_or_plain(agent).command)
@@ -86,12 +91,12 @@ def need_of(agent: str, record: Mapping[str, Any] | None) -> list[str]:
 
 
 def offered(labels: Iterable[str], agents: Iterable[str]) -> list[str]:
-    """The words that a host has for needs."""
+    """Return the words that a host offers."""
     return sorted({*labels, *map(agent_word, agents)})
 
 
 def lacking(wanted: Iterable[str], labels: Iterable[str], agents: Iterable[str]) -> list[str]:
-    """What of a need a host does not have; none: it satisfies it."""
+    """Return the needed words that a host does not offer; empty if it satisfies the need."""
     return sorted(set(wanted) - set(offered(labels, agents)))
 
 
@@ -100,16 +105,16 @@ def agent_word(agent: str) -> str:
 
 
 async def read(store: Log, known: KnownSession) -> list[str]:
-    """What one that is in the store needs."""
+    """Return the words that a session of the store needs."""
     return need_of(known.agent, (await recovery.load_known(store, known)).opened)
 
 
-# Raises if a session may not be opened as a `session.opened` of its log says.
+# Raises if a session may not be opened as a `session.opened` event of its log records.
 Permit = Callable[[Mapping[str, Any]], None]
 
 
 class SessionSpec:
-    """What is needed to start the agent's process, again and again, always as it was asked for."""
+    """Everything needed to start the agent's process repeatedly and always in the same way."""
 
     def __init__(
         self,
@@ -137,7 +142,8 @@ class SessionSpec:
         self.forks = forks
         if forks and resume is None:
             raise UsageError("there is nothing to fork", hint="resume= names the conversation")
-        # A relative folder means the one of the call, also for a process that is started later.
+        # A relative folder refers to the current folder of this call, also for processes started
+        # later.
         self._cwd: str = os.path.abspath(os.fspath(cwd if cwd is not None else "."))
         self._command = checked_command(command, self.profile)
         self._wishes: dict[str, Any] = {
@@ -149,7 +155,7 @@ class SessionSpec:
             if isinstance(text, str):
                 check_text(wish, text)
         self._args = checked_words("args", args)
-        # Copies: whatever the caller does to its own, the next process is started as this one.
+        # Copies, so that later changes by the caller do not affect the next process.
         self._env = None if env is None else dict(env)
         self._all_env = {**self.profile.variables, **(env or {})}
         self._inherit_env = inherit_env
@@ -189,8 +195,11 @@ class SessionSpec:
 
     @classmethod
     def from_record(cls, agent: str, record: Mapping[str, Any] | None) -> SessionSpec:
-        """As the session was opened the last time. `UsageError` if it had what is not kept: an agent without the
-        variables, servers or tools that it was to have would do something else than was asked for."""
+        """Rebuild the spec of the last open.
+
+        `UsageError`: the session had arguments that the log does not keep. An agent without its
+        variables, servers or tools would not do the same work.
+        """
         if record is None:
             raise UsageError("its log does not say how the session was opened", hint="open it by its name")
         missing = [f"{what} ({', '.join(record[name])})" for name, what in UNKEPT.items() if record[name]]
@@ -224,22 +233,25 @@ class SessionSpec:
 
     @property
     def stop_seconds_max(self) -> float:
-        """By when a process of it that was told to stop is gone, or stuck."""
+        """Seconds until a process that was asked to stop is gone or stuck."""
         return self._timings.seconds_max
 
     @property
     def resumes(self) -> str | None:
-        """The conversation to go on with."""
+        """The conversation to resume."""
         return None if self.forks else self._resume
 
     @property
     def resume(self) -> str | None:
-        """The conversation that it was opened with, to go on with or to copy."""
+        """The conversation of the open, to resume or to copy."""
         return self._resume
 
     def record(self) -> dict[str, Any]:
-        """How it was opened, in words that a log can keep. What may be a secret (the values of variables, the
-        configuration of servers) and what lives in this process only (hooks, tools) is named, and no more."""
+        """Return the spec as plain values for the log.
+
+        Possible secrets (values of variables, configuration of servers) are recorded only by name.
+        The same applies to objects that exist in this process only (hooks, tools).
+        """
         return {
             "agent": self.profile.name,
             "cwd": self._cwd,
@@ -257,26 +269,26 @@ class SessionSpec:
         }
 
     def settings_unlike(self, other: SessionSpec) -> list[str]:
-        """Those that can be changed while it lives, and are wished for otherwise than in the other."""
+        """Return the changeable settings whose value differs from the other spec."""
         return [name for name in ("model", "permission_mode") if self._wishes[name] != other._wishes[name]]
 
     def settings_asked_anew(self, record: Mapping[str, Any] | None) -> list[str]:
-        """Those that are wished for otherwise than the last time, as the log has that."""
+        """Return the changeable settings whose value differs from the recorded last open."""
         last: Mapping[str, Any] = {} if record is None else record
         return [name for name in ("model", "permission_mode") if name in last and self._wishes[name] != last[name]]
 
     def forked(self, conversation: str) -> SessionSpec:
-        """The same, for another session that begins as a copy of this conversation."""
+        """Return a copy of the spec for a session that begins as a copy of this conversation."""
         other = copy.copy(self)
         other._resume, other.forks = conversation, True
-        # Each has its own, to call and to close.
+        # Each session calls and closes its own instances.
         other.hooks = Hooks(self._hooks)
         other.server = ToolServer(self._tools, name=TOOLS_SERVER)
         other._mcp_config = self._mcp_file()
         return other
 
     def close(self) -> None:
-        """No process will be started with it any more."""
+        """Release the resources. No process may be started with this spec afterwards."""
         if self._mcp_config is not None:
             self._mcp_config.close()
 
@@ -284,12 +296,15 @@ class SessionSpec:
         return RealAgent(self._prepare(effect), self._timings, on_report, lease)
 
     def transcript(self, conversation: str) -> Path | None:
-        """Where a process of it keeps this conversation, as far as its profile knows. Looks at the file system."""
+        """Return the file in which the agent keeps this conversation, if its profile defines one.
+
+        Reads the file system.
+        """
         patterns = self.profile.transcripts
         return transcript_path(patterns, cwd=self._cwd, conversation=conversation, env=self._environment())
 
     def workspace(self, lease: LeasePage | None = None) -> Workspace | None:
-        """What one process of it may ask us for; None: nothing, its dialect has no words for that."""
+        """Return a new workspace for one process; None if its dialect has no such requests."""
         if not self._serves:
             return None
         return Workspace(
@@ -307,7 +322,8 @@ class SessionSpec:
 
     @property
     def _scrub(self) -> tuple[str, ...]:
-        # Whatever the profile says: our variables may hold a token, with which an agent could answer its own questions.
+        # Always, whatever the profile says. Banksman's variables may hold a token, and with it an
+        # agent could answer its own questions.
         return (*self.profile.scrub, "banksman")
 
     def _prepare(self, effect: StartProcess) -> Launch:
@@ -328,7 +344,7 @@ class SessionSpec:
                 pass_fds=() if self._mcp_config is None else (self._mcp_config.fd,),
             )
         except ProgramNotFound as exc:
-            # Of an agent's own program it is known how one gets it.
+            # For the agent's program, the profile knows how to install it.
             if not self.profile.install or self._command != list(self.profile.command):
                 raise
             hint = f"{self.profile.install}; `banksman agents` shows which agents are here"
@@ -345,8 +361,11 @@ class SessionSpec:
         return launch.build(self._all_env, inherit=self._inherit_env, scrub=self._scrub)
 
     def _fingerprint(self) -> str:
-        """What every process is started with, and told at its start, in one word: another word is another process. Not
-        the conversation, which changes by itself, nor the number of an fd, which is an accident."""
+        """Return a hash of everything that a process is started with or receives at its start.
+
+        A different hash requires a new process. The hash excludes the conversation, which changes
+        while the session runs, and the number of the file descriptor, which is arbitrary.
+        """
         env = self._environment()
         tools = [(tool.name, tool.description, tool.schema) for tool in self._tools]
         told = (self.config.setup, tools)
@@ -364,36 +383,43 @@ class SessionSpec:
 
 
 class _Private:
-    """Text that a process can read by a path, and nobody else: its file has no name. It may hold keys, and words of a
-    command line are there for every user of the machine to see."""
+    """Text in an unnamed file that only a child process can read, by a path.
+
+    The text may hold keys, and command lines are visible to every user of the machine.
+    """
 
     def __init__(self, text: str) -> None:
         with tempfile.TemporaryFile() as file:
             file.write(text.encode())
             file.flush()
             self.fd = os.dup(file.fileno())
-        # Also for whoever made it and then failed to open the session.
+        # The finalizer also closes the fd if the open of the session fails.
         self.close = weakref.finalize(self, os.close, self.fd)
-        # By this path it is opened anew each time, and so read from its beginning.
+        # Each open of this path creates a new file description, so it is read from the beginning.
         self.path = f"/dev/fd/{self.fd}"
 
 
 class Startup:
-    """How one session's processes are started: the one that runs, and the next one.
+    """Specs of the running process and of the next process of one session.
 
-    They differ from the moment the session is opened again to the moment its process is replaced. Until then the hooks
-    and tools that are called are those that the running one was told of: its names for them mean others in the next.
+    They differ from the moment when the session is opened again until its process is replaced.
+    Until then the agent calls the hooks and tools of the running spec. Its ids for them may mean
+    other hooks and tools in the next spec.
     """
 
     def __init__(self, spec: SessionSpec, lease: LeasePage | None = None, permit: Permit | None = None) -> None:
-        """`lease`: of the claim that it is opened under, whatever is claimed after it. `permit`: of the host."""
+        """Create the startup for a claimed session.
+
+        `lease`: the lease page of the session's claim; later claims have other pages. `permit`: the
+        host's check of a spec.
+        """
         self._permit = permit
         self.next = spec
-        # What the log says of how it was opened.
+        # The record of the last `session.opened` event.
         self.record = spec.record()
         self._lease = lease
         self.running: SessionSpec | None = None
-        # What a process may call; set before the first one is started.
+        # The callbacks of the process, set before the first start.
         self.callbacks: Callbacks | None = None
 
     def spawn(self, effect: StartProcess, on_report: OnReport) -> AgentProcess:
@@ -408,7 +434,10 @@ class Startup:
         )
 
     def _check(self) -> None:
-        """Each process is started only as the session could be opened now: its folder may be a link elsewhere since."""
+        """Check the spec again before each start of a process.
+
+        The session's folder may have become a link to another place since the open.
+        """
         if self._permit is None:
             return
         try:
@@ -420,9 +449,11 @@ class Startup:
             raise Refused(f"cannot start a process of the session: {exc}", hint=hint) from exc
 
     def replace(self, spec: SessionSpec) -> bool:
-        """Whether the process that runs is not the one that is wanted now."""
+        """Set the next spec, and return whether the running process must be replaced."""
         before, self.next = self.next, spec
         before.close()
+        # An equal fingerprint means that the running process already matches. Only its hooks and
+        # tools are exchanged.
         if self.running is None or self.running.fingerprint != spec.fingerprint:
             return self.running is not None
         self.running = spec

@@ -1,7 +1,7 @@
-"""The sessions of a store as objects of this host: those that it has or had, and handles on all others.
+"""Table of the session objects of a host: owned sessions, closed sessions and handles.
 
-A session is in the store, whichever host owns it. `SessionTable` finds it there and gives every caller the same object
-for it. Opening and claiming is the registry's: see registry.py.
+A session is in the store, whichever host owns it. `SessionTable` finds the session there and gives
+every caller the same object for it. The registry opens and claims sessions: see registry.py.
 """
 
 from __future__ import annotations
@@ -22,29 +22,35 @@ from banksman.sessions.profile import Profile
 from banksman.sessions.session import Claim, Session
 from banksman.store.log import KnownSession, Log, MultiSessionPage
 
-# Closed sessions that can still be asked for. Each may hold its whole history in memory.
+# Number of closed sessions that stay available. Each may hold its whole history in memory.
 SESSIONS_KEPT_MAX = 32
 
 
 class SessionTable:
-    """For one loop. `claim` is called by a session that is asked and is not ours."""
+    """Session objects by id.
+
+    Belongs to one event loop. `claim`: called by a session that needs ownership and does not have
+    it.
+    """
 
     def __init__(self, store: Log, guard: OwnershipGuard, claim: Claim, redactor: Redactor | None = None) -> None:
         self._store = store
         self._guard = guard
         self._claim = claim
         self._redactor = redactor
-        # Those that we have, or had until they were closed, oldest first.
+        # Sessions that this host owns, or owned until they were closed, oldest first.
         self._ours: dict[str, Session] = {}
-        # Handles on sessions that are not ours, as long as a caller has one.
+        # Handles on sessions that this host does not own, as long as a caller references them.
         self._others: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
-        # A reader keeps its own alive, and not the session that it had it from.
+        # An iterating caller keeps its `LogReaders` alive, but not the session that created it. So
+        # the table tracks the readers separately.
         self._readers: weakref.WeakSet[LogReaders] = weakref.WeakSet()
         self._ends: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # By agent, for a store may have thousands of sessions with few of them.
+        # Cached per agent, because a store may have thousands of sessions with few agents. The
+        # cache lives as long as the table.
         self._profile = functools.cache(known_agents.load_or_plain)
 
-    # -- finding -----------------------------------------------------------------------------------------------------
+    # -- finding -----------------------------------------------------------------------------------
     def find(self, id_or_name: str) -> Session:
         checked_id(id_or_name)
         if self._ends.done():
@@ -64,11 +70,14 @@ class SessionTable:
         return list(self._ours.values())
 
     def here(self, id: str) -> Session | None:
-        """The session of this id that we have, or had until it was closed."""
+        """Return the session that this host owns, or owned until it was closed."""
         return self._ours.get(id)
 
     def handle(self, known: KnownSession) -> Session:
-        """One that was closed here is asked anew by another handle: any host may claim it again."""
+        """Return the object for a session of the store.
+
+        A session that was closed here gets a new handle, because any host may claim it again.
+        """
         here = self._ours.get(known.id)
         if here is not None and not here.is_closed and not self._guard.is_ending(known.id):
             here.name, here.seen = known.name, known
@@ -79,7 +88,7 @@ class SessionTable:
         other.name, other.seen = known.name, known
         return other
 
-    # -- reading many ------------------------------------------------------------------------------------------------
+    # -- reading many ------------------------------------------------------------------------------
     async def read_many(self, after: str | None, limit: int, sessions: Collection[str] | None) -> MultiSessionPage:
         await self._store.ready()
         return await self._store.read_many(after, limit, sessions=sessions, project_of=self._project_of)
@@ -91,7 +100,7 @@ class SessionTable:
         dialect = self._profile(known.agent).dialect
         return Project(dialect.project, dialect.partial)
 
-    # -- changing ----------------------------------------------------------------------------------------------------
+    # -- changing ----------------------------------------------------------------------------------
     def new(self, id: str, name: str | None, profile: Profile) -> Session:
         return Session(
             id,
@@ -107,11 +116,11 @@ class SessionTable:
         )
 
     def to_open(self, known: KnownSession, profile: Profile) -> Session:
-        """The one to be opened: a caller that has a handle on it has the one that is opened."""
+        """Return the session object to open, which is the existing handle if a caller has one."""
         return self._others.get(known.id) or self.new(known.id, known.name, profile)
 
     def add(self, session: Session) -> None:
-        """It is ours from here on."""
+        """Register a session that this host has claimed."""
         self._others.pop(session.id, None)
         self._ours[session.id] = session
 
@@ -120,23 +129,27 @@ class SessionTable:
         self._others.pop(id, None)
 
     async def forget_closed(self) -> None:
-        """All but the last ones."""
+        """Drop the oldest closed sessions beyond the limit.
+
+        In a store that is not durable this also deletes them.
+        """
         closed = [session for session in self.ours() if session.is_closed]
         for session in closed[: max(0, len(closed) - SESSIONS_KEPT_MAX)]:
             self._ours.pop(session.id, None)
-            # In one that has left an ask may wait, and the host that comes next is to find it.
+            # Queued asks may wait in a session that has left, and the next owner must find them. So
+            # it is not deleted.
             has_waiting = session.is_leaving and bool(session.status().queue)
             if not self._store.is_durable and not has_waiting:
                 await self._store.delete(session.id)
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
     def end(self) -> None:
-        """From here on nothing is looked for in the store."""
+        """Stop using the store for lookups."""
         if not self._ends.done():
             self._ends.set_result(None)
 
     async def keep_rest(self) -> None:
-        """Keep what followers have not read yet: the log is about to be closed."""
+        """Buffer the events that followers have not read yet, before the log is closed."""
         left = REST_BYTES_MAX
         for readers in list(self._readers):
             left -= await readers.keep_rest(left)

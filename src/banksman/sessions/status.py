@@ -1,4 +1,7 @@
-"""What a session is doing, at a moment: a value for whoever wants to look. Looking changes nothing."""
+"""Status of a session at one moment, as a read-only value.
+
+Reading a status changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,25 @@ from banksman.core.session.turn import Turn, TurnPhase
 from banksman.sessions.driver import Driver
 from banksman.store.log import KnownSession, Owner
 
-# Of a prompt, for a person to know it by.
+# Length of the shown beginning of a prompt.
 PREVIEW_CHARACTERS_MAX = 200
-# What is looked through for secrets before it is cut, and how many parts of a prompt.
+# Number of characters that are searched for secrets before the text is cut, and number of blocks of
+# a prompt.
 SECRET_CHARACTERS_MAX = 4096
 BLOCKS_MAX = 8
-# An agent that says nothing for so long, and is known to wait for nothing, seems stuck.
+# An agent that is silent for this long, without a known reason to wait, is shown as stuck.
 QUIET_SECONDS_MAX = 60.0
-# The phases of a session that is in the store, and in nobody's hands.
+# Phases of a session in the store that has no live owner.
 UNOWNED_PHASES = ("asleep", "lost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """An ask in the queue. `prompt`: its beginning. `at`: since when it waits here, as a time of the wall's clock;
-    None: nobody can tell."""
+    """Ask in the queue.
+
+    `prompt`: its beginning. `at`: the wall clock time since which it is queued here; None if
+    unknown.
+    """
 
     turn: str
     priority: int
@@ -44,6 +51,8 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockStatus:
+    """Watchdog of the current turn: its name, its limit and the time that is left."""
+
     name: str
     seconds: float
     left: float
@@ -52,8 +61,10 @@ class ClockStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Something that the agent was told to do besides its turns, and has not answered. `seconds`: since when; None:
-    nobody can tell."""
+    """Request to the agent outside of turns that the agent has not answered.
+
+    `seconds`: the time since the request; None if unknown.
+    """
 
     id: str
     kind: str
@@ -62,18 +73,20 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What a session is doing, at this moment.
+    """Status of a session.
 
-    `phase`: idle, backing_off, starting, running, interrupting, stopping, draining, closing, closed, leaving, parting,
-    left (see `Session.leave`), failed, or fenced (another writer has claimed it, and nothing can be said in it here any
-    more). Of a session that is not ours: deleted, closed (as `look` says), elsewhere (a live host has it: `owner`),
-    lost (its host died), or asleep (nobody has it).
+    `phase`: idle, backing_off, starting, running, interrupting, stopping, draining, closing,
+    closed, leaving, parting, left (see `Session.leave`), failed, or fenced. Fenced: another writer
+    has claimed the session, and this host cannot write to it. A session that this host does not own
+    is deleted, closed (only in `look`), elsewhere (a live host has it: `owner`), lost (its host
+    died), or asleep (it has no owner).
 
-    `state`: the same at a glance, in the words of a person who looks at many. See `state_of`.
+    `state`: a summary of the phase for lists of many sessions. See `state_of`.
 
-    `holder`: the turn that is granted, or the agent's own; `holder_prompt`: the beginning of what it was asked; `hold`:
-    the hold that is granted. `waits_for_place`: it is to start a process, and those of other sessions have all the
-    places, or all that may start at once. `requests`: what the agent has not answered.
+    `holder`: the granted turn, or the turn that the agent started without an ask. `holder_prompt`:
+    the beginning of its prompt. `hold`: the granted hold. `waits_for_place`: a process is due, and
+    other sessions occupy all slots for processes or for starts. `requests`: requests that the agent
+    has not answered.
     """
 
     id: str
@@ -102,7 +115,7 @@ class Status:
 
 
 def find_turn(state: Session, id: str) -> Turn | None:
-    """The turn of this ask, queued or granted; None: it is over."""
+    """Return the queued or granted turn of an ask; None if the turn is over."""
     turns = [state.turn, state.own, *(waiting for waiting in state.queue if isinstance(waiting, Turn))]
     for turn in turns:
         if turn is not None and (turn.id == id or any(ask.id == id for ask in turn.asks)):
@@ -111,12 +124,13 @@ def find_turn(state: Session, id: str) -> Turn | None:
 
 
 def holder(state: Session) -> str | None:
-    """The turn that is granted, or that the agent opened by itself."""
+    """Return the granted turn, or the turn that the agent started without an ask."""
     turn = state.own or state.turn
     return None if turn is None else turn.id
 
 
 def phase(driver: Driver) -> str:
+    """Return the phase of an owned session."""
     state = driver.state
     if driver.error is not None:
         return "failed"
@@ -133,19 +147,29 @@ def phase(driver: Driver) -> str:
 
 
 def preview(prompt: Prompt, *, redact: Callable[[str], str] | None = None) -> str:
-    """Its beginning, for a person to know it by, without secrets: what is in memory has not been through the log."""
+    """Return the beginning of a prompt, without secrets.
+
+    A prompt in memory has not been redacted by the log.
+    """
     if not isinstance(prompt, str):
         texts = (block["text"] for block in prompt if isinstance(block.get("text"), str))
         prompt = "\n\n".join(text[:SECRET_CHARACTERS_MAX] for text in itertools.islice(texts, BLOCKS_MAX))
     if redact is not None:
-        # A secret that is cut is not known for one.
+        # Redact before the cut, because a truncated secret is not recognised.
         prompt = redact(prompt[:SECRET_CHARACTERS_MAX])
     return prompt[:PREVIEW_CHARACTERS_MAX]
 
 
 def state_of(driver: Driver, phase: str, *, has_question: bool, stop_seconds_max: float) -> str:
-    """asks (a question waits for an answer), wedged (it cannot go on, or seems so), running, queued (something waits,
-    and nothing runs), idle, or gone."""
+    """Return the summary of a session's phase.
+
+    - asks: a question waits for an answer
+    - wedged: the session cannot continue, or seems unable to
+    - running
+    - queued: asks wait and nothing runs
+    - idle
+    - gone
+    """
     if phase in ("closed", "left"):
         return "gone"
     if has_question:
@@ -158,8 +182,11 @@ def state_of(driver: Driver, phase: str, *, has_question: bool, stop_seconds_max
 
 
 def _is_stuck(driver: Driver, stop_seconds_max: float) -> bool:
-    """Its process should be gone by now; or its agent has said nothing for long, and nothing is known that it could be
-    waiting for. Nothing follows from it: the watchdogs are who acts, and this is what a person is shown."""
+    """Return whether the session seems stuck.
+
+    Either the stop of its process is overdue. Or its agent has been silent for long without a known
+    reason to wait. The result is only displayed: the watchdogs act independently of it.
+    """
     now = driver.now()
     if driver.stopping_since is not None:
         return now - driver.stopping_since > stop_seconds_max
@@ -170,7 +197,10 @@ def _is_stuck(driver: Driver, stop_seconds_max: float) -> bool:
 
 
 def _requests(driver: Driver, now: float) -> tuple[Request, ...]:
-    """What the agent was told to do, and has not answered. Since when is told by the timers that wait for it."""
+    """Return the requests that the agent has not answered.
+
+    The running timers give the time since each request.
+    """
     process, config = driver.state.process, driver.state.config
 
     def since(timer: Timer, subject: str, seconds: float) -> float | None:
@@ -204,7 +234,10 @@ def from_driver(
     stop_seconds_max: float = math.inf,
     preview: Callable[[Prompt], str] = preview,
 ) -> Status:
-    """`stop_seconds_max`: by when a process that is being stopped is gone."""
+    """Return the status of an owned session.
+
+    `stop_seconds_max`: the longest time that a stop of its process takes.
+    """
     state = driver.state
     now, wall = driver.now(), time.time()
     current = phase(driver)
@@ -254,10 +287,13 @@ def from_driver(
 
 
 def from_listing(known: KnownSession | None, id: str, *, name: str | None, agent: str) -> Status:
-    """Of a session that is not ours: what a listing says. None: it is not there any more."""
+    """Return the status of a session that this host does not own, from a listing.
+
+    `known`: None if the session was deleted.
+    """
     owner = None if known is None else known.owner
     if owner is not None and owner.is_here:
-        owner = None  # We have let go of it, and the store will say so in a moment.
+        owner = None  # This host has released the session, and the listing is not updated yet.
     if known is None:
         phase = "deleted"
     elif owner is None:
@@ -290,7 +326,7 @@ def from_listing(known: KnownSession | None, id: str, *, name: str | None, agent
 
 
 def from_log(past: SessionHistory, seen: Status) -> Status:
-    """What a log says of a session, with what was seen of it at a glance."""
+    """Extend a status from a listing by the state in the log."""
     state = past.session
     waiting = [turn for turn in state.queue if isinstance(turn, Turn)]
     granted = state.own or state.turn
@@ -298,7 +334,7 @@ def from_log(past: SessionHistory, seen: Status) -> Status:
     return replace(
         seen,
         phase="closed" if is_closed else seen.phase,
-        # Who was accepted waits for whoever has it next: that is not gone.
+        # An accepted ask waits for the next owner, so the session is not gone.
         state="queued" if waiting and seen.phase in UNOWNED_PHASES else seen.state,
         holder=holder(state),
         holder_prompt=None if granted is None or granted.ask is None else preview(granted.ask.prompt),

@@ -1,4 +1,4 @@
-"""Tools and hooks in the caller's process: their schemas, and the tasks that run an agent's calls."""
+"""Tools and hooks in the caller's process: an MCP server of functions, and tasks for calls."""
 
 from __future__ import annotations
 
@@ -29,25 +29,29 @@ from banksman.sessions.hooks import (
 )
 from banksman.sessions.workspace import Workspace
 
-# Tools of this program that an agent can call: an MCP server made of functions, with no process and no socket.
+# Tools of this program that an agent can call: an MCP server made of functions, without a process
+# and without a socket.
 #
-# The agent's messages come in one by one, wrapped in its own protocol, and `ToolServer.serve` answers each. It speaks
-# the part of MCP that a server of tools must: initialize, ping, tools/list, tools/call, and a call's cancellation.
+# The agent's messages arrive one by one, wrapped in its protocol, and `ToolServer.serve` answers
+# each. The server implements the required part of MCP: initialize, ping, tools/list, tools/call and
+# the cancellation of a call.
 #
-# **Two kinds of failure**, as MCP has it. What is wrong with the message is an error of JSON-RPC, and the model may
-#   never
-# see it. What went wrong with a call (its input does not fit, the function raised, took too long, returned too much or
-# what cannot be sent) is a result that says so: the model reads it, and can do better. Neither is raised here.
+# **Two kinds of failure**, as MCP defines them. A wrong message is a JSON-RPC error, and the model
+# may never see it. A failed call is a result that describes the failure, so that the model can read
+# it and correct its call. A call fails if its input does not fit the schema. A call also fails if
+# the function raises, takes too long, returns too much or returns a value that cannot be sent.
+# Neither kind is raised here.
 
 log = logging.getLogger("banksman")
 
-# Of a result as it is sent. A result is one line to the agent and part of the model's context, where a fraction of this
-# is too much already; beyond it lies only what was returned by mistake.
+# Limit of an encoded result. A result is one line to the agent and part of the model's context,
+# where a fraction of this is already too much. A larger result was returned by mistake.
 RESULT_BYTES_MAX = 4 << 20
-# The versions of MCP in which all that is said here means the same; the last is offered to a client that knows none.
+# Versions of MCP in which all messages used here have the same meaning. The last is offered to a
+# client that requests none of them.
 VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 
-# A list is taken for content only if all of it is: a type that MCP has, with the members that make it one.
+# A list counts as content only if every item is a block: a type of MCP with its required members.
 _BLOCKS = {
     "text": ("text",),
     "image": ("data", "mimeType"),
@@ -62,11 +66,12 @@ ToolCall = Callable[[Mapping[str, Any]], "Any | Awaitable[Any]"]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the agent can call, and what the model is told of it.
+    """Function that the agent can call, with its description for the model.
 
-    `schema` is the JSON Schema of the input, an object; `call` gets only what fits it. It runs in the loop and must not
-    block; it may be a coroutine function, and is cancelled when its time is over. It returns text, or a list of MCP
-    content blocks, or anything that JSON can hold.
+    `schema`: the JSON Schema of the input, which must be an object. `call`: gets only input that
+    fits the schema. The function runs in the event loop and must not block. A coroutine function is
+    allowed, and is cancelled at its timeout. The result is text, a list of MCP content blocks, or
+    any JSON value.
     """
 
     name: str
@@ -81,7 +86,8 @@ class Tool:
         json_copy(self.description)
         if not callable(self.call):
             raise UsageError(f"the tool {self.name} cannot call {self.call!r:.60}", hint="a function of one argument")
-        # A copy: what was checked is what the model is told, and what its input is held to.
+        # A copy, so that the checked schema is the one that the model sees and that its input must
+        # fit.
         copy = json_copy(self.schema)
         schemas.check(copy)
         if not isinstance(copy, dict) or cast(dict[str, Any], copy).get("type") != "object":
@@ -91,12 +97,15 @@ class Tool:
 
 
 def tool(*, description: str, schema: Mapping[str, Any], name: str | None = None) -> Callable[[ToolCall], Tool]:
-    """Make a tool of the function below; it has the function's name unless told otherwise."""
+    """Make a tool of the decorated function. `name` defaults to the function's name."""
     return lambda call: Tool(name or getattr(call, "__name__", ""), description, schema, call)
 
 
 class ToolServer:
-    """Serves tools to one agent. It owns the calls that run: cancel `serve`, then `wait_ended`."""
+    """Serves tools to one agent.
+
+    Owns the running calls. To end it, cancel `serve` and then await `wait_ended`.
+    """
 
     def __init__(self, tools: Sequence[Tool], *, name: str = "tools", seconds: float = 600.0) -> None:
         _check_name("server", name)
@@ -116,7 +125,10 @@ class ToolServer:
         return f"<ToolServer {self.name}: {', '.join(self._tools) or 'no tools'}>"
 
     async def serve(self, message: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The response to one JSON-RPC message; None if it wants none. Never raises. Cancelled, it cancels the call."""
+        """Return the response to one JSON-RPC message; None if it needs none.
+
+        Never raises. Cancelling this call cancels the tool.
+        """
         if not _is_mapping(message):
             return _error(None, INVALID_REQUEST, "a message is an object")
         id, method, params = message.get("id"), message.get("method"), _members(message.get("params"))
@@ -124,12 +136,12 @@ class ToolServer:
         if message.get("jsonrpc") != "2.0":
             return _error(known_id, INVALID_REQUEST, "this is no JSON-RPC 2.0")
         if method is None and ("result" in message or "error" in message):
-            return None  # An answer, and nothing was asked: to answer it could go on for ever.
+            return None  # An unsolicited response. An answer to it could start an endless exchange.
         if not isinstance(method, str):
             return _error(known_id, INVALID_REQUEST, "a method is text")
         if "id" not in message:
-            # Anything that wants no answer is heard and, but for this one, means nothing here. Nor is a call made of
-            # which nobody would hear.
+            # A notification gets no answer. Only a cancellation has a meaning here. A tool call
+            # without an id is not executed, because its result could not be delivered.
             if method == "notifications/cancelled" and params is not None and _is_id(params.get("requestId")):
                 self._calls.cancel(params["requestId"])
             return None
@@ -154,7 +166,10 @@ class ToolServer:
         return self._calls.is_running
 
     async def wait_ended(self) -> None:
-        """Until no tool runs any more, but for the one that asks, and not for ever."""
+        """Wait a limited time until the tools have ended.
+
+        The tool that calls this function is not waited for.
+        """
         await self._calls.wait_ended()
 
     def _introduction(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,7 +177,7 @@ class ToolServer:
         return {
             "protocolVersion": wanted if wanted in VERSIONS else VERSIONS[-1],
             "capabilities": {"tools": {}},
-            # A version is asked for, and the tools of a program have none.
+            # MCP requires a version, and the tools of a program have none.
             "serverInfo": {"name": self.name, "version": "0"},
         }
 
@@ -198,7 +213,7 @@ def _is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
 
 
 def _members(value: object) -> Mapping[str, Any] | None:
-    """Of an object that may be left out; None if it is something else."""
+    """Return an optional object's members; None if the value is not an object."""
     return {} if value is None else value if _is_mapping(value) else None
 
 
@@ -211,7 +226,10 @@ def _listed(each: Tool) -> dict[str, Any]:
 
 
 def _result(answer: object) -> dict[str, Any]:
-    """What a function returned, as the result of a call. Raises UsageError if it cannot be sent."""
+    """Convert the return value of a function to the result of a call.
+
+    Raises `UsageError` if it cannot be sent.
+    """
     value = json_copy(answer)
     result: dict[str, Any]
     if isinstance(value, str):
@@ -220,7 +238,7 @@ def _result(answer: object) -> dict[str, Any]:
         result = {"content": value}
     else:
         result = {"content": [_text(json.dumps(value, ensure_ascii=False))]}
-        # Beside the text, for a client that can read it; older versions of MCP pass over it.
+        # In addition to the text, for clients that support it. Older versions of MCP ignore it.
         if isinstance(value, dict):
             result["structuredContent"] = value
     size = len(json.dumps(result, ensure_ascii=False).encode())
@@ -258,38 +276,42 @@ def _error(id: str | int | None, code: int, message: str) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}}
 
 
-# What the agent calls in the caller's process: hooks and tools, and what it has its client do for it: files and
-# terminals. Each call is a task that ends with its request.
+# Calls of the agent into the caller's process: hooks, tools, and requests for files and terminals.
+# Each call is a task that ends with its request.
 
 
 class Callbacks:
-    """Those of one session. It owns the calls; what is called is `hooks`, `server` and `workspace`."""
+    """Callbacks of one session.
+
+    Owns the tasks of the calls. `hooks`, `server` and `workspace` are the targets of the calls.
+    """
 
     def __init__(self, driver: Driver, hooks: Hooks, server: ToolServer) -> None:
         self._driver = driver
         self.hooks = hooks
         self.server = server
-        # That of the process that runs, if it is served any.
+        # The workspace of the running process, if its dialect has one.
         self.workspace: Workspace | None = None
-        # Those that were replaced, and may have something running that was cancelled and has not ended.
+        # Replaced targets that may still have cancelled calls running.
         self._former: list[Hooks | ToolServer | Workspace] = []
         self._tasks = RequestTasks("a callback")
 
     def replace(self, hooks: Hooks, server: ToolServer) -> None:
         if hooks is not self.hooks:
-            # Only those: a session may be opened again and again.
+            # Keep only targets with running calls, because a session may be opened again many
+            # times.
             self._former = [each for each in (*self._former, self.hooks, self.server) if each.is_running]
         self.hooks, self.server = hooks, server
 
     def work_in(self, workspace: Workspace | None) -> None:
-        """Another process is started, and this is what it works in. What the one before had running is ended."""
+        """Set the workspace of a new process, and end the workspace of the previous process."""
         former, self.workspace = self.workspace, workspace
         if former is not None:
             former.end()
             self._former = [each for each in (*self._former, former) if each.is_running]
 
     def end_terminals(self, effect: EndTerminals) -> None:
-        """A turn is interrupted: the commands that its agent has had us run in it end with it, or are told of."""
+        """End or report the agent's terminals, because their turn is interrupted."""
         if self.workspace is None:
             return
         commands = self.workspace.stop_terminals(effect.since, ends=effect.ends)
@@ -298,7 +320,7 @@ class Callbacks:
             self._driver.dispatch(TerminalsEnded(now, effect.process, effect.turn, commands))
 
     def call(self, effect: CallBack) -> None:
-        # A task, so that nothing of the caller's ever runs inside the door.
+        # A separate task, so that user code never runs inside `dispatch`.
         answer = self._answering(effect.asked)
         request = effect.asked.request
         self._tasks.start(request, self._call(effect.process, request, answer))
@@ -314,12 +336,15 @@ class Callbacks:
             error = f"the callback ended by {type(exc).__name__}"
             raise
         finally:
-            # Whatever became of it: an agent that is not answered waits for ever.
+            # In every case: an agent without an answer waits forever.
             self._driver.dispatch(CallbackAnswered(self._driver.now(), process, request, response, error))
 
     def _answering(self, asked: Requested) -> Callable[[], Awaitable[Mapping[str, Any]]]:
-        """Who answers it: of a workspace the one that there is now, and before its turn is interrupted. The task begins
-        a moment later."""
+        """Return the function that answers a request.
+
+        For a workspace request, the current workspace and its generation are bound now, because the
+        task starts later. An interrupt in between then also cancels this request.
+        """
         if asked.wants is RequestPurpose.WORKSPACE and self.workspace is not None:
             return self.workspace.serving(asked.subtype, asked.input)
         return functools.partial(self._answer, asked)
@@ -332,7 +357,7 @@ class Callbacks:
         if asked.tool != self.server.name:
             raise UsageError(f"there is no server {asked.tool!r:.60}", hint=f"only {self.server.name}")
         response = await self.server.serve(asked.input)
-        # The agent waits for an answer also to what MCP has none for.
+        # The agent waits for an answer even where MCP defines none.
         return {"jsonrpc": "2.0", "id": 0, "result": {}} if response is None else response
 
     def close(self, request: str) -> None:
@@ -344,20 +369,24 @@ class Callbacks:
             self.workspace.end()
 
     def lose(self, kill_by: float) -> None:
-        """The session is not ours any more: its terminals end with its process, and not after it."""
+        """End the terminals after the loss of ownership.
+
+        They must end by the same deadline as the agent's process.
+        """
         for each in (self.workspace, *self._former):
             if isinstance(each, Workspace):
                 each.end(kill_by)
 
     def abandon(self) -> None:
-        """The loop is closed under it: nothing can be waited for any more."""
+        """Drop the workspaces because the event loop is closed, so that nothing can be awaited."""
         for each in (self.workspace, *self._former):
             if isinstance(each, Workspace):
                 each.abandon()
 
     async def wait_ended(self) -> None:
-        """Until none runs any more, and not for ever: see `CallbackRunner`. Of a command that was run, nothing is
-        left.
+        """Wait until the callbacks have ended. The wait is limited: see `CallbackRunner`.
+
+        After that no process of a terminal is left.
         """
         workspaces = () if self.workspace is None else (self.workspace,)
         await asyncio.gather(*(each.wait_ended() for each in (self.hooks, self.server, *workspaces, *self._former)))

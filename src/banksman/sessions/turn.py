@@ -1,4 +1,4 @@
-"""A turn's face for asyncio: its state, its outcome, what the agent says in it."""
+"""Asyncio handle of a turn: its state, its outcome and the agent's output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger("banksman")
 
 
 class TurnSession(Protocol):
-    """The session of a turn, as far as a turn needs it."""
+    """Interface of the session that a turn uses."""
 
     @property
     def id(self) -> str: ...
@@ -37,8 +37,11 @@ class TurnSession(Protocol):
 
 
 class LoggedTurn(NamedTuple):
-    """What is known of a turn that another host had, or has: that it is over, and how it ended; or its phase when its
-    log was looked at."""
+    """State of a turn according to the log, for a turn that this host did not accept.
+
+    `is_over`: the turn has ended. `kind`: the kind of its outcome. `phase`: the phase at the time
+    when the log was read.
+    """
 
     is_over: bool
     kind: Kind | None = None
@@ -46,18 +49,24 @@ class LoggedTurn(NamedTuple):
 
 
 class Turn:
-    """An ask that was accepted: `async for update in turn` gives its updates, `await turn.outcome()` its outcome."""
+    """Accepted ask.
+
+    `async for update in turn` yields the agent's updates. `await turn.outcome()` returns the
+    outcome.
+    """
 
     def __init__(self, session: TurnSession, id: str, after: int) -> None:
         self.id = id
         self.session = session
-        # How many callers have it: those that came with the same key share it.
+        # Number of callers that share this turn. Callers that ask with the same key get the same
+        # turn.
         self.takers = 0
         self._after = after
-        # Or that nobody here will ever know it.
+        # A `Moved` error means that this host will never learn the outcome.
         self._outcome: asyncio.Future[Outcome | Moved] = asyncio.get_running_loop().create_future()
         self._kept: asyncio.Future[str | None] | None = None
-        # Of one that nobody here was promised: its end is looked for in the log, by whoever wants to know it.
+        # Set for a turn that this host did not accept. `outcome` then searches the log for the end
+        # of the turn.
         self._watch: LoggedTurn | None = None
 
     def __repr__(self) -> str:
@@ -74,12 +83,18 @@ class Turn:
 
     @property
     def was_never_sent(self) -> bool:
-        """It is over, and nothing came of it: who asks with its key again makes another ask."""
+        """Whether the turn ended without reaching the agent.
+
+        A new ask with the same key then creates a new turn.
+        """
         outcome = self._outcome.result() if self._outcome.done() else None
         return isinstance(outcome, Outcome) and outcome.kind in UNUSED
 
     def stored_as(self, key: str) -> IdempotencyKey | None:
-        """Its place in the log under its idempotency key. None: it is not over, or the log does not have its end."""
+        """Return the place of the ended turn in the log, under its idempotency key.
+
+        Returns None if the turn has not ended or if its end is not in the log.
+        """
         outcome = self._outcome.result() if self._outcome.done() else None
         if isinstance(outcome, Outcome):
             return IdempotencyKey(key, self.id, self._after, outcome.kind) if outcome.durable else None
@@ -92,29 +107,33 @@ class Turn:
         return self._outcome.done() and isinstance(self._outcome.result(), Outcome)
 
     async def outcome(self) -> Outcome:
-        """How it ended; never raises for an ending. Cancelling this only stops waiting.
+        """Wait for the outcome. Every kind of ending is returned, not raised.
 
-        `Moved`: it has not ended, and will not end here. Its session has left this host (`Session.leave`) while it
-        waited, and it is kept in the log. Whoever has the session next serves it, and nobody can say when that is: so
-        no outcome is made up, and nobody is kept waiting. It must not be asked again. `await
-        host.session(id).turn(turn)` has an `outcome()` that waits for the log to say it, and `follow` tells it too.
+        Cancelling the call only stops the wait.
+
+        `Moved`: the turn has not ended and will not end on this host. Its session left this host
+        (`Session.leave`) while the ask was queued. The ask is kept in the log, and the next owner
+        of the session serves it. The time of that is unknown, so this call neither invents an
+        outcome nor waits. The caller must not ask again. `await host.session(id).turn(turn)`
+        returns a turn whose `outcome()` waits for the log. `follow` reports the outcome too.
         """
         if self._watch is not None and not self._outcome.done():
             await self._find_outcome(self._watch)
         outcome = await asyncio.shield(self._outcome)
         if isinstance(outcome, Moved):
-            # Each gets its own: one that is raised again and again would keep the frames of all who got it.
+            # Each caller gets a copy of the error. A shared instance that is raised repeatedly
+            # would keep the stack frames of all callers alive.
             raise copy(outcome)
         return outcome
 
     def watch(self, watch: LoggedTurn) -> None:
-        """Nobody will tell it how it ends: the log says so, or will."""
+        """Take the outcome from the log, because this host will not be notified of it."""
         self._watch = watch
 
     async def _find_outcome(self, watch: LoggedTurn) -> None:
         outcome: Outcome | None = None
         place = await self.session.find_turn(self.id)
-        # Behind `seen` is what may still be written. Everything before it was looked at by the index.
+        # Events after `seen` may still be written. The index has covered all events up to `seen`.
         after = self._after if place is None else (place.ended or place.seen + 1) - 1
         if not watch.is_over or (place is not None and place.ended is not None):
             async with aclosing(self.session.events(after, waits=not watch.is_over)) as events:
@@ -124,20 +143,24 @@ class Turn:
                         break
         if outcome is None:
             error = StoreError("what it said is not in the log", hint="retention took it, or its host is gone")
-            # Of one that was not over when its log was looked at, whoever has it next may still say how it ended.
+            # The turn was not over when its log was read, so the next owner may still record an
+            # outcome. In that case this outcome is not durable.
             outcome = Outcome(kind=watch.kind or Kind.UNKNOWN, error=error, durable=watch.is_over)
         elif outcome.text is None and outcome.kind not in (Kind.WITHDRAWN, Kind.REFUSED):
             outcome = replace(outcome, text=await self.kept())
-        if not self._outcome.done():  # Others may have looked as well.
+        if not self._outcome.done():  # A concurrent caller may have found the outcome first.
             self.resolve(outcome)
 
     async def interrupt(self) -> Receipt:
-        """Ask this turn to stop; the receipt tells what became of it. Cancelling this only stops waiting."""
+        """Ask this turn to stop and return the receipt of the interrupt.
+
+        Cancelling the call only stops the wait.
+        """
         return await self.session.interrupt(self)
 
     async def said(self) -> str | None:
-        """What the agent has said in this turn so far."""
-        # Frame by frame, as the pages come: a long turn must not hold up the loop.
+        """Return the agent's text in this turn until now."""
+        # Frame by frame, as the pages arrive. A long turn must not block the event loop.
         transcript = self.session.dialect.transcript()
         async with aclosing(self._events(waits=False)) as events:
             async for event in events:
@@ -146,8 +169,11 @@ class Turn:
         return transcript.text()
 
     async def __aiter__(self) -> AsyncGenerator[dict[str, Any]]:
-        """What the agent says in this turn, from its beginning, as ACP session updates, text as it comes; ends with the
-        turn. `Moved` as in `outcome`: it will be said elsewhere."""
+        """Yield the agent's output in this turn from its beginning, as ACP session updates.
+
+        Text is streamed. The iterator ends with the turn. It raises `Moved` like `outcome` if the
+        turn will run on another host.
+        """
         projector = self.session.dialect.projector()
         is_over = self._watch is not None and self._watch.is_over
         async with aclosing(self._events(waits=not is_over)) as events:
@@ -158,10 +184,11 @@ class Turn:
         self.raise_if_passed_on()
 
     async def _events(self, *, waits: bool) -> AsyncGenerator[Event]:
-        """The events of this turn: its own, and those of the turn it was collected or steered into."""
+        """Yield the events of this turn and of the turn that it was collected or steered into."""
         tag = self.id
-        # Once it has its outcome nothing more comes, also if retention took the event that says so. Closed by name: a
-        # generator that is left to the collector is closed by a task that nobody owns.
+        # After the outcome nothing more arrives, even if retention removed the event of the end.
+        # The generator is closed explicitly: a generator that is left to the garbage collector is
+        # closed by a task without an owner.
         async with aclosing(self.session.events(self._after, waits=waits, until=self._outcome)) as events:
             async for event in events:
                 if event.kind == kinds.TURN_STARTED:
@@ -174,13 +201,13 @@ class Turn:
                     if event.kind == kinds.TURN_ENDED and event.turn == self.id:
                         return
 
-    # -- for the session ---------------------------------------------------------------------------------------------
+    # -- for the session ---------------------------------------------------------------------------
     def resolve(self, outcome: Outcome) -> None:
         assert not self._outcome.done(), f"turn {self.id} has two outcomes"
         self._outcome.set_result(outcome)
 
     def pass_on(self) -> None:
-        """Its session has left, and it waits in the log."""
+        """Set `Moved` as the result: the session has left, and the ask waits in the log."""
         assert not self._outcome.done(), f"turn {self.id} has an outcome, and is passed on"
         hint = "do not ask again: host.session(id).turn(turn) waits for its outcome, wherever the session is"
         message = "the session has left this host, and the ask waits in its log for whoever has it next"
@@ -191,7 +218,7 @@ class Turn:
             raise copy(moved)
 
     async def complete(self, outcome: Outcome) -> None:
-        """The agent gave no final answer: what it had said until then is in the log."""
+        """Resolve a turn without a final answer with the text that the log has for it."""
         text: str | None = None
         try:
             text = await self.kept()
@@ -199,8 +226,11 @@ class Turn:
             self.resolve(replace(outcome, text=text))
 
     async def kept(self) -> str | None:
-        """What it had said, if it can be read: the ending is known all the same, and is what was waited for. Read once,
-        for the outcome and every receipt."""
+        """Return the text that the log has for this turn, or None if the log cannot be read.
+
+        A read error is only logged: the caller waits for the outcome, which is known in any case.
+        The text is read once, for the outcome and for every receipt.
+        """
         if self._kept is not None:
             return await asyncio.shield(self._kept)
         self._kept = asyncio.get_running_loop().create_future()

@@ -1,1 +1,1 @@
-"""Where the log of a session is kept: one protocol, several engines."""
+"""Storage of session logs: one protocol, several engines (memory, SQLite), export and import."""

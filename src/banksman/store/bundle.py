@@ -1,4 +1,4 @@
-"""A session as it is attached to a bug report: what was said both ways, without what is nobody else's affair.
+"""Export a session for a bug report: all frames, with secrets and personal data removed.
 
     {"banksman": "bundle", "version": 1, "agent": …, "banksman_version": …, "python": …, "platform": …, "text": true}
     {"at": 0.0, "seq": 1, "turn": "t-1", "kind": "turn.queued"}
@@ -6,20 +6,29 @@
     {"at": 0.05, "seq": 3, "turn": null, "kind": "sent", "frame": "{\\"type\\":\\"control_request\\"…"}
     …
 
-The frames are whole, so that the bundle can be played: `python -m banksman.testing.fake_agent --replay FILE` is an
-agent that says them again. Of our own events there is what happened and to which turn, with the few members that say
-how (`SHOWN`); no prompt, and no text of anybody's. Times count from the first event.
+The frames are complete, so that the bundle can be replayed: `python -m banksman.testing.fake_agent
+--replay FILE` is an agent that sends them again. Banksman's own events appear with their kind,
+their turn and the few members that describe the result (`SHOWN`). They contain no prompt and no
+other free text. Times count from the first event.
 
-**What is taken out**, in every string of every frame: the secrets that were configured (core/wire/redaction.py); what
-looks like a key, a token or a password in an address; e-mail addresses; the user's home folder and name in paths. An
-agent that streams says a key in pieces, each in a frame of its own: so the pieces that follow each other are also
-looked at as one text, and if that has something to take out, all of them are replaced by as many `x`.
+**Removed** from every string of every frame:
 
-With `text=False` every string is replaced by as many `x`, but for those by which the frames are understood: types, ids,
-the names of tools and models (`STRUCTURE`), and of what goes into a tool and comes out of it not even these. It still
-plays. That is a list of what stays, not of what goes: a member that we do not know does not show. Names of members do.
+- the configured secrets (core/wire/redaction.py),
+- strings that look like a key, a token, or a password in a URL,
+- e-mail addresses,
+- the user's home folder, and the user's name in paths.
 
-**Limits.** No pattern knows every key. A bundle is to be read before it is given away, which is why it is plain text.
+An agent that streams may split a key into pieces, each in a separate frame. So consecutive pieces
+are also examined as one text. If that text contains something to remove, each piece is replaced by
+as many `x`.
+
+With `text=False` every string is replaced by as many `x`, except the structural ones (`STRUCTURE`):
+types, ids, the names of tools and models. In the input and output of a tool these are replaced too.
+The bundle can still be replayed. The list names the members that stay, not the ones that go, so the
+text of an unknown member does not appear. The names of members do.
+
+**Limits.** No pattern knows every key. Read a bundle before you give it away; for this purpose it
+is plain text.
 """
 
 from __future__ import annotations
@@ -40,15 +49,15 @@ from banksman.store.private_file import write_new
 from banksman.store.transfer import events_of, found, frame_of, line_of
 
 VERSION = 1
-# Of our own events: how it went, in words and numbers of ours.
+# Members of Banksman's own events that describe the result, in fixed words and numbers.
 SHOWN = frozenset(
     ("answer", "attempt", "by", "clock", "code", "origin", "outcome", "process", "reason", "retries", "signal", "wants")
 )
-# Pieces of a streamed text that are held to be looked at together. Past it, the rest is looked at by itself.
+# Limits of the streamed pieces that are examined together. Beyond them a new text begins.
 RUN_FRAMES_MAX = 20_000
 RUN_BYTES_MAX = 16 << 20
 
-# The members whose strings stay: without them a frame is not understood, or its answer not found.
+# Members whose strings stay: without them a frame cannot be understood, or matched to its answer.
 STRUCTURE = frozenset(
     (
         *("type", "subtype", "role", "kind", "state", "status", "model", "name", "stop_reason", "terminal_reason"),
@@ -59,7 +68,8 @@ STRUCTURE = frozenset(
         *("hookEventName", "hook_event_name", "permissionDecision", "hookCallbackIds", "onFailure", "error_code"),
     )
 )
-# What is a user's whatever its members are called; but for what a hook is asked about.
+# Members that hold user data, whatever their own members are called. `HOOKED` are the exceptions,
+# for the input of a hook.
 OPAQUE = frozenset(
     (
         *("input", "updatedInput", "tool_input", "tool_response", "tool_use_result", "structured_output", "arguments"),
@@ -68,9 +78,9 @@ OPAQUE = frozenset(
 )
 HOOKED = frozenset(("hook_event_name", "tool_name", "session_id", "tool_use_id"))
 
-# Each begins where no word goes on, so that a long text without a key in it is looked through once.
+# Each pattern begins at a word boundary, so that a long text without a key is scanned once.
 _KEYS = re.compile(
-    # Or after a newline that is written as in JSON: what tools print is often that.
+    # Also after a newline that is escaped as in JSON, which the output of tools often contains.
     r"(?:(?<![A-Za-z0-9_-])|(?<=\\[nrt]))(?:"
     r"sk-[A-Za-z0-9_-]{12,}|sk_(?:live|test)_[A-Za-z0-9]{12,}|npm_[A-Za-z0-9]{16,}|hf_[A-Za-z0-9]{16,}|pypi-[\w-]{16,}"
     r"|gh[oprsu]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{16,}|glpat-[A-Za-z0-9_-]{16,}"
@@ -81,7 +91,7 @@ _KEYS = re.compile(
     r")"
     r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]*(?:-----END [A-Z ]{0,40}-----)?"
 )
-# What is kept of these is the word before it.
+# The replacement keeps the word before the secret.
 _AFTER_WORD = re.compile(
     r"(?i:(\bbearer\s{1,8}|\bauthorization\W{1,8}basic\s{1,8})[A-Za-z0-9._~+/=-]{8,})"
     r"|((?i:\b[\w-]{0,60}(?:key|token|secret|password|passwd)\\?[\"']?\s{0,3}[=:]\s{0,3}\\?[\"']?))[^\s\"'\\&,;]{6,}"
@@ -96,17 +106,18 @@ Scrub = Callable[[str], str]
 async def bundle(
     log: Log, session: str, path: str | os.PathLike[str], *, secrets: Iterable[str] = (), text: bool = True
 ) -> None:
-    """Write the bundle of a session, by its id or its name, to a new file that only its owner can read.
+    """Write the bundle of a session to a new file that only its owner can read.
 
-    `UsageError` if there is no such session, nothing in it, or a file of that name. It ends at the session's head as it
-    is now. Whatever goes wrong, no part of a file is left.
+    `session`: its id or its name. The bundle ends at the current head of the session. Raises
+    `UsageError` if the session does not exist or has no events, or if the file exists. After a
+    failure no partial file remains.
     """
     known = found(log, session)
     await write_new(path, _lines(log, known, scrubber(secrets), is_text_kept=text))
 
 
 def scrubber(secrets: Iterable[str] = ()) -> Scrub:
-    """What is done to each string."""
+    """Return the function that removes secrets and personal data from a string."""
     redactor = Redactor(secrets)
     personal = _personal()
 
@@ -124,13 +135,16 @@ def scrubber(secrets: Iterable[str] = ()) -> Scrub:
 
 
 def _personal() -> list[tuple[re.Pattern[str], str]]:
-    """The home folder, as it is and as agents name folders after it, with dashes; and the user's name in paths."""
+    """Return the patterns for the home folder and for the user's name in paths.
+
+    The home folder also appears with dashes, because agents name folders after it.
+    """
     users = {os.environ.get("USER", ""), os.environ.get("LOGNAME", "")}
     homes = {os.path.expanduser("~")}
     try:
         account = pwd.getpwuid(os.getuid())
     except KeyError:
-        pass  # A container's user without a line in any table.
+        pass  # A container's user without an entry in the user database.
     else:
         users.add(account.pw_name)
         homes.add(account.pw_dir)
@@ -138,7 +152,7 @@ def _personal() -> list[tuple[re.Pattern[str], str]]:
     patterns: list[tuple[re.Pattern[str], str]] = []
     for home in sorted(homes, key=len, reverse=True):
         patterns.append((re.compile(rf"(?<![\w.]){re.escape(home)}(?!\w)"), "[home]"))
-        # Of a home like /root nothing but a flag's name would be left.
+        # For a home like /root the pattern would match option names.
         if home.count("/") > 1:
             dashed = re.escape(re.sub(r"[^A-Za-z0-9]", "-", home))
             patterns.append((re.compile(rf"(?<![\w.]){dashed}(?!\w)"), "-[home]"))
@@ -170,7 +184,7 @@ async def _lines(log: Log, known: KnownSession, scrub: Scrub, *, is_text_kept: b
 
 
 async def _runs(events: AsyncIterator[Event]) -> AsyncGenerator[list[Event]]:
-    """Pieces of a streamed text that follow each other come together; every other event by itself."""
+    """Group consecutive pieces of streamed text. Every other event comes alone."""
     run: list[Event] = []
     weight = 0
     async for event in events:
@@ -188,7 +202,7 @@ async def _runs(events: AsyncIterator[Event]) -> AsyncGenerator[list[Event]]:
 
 
 def masked_pieces(run: list[Event], scrub: Scrub) -> list[bytes]:
-    """The frames of a run: as they are, or, if their text has something to take out, with every piece of it masked."""
+    """Return the frames of a run. If their joined text contains a secret, every piece is masked."""
     pieces = [piece_of(event.data) or "" for event in run]
     whole = "".join(pieces)
     if scrub(whole) == whole:
@@ -197,7 +211,7 @@ def masked_pieces(run: list[Event], scrub: Scrub) -> list[bytes]:
 
 
 def piece_of(frame: bytes) -> str | None:
-    """The piece of a text that a frame streams: of Claude's a delta, of ACP's a chunk. None: it streams nothing."""
+    """Return the piece of text that a frame streams: a delta of Claude, a chunk of ACP, or None."""
     if b"delta" not in frame and b"_chunk" not in frame:
         return None
     match _decoded(frame):
@@ -212,15 +226,18 @@ def piece_of(frame: bytes) -> str | None:
 
 
 def masked(frame: bytes, *, only: str | None = None) -> bytes:
-    """A frame with its strings replaced by as many `x`, but for what it is understood by. `only`: this string alone."""
+    """Replace the strings of a frame by as many `x`, except structural ones.
+
+    `only`: this string alone.
+    """
     value = _decoded(frame)
     if value is None:
         return b"x" * len(frame)
     try:
-        # In ASCII: half of a surrogate pair can be written in no other way.
+        # ASCII output, because a lone surrogate has no other encoding.
         return json.dumps(_masked(value, "", STRUCTURE, only), separators=(",", ":")).encode()
     except RecursionError:
-        return b"x" * len(frame)  # Deeper than any frame that we know.
+        return b"x" * len(frame)  # Deeper than any known frame.
 
 
 def _masked(value: Any, name: str, kept: frozenset[str], only: str | None) -> Any:
@@ -252,7 +269,7 @@ def _shown(data: bytes) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    # A text of ours is a word; what is longer is somebody's.
+    # A text of Banksman is a word. A longer one may be user data.
     return value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= 40)
 
 
@@ -264,6 +281,6 @@ def _own_version() -> str:
 
 
 def _platform() -> str:
-    """Without the machine's name."""
+    """Return system, release and machine type, without the machine's name."""
     system = os.uname()
     return f"{system.sysname} {system.release} {system.machine}"

@@ -1,30 +1,46 @@
-"""The protocol of the log: what every engine promises, and all that the rest of the package knows of any.
+"""Protocol that every log engine implements: claims, appends, reads, waits and deletion.
 
-A store holds sessions; a session holds its events, in order. A `Log` is one host's handle on a store, and several hosts
-may have one on the same store. A *session* is claimed, never the store: it has one owner at a time, and what the owner
-does is said under an epoch, its generation. `claim` raises the epoch, and an append under an older one is refused
-(`NotOwner`), whatever it holds. A session whose owner lives cannot be claimed by another host; one whose owner is dead
-can, and so can one that was released. A host may claim what it has: whoever of it wrote before is fenced off.
+The rest of the package knows an engine only through this protocol.
 
-An append is whole or not at all, and says which seq it expects to follow: two writers that both believe to be the owner
-cannot both be right. What changes with a session besides its events (its snapshot, its lease, its name) is changed in
-the same way, by somebody who says what it believes to be there; nothing can be overwritten by who read it earlier.
+**Store and ownership.** A store holds sessions, and a session holds its events in order. A `Log` is
+one host's handle on a store. Several hosts may have a handle on the same store.
 
-`append`, `advance` and `lease` do not wait. The engine commits in groups and calls `done` later, never inside the call:
-with None when what was asked is durable at the engine's level, or with the error that kept it out. For one session the
-answers come in the order of the calls; after an append or an advance has failed, those behind it fail too until the
-writer was told, since they rest on it. So do those behind a lease that failed by the store (no room, a lock, a fault of
-the disk): a writer that is told so begins anew from what was committed before, and must not find more there. A lease
-that is refused, since another session has the name, fails nothing behind it: on that rests only what its writer makes
-of the answer. A writer waits for the answer to an advance before it asks for another.
+Hosts claim *sessions*, never the store. A session has one owner at a time, and the owner writes
+under an epoch, a fencing token. The rules:
 
-What is asked without waiting (`head`, `find`, `sessions`, `owned`) is answered from what this handle knows: of another
-handle's changes it may be a moment old, in no other order than they were made. What is awaited sees all that was
-answered before, whichever handle it was; of events that is so at the end, a page that is empty.
+- `claim` raises the epoch.
+- The engine refuses every append under an older epoch with `NotOwner`, whatever the append holds.
+- A host cannot claim a session whose owner is alive.
+- A host can claim a session whose owner is dead, or that its owner released.
+- A host may claim a session that it already owns. The claim fences off its earlier writer.
 
-Readers take what is committed, then wait past the head. There is no other way to hear of an event, so there is no gap
-between what was stored and what comes next. Reading needs no claim. There are two orders to read in: that of one
-session, by seq, and that of the whole store, by position, in which things were committed.
+**Compare-and-set.** An append is atomic and names the seq that it expects to follow. Two writers
+that both believe to be the owner cannot both succeed. The other data of a session (its snapshot,
+its lease, its name) changes in the same way: the caller names the value that it believes to be
+stored. So a caller with a stale view cannot overwrite a newer value.
+
+**Completion.** `append`, `advance` and `lease` do not wait. The engine commits in groups and calls
+`done` later, never inside the call. It passes None when the change is durable at the engine's
+level, or the error that prevented the change. For one session the completions come in the order of
+the calls.
+
+After an append or an advance has failed, the calls queued behind it fail too, because they rest on
+it. This ends when the writer receives the failure. A lease that fails because of the store (disk
+full, a lock, a disk fault) has the same effect. A writer that receives this error restarts from the
+events that were committed before, and must not find later ones. A lease that is refused because
+another session holds the name fails no other call: only the writer's reaction to the answer rests
+on that lease. A writer waits for the completion of an advance before it calls `advance` again.
+
+**Visibility.** The calls that answer without waiting (`head`, `find`, `sessions`, `owned`) use the
+knowledge of this handle. They may lag behind the changes of another handle, but they show these
+changes in the order in which they were made. The awaited calls see every change that was
+acknowledged before, by any handle. For events this holds at the end of the log, when a page is
+empty.
+
+**Reading.** A reader takes the committed events, then waits past the head. The log has no other way
+to deliver an event, so no gap exists between stored events and new ones. Reading needs no claim. A
+reader can follow one session in the order of seq, or the whole store in the order of commits, by
+position.
 """
 
 from __future__ import annotations
@@ -38,32 +54,36 @@ from banksman.core.session.event import Entry, Event, Project
 from banksman.errors import HistoryLost, NotOwner, StoreError, UsageError
 
 _TEXT = re.compile(r"(0|[1-9a-f][0-9a-f]{0,14})(?:\.([1-9][0-9]{0,9}))?")
-# A page of events, at most, whatever the caller asks for: a reader must not hold a whole history in memory.
+# Upper bound of a page, whatever limit the caller passes. It keeps a reader from holding a whole
+# history in memory.
 READ_EVENTS_MAX = 1000
-# The highest seq and the highest epoch of what is restored. All that reads JSON can hold it, and it leaves room in the
-# 64 bits that an engine has: the session counts on from there, and what begins after it was deleted begins past its
-# epoch.
+# Highest seq and highest epoch of a restored session. Every JSON reader can represent this number.
+# It also leaves headroom in the 64 bits of an engine: the session counts up from its last seq, and
+# after a deletion new sessions begin past the deleted epoch.
 NUMBER_MAX = 1 << 53
 
 
 def checked_limit(limit: int) -> int:
+    """Return the page limit, capped at `READ_EVENTS_MAX`; raise `UsageError` below 1."""
     if limit < 1:
         raise UsageError("a page holds an event or more", hint="limit is 1 or more", limit=limit)
     return min(limit, READ_EVENTS_MAX)
 
 
 def check_after(session: str, after: int) -> None:
+    """Raise `UsageError` for a negative seq to read after."""
     if after < 0:
         raise UsageError("no event is before the first", hint="after is 0 or more", session=session, after=after)
 
 
 def check_seq(session: str, seq: int) -> None:
+    """Raise `UsageError` for a negative seq to wait past."""
     if seq < 0:
         raise UsageError("no event is before the first", hint="seq is 0 or more", session=session, seq=seq)
 
 
 def check_text(*texts: str | None) -> None:
-    """What is no Unicode cannot be stored."""
+    """Raise `UsageError` for a text with a lone surrogate, which no engine can store as UTF-8."""
     for text in texts:
         try:
             (text or "").encode()
@@ -72,18 +92,24 @@ def check_text(*texts: str | None) -> None:
 
 
 def check_no_host(session: str) -> None:
-    """On the bus a host is asked as a session is, under its own id behind this word. Whoever had a session of that id
-    would hear what is meant for the host."""
+    """Raise `UsageError` for a session id that begins with "host:".
+
+    The cluster bus addresses a host like a session, under this prefix and the host's id. A session
+    with such an id would receive messages that are meant for the host.
+    """
     if session.startswith("host:"):
         raise UsageError("a session cannot have the id of a host", hint="one that does not begin so", session=session)
 
 
-# What makes chunks a history, whichever engine restores it, and wherever they come from.
+# Validation of a history that is to be restored. Every engine uses it, for chunks of any origin.
 
 
 def checked(session: str, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """The chunks, as they come. `UsageError` as soon as they are no history: it has an event or more and is dense, its
-    epochs do not fall, and its numbers leave room to count on."""
+    """Yield the chunks unchanged, and raise `UsageError` as soon as they are not a valid history.
+
+    A valid history has at least one event, has no gaps, never lowers its epoch, and keeps its
+    numbers within `NUMBER_MAX`.
+    """
     seq, epoch = None, 1
     for chunk in chunks:
         first = chunk.first if seq is None else seq + 1
@@ -107,19 +133,25 @@ def checked(session: str, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         raise UsageError("there is no history", hint="a session that is restored has an event or more", session=session)
 
 
-# A place in the order of the store's commits, and its text: short, and opaque to who holds it.
+# A place in the store's commit order, with a short text form that is opaque to clients.
 #
-# All up to the chunk `chunk` is behind it: the whole of that chunk if `taken` is 0, else its first `taken` events.
-# There is one way to write each, so that a chunk that was read to its end and then taken by retention is no gap.
+# Everything up to the chunk `chunk` lies behind the position: the whole chunk if `taken` is 0, else
+# its first `taken` events. Each position has exactly one text form. So a reader that has finished a
+# chunk sees no gap when retention removes that chunk.
 
 
 class Position(NamedTuple):
+    """Place in the commit order of a store: a chunk, and the number of its events already read."""
+
     chunk: int
     taken: int = 0
 
     @classmethod
     def of(cls, text: str | None) -> Position:
-        """`UsageError` for what is no position at all."""
+        """Parse the text of a position; None is the beginning.
+
+        Raise `UsageError` for malformed text.
+        """
         if text is None:
             return BEGINNING
         match = _TEXT.fullmatch(text)
@@ -130,11 +162,12 @@ class Position(NamedTuple):
 
     @property
     def text(self) -> str:
+        """The text form: the chunk in hexadecimal, then the number of events taken."""
         return f"{self.chunk:x}.{self.taken}" if self.taken else f"{self.chunk:x}"
 
     @property
     def whole(self) -> int:
-        """The last chunk of which nothing is left to read."""
+        """The last chunk that has been read completely."""
         return self.chunk - 1 if self.taken else self.chunk
 
 
@@ -142,12 +175,12 @@ BEGINNING = Position(0)
 
 
 Done = Callable[[StoreError | NotOwner | None], None]
-# How the frames of a session are shown: one dialect for each.
+# Returns the projection that shows a session's frames to readers: one dialect per session.
 ProjectOf = Callable[[str], Project | None]
 
 
 class Head(NamedTuple):
-    """A session's place: its writer's generation, its last committed seq, and the first one that is still kept."""
+    """Epoch, last committed seq and first retained seq of a session."""
 
     epoch: int
     seq: int
@@ -155,7 +188,10 @@ class Head(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """Who has a session: a host in the process `pid`, to be found at `address`. `is_alive`: as far as can be seen."""
+    """The host that owns a session: its process `pid` and its `address`.
+
+    `is_here`: the owner is the host of this handle. `is_alive`: to the knowledge of this handle.
+    """
 
     pid: int
     address: str
@@ -164,7 +200,10 @@ class Owner(NamedTuple):
 
 
 class KnownSession(NamedTuple):
-    """A session, as a listing shows it. `changed`: the time of its last event, or of its creation."""
+    """A session as a listing shows it.
+
+    `changed`: the time of its last event, or of its creation.
+    """
 
     id: str
     name: str | None
@@ -178,18 +217,18 @@ class KnownSession(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What a session's events up to `seq` fold to, in words that only the core knows."""
+    """The fold of a session's events up to `seq`, in an encoding that only the core reads."""
 
     seq: int
     data: bytes
 
     def is_beside(self, first: int, last: int) -> bool:
-        """Whether these events and it, together, say what the session is."""
+        """Whether the snapshot and the events from `first` to `last` leave no gap."""
         return first - 1 <= self.seq <= last
 
 
 class Chunk(NamedTuple):
-    """Events that were appended together: the first one's seq, and what they share."""
+    """Events of one append, with the seq of the first one and the fields that they share."""
 
     first: int
     epoch: int
@@ -198,19 +237,27 @@ class Chunk(NamedTuple):
 
     @property
     def last(self) -> int:
+        """The seq of the chunk's last event."""
         return self.first + len(self.entries) - 1
 
 
 class Page(NamedTuple):
-    """`events` follow `after`, but for the range `gap` (first, last) that retention took, if there is one."""
+    """The events after a seq.
+
+    `gap`: first and last seq of the range before these events that retention removed, or None.
+    """
 
     events: Sequence[Event]
     gap: tuple[int, int] | None
 
 
 class TurnPlace(NamedTuple):
-    """Where a turn is in its session's log: the seq of its first event, and of the event that ended it. `ended` is None
-    while no event up to `seen`, the last one that was looked at, has ended the turn."""
+    """Location of a turn in its session's log.
+
+    `first`: the seq of the turn's first event. `ended`: the seq of the event that ended the turn,
+    or None while no event up to `seen` has ended it. `seen`: the seq of the last event that was
+    examined.
+    """
 
     first: int
     ended: int | None
@@ -218,15 +265,19 @@ class TurnPlace(NamedTuple):
 
 
 class PositionedEvent(NamedTuple):
-    """An event, and the position in the store's order that is right after it."""
+    """An event with the position directly after it in the store's commit order."""
 
     position: str
     event: Event
 
 
 class MultiSessionPage(NamedTuple):
-    """Events of many sessions in the order of their commits. `position` is where to go on. `gaps`: the sessions
-    that lost events after the position asked for, to retention or to damage; all up to the one named are gone."""
+    """Events of many sessions in commit order.
+
+    `position`: the place from which to continue. `gaps`: the sessions that lost events after the
+    requested position, to retention or to damage. Each value is the last lost seq: all events up to
+    it are gone.
+    """
 
     events: Sequence[PositionedEvent]
     position: str
@@ -234,79 +285,112 @@ class MultiSessionPage(NamedTuple):
 
 
 def history_lost(position: str) -> HistoryLost:
-    """Whoever was there has read from a store that was longer than this one is."""
+    """Build the error for a position past the end of this store.
+
+    The reader got the position from a longer history, for example before a restore of a backup.
+    """
     hint = "begin again (after=None)"
     return HistoryLost(f"the store does not go as far as {position}", hint=hint, position=position)
 
 
 class OwnershipListener(Protocol):
-    """Whoever has processes that must not outlive the ownership of what they work for: a host. Times are
-    `time.monotonic()`, which is one clock for all processes of a machine. Both are called in the loop of the log."""
+    """Callbacks to a host whose child processes must not outlive its ownership of their sessions.
+
+    All times are `time.monotonic()`, which is one clock for all processes of a machine. The engine
+    calls both methods in the event loop of the log.
+    """
 
     def on_held(self, fence_at: float, dead_by: float) -> None:
-        """Renewed: until `fence_at` nothing needs to be done. Whoever hears nothing more begins to end its processes
-        then, and has ended them by `dead_by`. The times of a call replace those of the one before, and never lie before
-        them."""
+        """Accept a renewal of the lease: the host needs to do nothing until `fence_at`.
+
+        If no further call comes, the host begins to end its processes at `fence_at`. It has ended
+        all of them by `dead_by`. The times of each call replace the earlier ones and never lie
+        before them.
+        """
         ...
 
     def on_lost(self, error: NotOwner, dead_by: float) -> None:
-        """Nothing that was claimed is ours any more; every process must be dead by then. What is claimed after this
-        call is ours again, under the times that are told next."""
+        """Accept the loss of every claim: every process must be dead by `dead_by`.
+
+        A claim made after this call is valid again, under the times of the next `on_held`.
+        """
         ...
 
 
 class LogPhase(enum.Enum):
-    """Where an engine is between its creation and its end. Not every engine has every phase."""
+    """Lifecycle phase of an engine. Not every engine has every phase."""
 
     NEW, OPEN, CLOSING, CLOSED = range(4)
 
 
 class Log(Protocol):
-    """One host's handle on a store. Every method belongs to the loop it was opened in.
+    """One host's handle on a store. Every method belongs to the event loop in which it was opened.
 
-    `is_durable` False: it lasts as long as its host, and whoever forgets a session should delete its history.
+    `is_durable`: False if the store lives only as long as its host. A caller that drops a session
+    of a non-durable store should delete its history.
     """
 
     is_durable: bool
 
-    # -- the store itself, and its guard -----------------------------------------------------------------------------
+    # -- readiness and the ownership listener ------------------------------------------------------------------------
     async def ready(self) -> None:
-        """Until it can be asked. An engine that is far away has to learn first what there is: before this has returned,
-        what answers at once (`head`, `find`, `sessions`, `owned`) may raise `StoreError`. A store on this machine
-        returns at once."""
+        """Wait until the handle can answer.
+
+        A remote engine first has to load the state of its store. Until then the calls that do not
+        wait (`head`, `find`, `sessions`, `owned`) may raise `StoreError`. A store on this machine
+        is ready immediately.
+        """
         ...
 
     def guard(self, guard: OwnershipListener) -> None:
-        """Who is told how long what is claimed here stays ours. Once, before anything is claimed. Where ownership ends
-        by a release or a death only (memory, a file), nobody is ever told anything."""
+        """Register the listener for lease renewals and for the loss of ownership.
+
+        Called once, before the first claim. In an engine whose ownership ends only by a release or
+        a death (memory, a file), the listener gets no calls.
+        """
         ...
 
-    # -- owning ------------------------------------------------------------------------------------------------------
+    # -- ownership ---------------------------------------------------------------------------------------------------
     async def claim(self, session: str, *, name: str | None = None, agent: str | None = None) -> int:
-        """Become the writer: the new epoch. What a writer before still appends is refused from here on.
+        """Become the session's writer and return the new epoch.
 
-        With an agent, a session that is not there is made, for this agent and with this name: `NameTaken`, naming the
-        session in its ids, if another has the name. Without one it must be there, or it is a `UsageError`: whoever
-        means the one it knows must not make another in its place when that was deleted. One that is there keeps what
-        it has. `NotOwner`, naming pid and address, if a live host has it. No epoch is given twice for a session, not
-        even if it was deleted in between.
+        Appends of earlier writers fail from now on.
+
+        With `agent`, the call creates a missing session for that agent, under `name`. It raises
+        `NameTaken` if another session has the name; the error's ids contain that session.
+
+        Without `agent`, the session must exist, else the call raises `UsageError`. A caller that
+        means a session it knows must not create a new one in its place after a deletion.
+
+        An existing session keeps its name and its agent. The call raises `NotOwner`, with pid and
+        address, if a live host owns the session. The engine never issues an epoch twice for a
+        session id, not even across a deletion.
         """
         ...
 
     def advance(self, session: str, epoch: int, done: Done) -> None:
-        """Raise our own epoch by one; the new one holds for what is called from here on. `NotOwner`, and for that too,
-        if somebody has claimed the session since."""
+        """Raise the owner's epoch by one. Later calls use the new epoch.
+
+        Completes with `NotOwner` if another host has claimed the session in the meantime. The calls
+        under the new epoch then fail with it too.
+        """
         ...
 
     def release(self, session: str, epoch: int) -> None:
-        """Let go of it: anybody may claim it, and what is leased is given back. Behind all that was called before.
-        Under another epoch than the session's nothing happens."""
+        """Give up ownership and the lease, so that any host may claim the session.
+
+        It takes effect after all earlier calls. With an epoch that is not the session's, it does
+        nothing.
+        """
         ...
 
     def lease(self, session: str, epoch: int, name: str | None, done: Done) -> None:
-        """Let this session, and no other, have what this name stands for: a conversation of an agent's. What it had
-        before is given back; None: only that. `NotOwner`, naming the holder, if another session has it, whose owner
-        lives; what it had before is then still its own."""
+        """Reserve `name` for this session only. A name stands for one conversation of an agent.
+
+        The session gives back its earlier lease. `name`: None only gives back. Completes with
+        `NotOwner`, with the holder's id, if another session with a live owner holds the name. In
+        that case the session keeps its earlier lease.
+        """
         ...
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -320,8 +404,11 @@ class Log(Protocol):
         done: Done,
         snapshot: bytes | None = None,
     ) -> None:
-        """Write `entries` as the events after `expected_seq`, at wall time `at`; `snapshot` is what all events up to
-        the last of these fold to, and replaces the one before in the same commit. See the module."""
+        """Append `entries` as the events after `expected_seq`, at wall time `at`.
+
+        `snapshot`: the fold of all events up to the last of these. It replaces the earlier snapshot
+        in the same commit. The module docstring describes `done` and its order.
+        """
         ...
 
     async def restore(
@@ -333,38 +420,61 @@ class Log(Protocol):
         chunks: Callable[[], Iterable[Chunk]],
         snapshot: Snapshot | None = None,
     ) -> None:
-        """A session that was kept elsewhere, whole or not at all, and owned by nobody. `UsageError` if there is one of
-        this id, if the chunks are not dense, have epochs that fall or numbers beyond `NUMBER_MAX`, or if the snapshot
-        is of events that do not border on them; `NameTaken`. `chunks` is called in a thread of the engine's; what it
-        raises is raised here. Nobody else, here or in another host, waits while it is read."""
+        """Create a session from a history that was kept elsewhere.
+
+        It is atomic, and no host owns the result.
+
+        `chunks`: called in a thread of the engine; this call raises every exception of it. No other
+        caller and no other host waits while the engine reads the chunks.
+
+        Raises `UsageError` in these cases:
+
+        - The session id exists.
+        - The chunks have a gap, a falling epoch or a number beyond `NUMBER_MAX`.
+        - The snapshot does not border on the events.
+
+        Raises `NameTaken` if another session has the name.
+        """
         ...
 
     # -- reading -----------------------------------------------------------------------------------------------------
     def head(self, session: str) -> Head:
-        """Where a session is. One that was never claimed: epoch 0, seq 0, first 1."""
+        """Return the session's head.
+
+        A session that was never claimed has epoch 0, seq 0 and first 1.
+        """
         ...
 
     async def read(
         self, session: str, after: int, limit: int = READ_EVENTS_MAX, project: Project | None = None
     ) -> Page:
-        """The committed events after a seq, oldest first, at most `limit`. `project` is for the events to have: see
-        `Event.body`."""
+        """Return at most `limit` committed events after a seq, oldest first.
+
+        `project`: passed on to the events, see `Event.body`.
+        """
         ...
 
     async def find_turn(self, session: str, turn: str) -> TurnPlace | None:
-        """Find a turn by its id. None: no committed event that is kept belongs to such a turn. The cost does not grow
-        with the history: each engine has an index, and says what an old history costs the first time."""
+        """Find a turn by its id. None: no retained committed event belongs to this turn.
+
+        The cost does not grow with the history, because each engine keeps an index. The engines
+        document the cost of the first lookup in an old history.
+        """
         ...
 
     async def snapshot(self, session: str) -> Snapshot | None:
-        """The last one that was appended, if any."""
+        """Return the last snapshot that was appended, or None."""
         ...
 
     async def wait_past(self, session: str, seq: int, *, is_known: bool = False) -> None:
-        """Until an event after `seq` is committed, by whichever host. Cancelling it leaves nothing behind.
+        """Wait until any host has committed an event after `seq`.
 
-        One may wait for a session that is yet to come. `is_known`: it was there, so if it is not, it was deleted, and
-        that is a `StoreError`. To look before one waits would not do: it may be deleted between the two.
+        Cancellation leaves nothing behind.
+
+        The caller may wait for a session that does not exist yet. `is_known`: the session existed.
+        If it is missing now, it was deleted, and the call raises `StoreError`. A check by the
+        caller before the wait is not enough, because a deletion can come between the check and the
+        wait.
         """
         ...
 
@@ -376,60 +486,97 @@ class Log(Protocol):
         sessions: Collection[str] | None = None,
         project_of: ProjectOf | None = None,
     ) -> MultiSessionPage:
-        """The committed events after a position, in the order of the commits, at most `limit`; after None: from the
-        beginning. `sessions`: of these only. `UsageError` for what can be no position of this store, `HistoryLost` for
-        one of a history that it does not have any more."""
+        """Return at most `limit` committed events after a position, in commit order.
+
+        `after`: None starts at the beginning. `sessions`: restricts the result to these sessions.
+        Raises `UsageError` for a text that is not a position of this store. Raises `HistoryLost`
+        for a position of a history that the store has lost.
+        """
         ...
 
     async def wait_past_position(self, position: str) -> None:
-        """Until something is committed after it, in whichever session. Cancelling it leaves nothing behind."""
+        """Wait for a commit after the position, in any session.
+
+        Cancellation leaves nothing behind.
+        """
         ...
 
     # -- the sessions of the store -----------------------------------------------------------------------------------
     def sessions(self, after: str | None = None, limit: int | None = None) -> list[KnownSession]:
-        """Every session of the store, oldest first; or those after the one of this id, so many at most. After one that
-        is not there: none."""
+        """List the sessions of the store, oldest first.
+
+        `after`: list only the sessions after the one with this id; an unknown id gives an empty
+        list. `limit`: the maximum number of sessions.
+        """
         ...
 
     def owned(self) -> list[tuple[Owner | None, int]]:
-        """How many sessions of the store each owner has, and how many nobody: in one look, however many there are."""
+        """Count the sessions of each owner, and the unowned ones, in one query.
+
+        The number of queries does not depend on the number of sessions.
+        """
         ...
 
     def find(self, id_or_name: str) -> KnownSession | None:
-        """By its id, else by its name."""
+        """Find a session by its id, else by its name."""
         ...
 
     async def rename(self, session: str, name: str | None, *, expected: str | None) -> None:
-        """Give it another name, or none, if it has the one that is expected. `UsageError` if it has another, or there
-        is no such session; `NameTaken` if another session has the new one."""
+        """Set the session's name, or remove it with None, if its current name is `expected`.
+
+        Raises `UsageError` if the current name differs or the session does not exist. Raises
+        `NameTaken` if another session has the new name.
+        """
         ...
 
     async def trim(self, session: str, before: int) -> int:
-        """Forget the events before a seq, as far as a chunk's border and the last snapshot allow: the first seq that is
-        still kept. An engine may also do so by itself, within the same bounds."""
+        """Remove events before a seq and return the first retained seq.
+
+        The engine removes only whole chunks, and only events that the last snapshot covers. It may
+        also remove events on its retention schedule, within the same limits.
+        """
         ...
 
     async def delete(self, session: str) -> None:
-        """Forget a session's history for good. Its writer, if it is ours, is refused from here on; `NotOwner` if a live
-        host elsewhere has it."""
+        """Delete a session's history permanently.
+
+        If this host owns the session, its writer's calls fail from now on. Raises `NotOwner` if
+        another live host owns the session.
+        """
         ...
 
     async def close(self) -> None:
-        """Commit what was appended, release what is ours, then let go. Appends are refused from the first moment."""
+        """Commit pending appends, release all owned sessions, and close.
+
+        New appends fail immediately.
+        """
         ...
 
     def abandon(self) -> None:
-        """The same, where the loop was closed before: nobody is answered any more."""
+        """Close after the event loop was closed: like `close`, but without completions."""
         ...
 
-    # -- looking at the store itself ---------------------------------------------------------------------------------
+    # -- health ------------------------------------------------------------------------------------------------------
     def check(self) -> None:
-        """Raise `StoreError` if the store cannot be read, or is no longer where what is written would last. One lookup:
-        it neither writes nor waits, and a store that cannot take an append for another reason is not found by it."""
+        """Raise `StoreError` if the store cannot be read, or if writes to it would not last.
+
+        The second case is a file that was moved or replaced. This is one lookup that neither writes
+        nor waits. It does not detect other reasons why an append would fail.
+        """
         ...
 
     def counters(self) -> Mapping[str, float]:
-        """What this handle has written since it was opened, also after its close; none of it ever falls. `commits`, the
-        `events` and `bytes` that were appended with them, the `commit_seconds` that they took; `failures`: commits that
-        the store did not take. What was refused to a writer that is not the owner is none."""
+        """Return the write counters of this handle since it was opened.
+
+        They stay readable after `close`.
+
+        No counter ever falls. The counters:
+
+        - `commits`
+        - `events` and `bytes` that these commits appended
+        - `commit_seconds` that these commits took
+        - `failures`: commits that the store failed to write
+
+        A refusal to a writer that is not the owner is not a failure.
+        """
         ...

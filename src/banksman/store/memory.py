@@ -1,32 +1,37 @@
-"""The log in memory: for programs that need no history beyond their own life, and for tests.
+"""In-memory log engine, for tests and for programs that need no history beyond their own life.
 
-It promises what every engine does (`log.py`), and forgets: past `bytes_max` a session's oldest chunks are dropped, as
-far as its last snapshot allows, and a reader behind them is told the range. What follows is how it works, and what it
-decides where the protocol leaves it open.
+It implements the protocol of `log.py` with a memory limit. Past `bytes_max` it drops a session's
+oldest chunks, as far as the last snapshot allows. A reader behind them gets the dropped range as a
+gap. The rest of this text describes how the engine works, and its choices where the protocol leaves
+a choice.
 
-It is a store with one handle, so whatever is owned is owned here, and nobody is ever kept from a claim. What a released
-session had leased is given back with it, and so no lease is ever held by a session that nobody has.
+**Ownership.** The store has one handle, so this host owns every owned session, and no claim is
+refused. A release gives back the session's lease, so no unowned session ever holds a lease.
 
-Every token of every agent comes through `append`, so an append costs what a chunk costs, not what its entries do. What
-is accepted lies in its session at once (`memory_session.py`), and one flush per pass of the loop commits for all of
-them.
+**Cost.** Every token of every agent passes through `append`. So an append costs per chunk, not per
+entry. The session stores an accepted append immediately (`memory_session.py`). One flush per pass
+of the event loop commits for all sessions.
 
-All is decided in `append`, `advance` and `lease`, for nothing can go wrong later: what was accepted will be committed.
-The answer still comes from the flush. Under the right epoch an append is refused for one of two reasons: its expected
-seq is wrong, or it is behind a call that was refused and of which the writer has not been told yet. The second matters
-where the seq of the one behind fits by accident; it ends with the telling, so that a writer that knows may go on from
-the head.
+**Decisions.** `append`, `advance` and `lease` decide immediately, because nothing can fail later:
+an accepted append will be committed. The completion still comes from the flush. Under the right
+epoch an append is refused for one of two reasons. Its expected seq is wrong, or it follows a
+refused call that its writer does not know about yet. The second rule matters if the seq of the
+later append fits by accident. It ends when the writer receives the refusal, so that the writer can
+resume from the head.
 
-`claim`, `release`, `trim` and `delete` commit first what was accepted, then take effect: the new owner finds all of it,
-and its writer is told None. They call no `done`; answers come from the loop alone.
+**Order.** `claim`, `release`, `trim` and `delete` first commit all accepted appends, then take
+effect. So the new owner finds these appends, and their writer receives None. These methods call no
+`done`; completions come only from the event loop.
 
-No epoch is given twice for a session, not even if it was deleted in between: its old writer would be the owner again.
-One number for the whole log is enough for that, the highest epoch that was ever deleted: new sessions begin past it.
+**Epochs.** No epoch is issued twice for a session id, not even across a deletion, or the old writer
+would be the owner again. One number per log is enough for that: the highest deleted epoch. New
+sessions begin past it.
 
-After `close` everything raises `StoreError` or answers with it, reading too: an engine with a disk could not read
-either, and a program that works here must work there. Only `release` says nothing, since the close has done what it
-asks for. Whoever waits past the head is told the same, and so is who waits on a session that is deleted: the event it
-waits for would belong to another history.
+**After `close`** every call raises `StoreError` or completes with it, reads too. An engine with a
+disk could not read either, and a program that works with this engine must work with that one. Only
+`release` does nothing, because the close has already released everything. Tasks that wait past the
+head get the same error. A task that waits on a deleted session gets an error too, because the event
+that it waits for would belong to another history.
 """
 
 from __future__ import annotations
@@ -71,7 +76,8 @@ from banksman.store.memory_session import (
     position_of,
 )
 
-# Of each session. A long day of one agent fits; a thousand sessions at their bound would not, and belong on a disk.
+# Limit per session. A long day of one agent fits. A thousand sessions at this limit would not fit,
+# and belong on a disk.
 SESSION_BYTES_MAX = 64 << 20
 
 log = logging.getLogger("banksman")
@@ -84,8 +90,11 @@ class _Answer(NamedTuple):
 
 
 class MemoryLog:
-    """A `Log` that keeps at most `bytes_max` of each session besides what its last snapshot does not hold, and nothing
-    beyond its own life. Opened inside a loop."""
+    """A `Log` without persistence. It belongs to the event loop in which it was opened.
+
+    `bytes_max`: the memory limit of each session. Events that the last snapshot does not cover are
+    kept in addition.
+    """
 
     is_durable: bool = False
 
@@ -97,20 +106,20 @@ class MemoryLog:
         self._phase = LogPhase.OPEN
         self._owner = Owner(pid=os.getpid(), address="", is_here=True, is_alive=True)
         self._sessions: dict[str, MemorySession] = {}
-        # The sessions that have something to commit; a dict, for each once and in the order in which they came.
+        # The sessions with uncommitted data. A dict keeps each once, in insertion order.
         self._behind: dict[MemorySession, None] = {}
         self._answers: deque[_Answer] = deque()
         self._is_flush_due = False
-        # By session, and not in it: one may wait for a session that nobody has claimed yet.
+        # A separate mapping by id, because a task may wait for a session that does not exist yet.
         self._waiters: dict[str, PointWaiters[int]] = {}
         self._order_waiters: PointWaiters[Place] = PointWaiters()
         self._epoch_deleted_max = 0
-        # What is leased, and by which session; each of them has one lease at most, and says so itself.
+        # Lease name to session. A session has at most one lease and also records it.
         self._leases: dict[str, MemorySession] = {}
-        # The last chunk's number, and where the order of what is committed ends.
+        # The number of the last chunk, and the end of the commit order.
         self._number = 0
         self._end = BEGINNING
-        # See `counters`. What this engine has accepted it cannot fail to commit.
+        # See `counters`. `failures` stays 0, because an accepted append cannot fail to commit.
         self._counters: dict[str, float] = dict.fromkeys(
             ("commits", "events", "bytes", "commit_seconds", "failures"), 0.0
         )
@@ -133,6 +142,8 @@ class MemoryLog:
             self._check_name(name, session)
             state = MemorySession(session, name=name, agent=agent, epoch=self._epoch_deleted_max, at=time.time())
             self._sessions[session] = state
+        # The epoch skips one value if the session is owned: its fenced-off writer may still advance
+        # to it.
         state.epoch = state.epoch_past + 1
         state.is_owned = True
         state.failed = None
@@ -174,7 +185,7 @@ class MemoryLog:
                 state.lease = name
 
     # -- writing -----------------------------------------------------------------------------------------------------
-    def append(  # noqa: PLR0917  The protocol's own signature, called once per chunk: names would cost.
+    def append(  # noqa: PLR0917  The protocol's signature, called once per chunk: keyword arguments would cost time.
         self,
         session: str,
         epoch: int,
@@ -212,7 +223,11 @@ class MemoryLog:
         chunks: Callable[[], Iterable[Chunk]],
         snapshot: Snapshot | None = None,
     ) -> None:
-        """In the loop's own thread: what is restored into memory fits there, and nothing can come in between."""
+        """Restore a session, see `Log.restore`.
+
+        This runs in the event loop's thread: the history fits into memory, and no other task can
+        run in between.
+        """
         self._check_open()
         if session in self._sessions:
             raise UsageError("there is such a session already", hint="delete it, or take another id", session=session)
@@ -226,7 +241,8 @@ class MemoryLog:
             state.epoch = chunk.epoch
             self._accept(state, chunk.at, chunk.entries, None)
         state.snapshot = snapshot
-        # Past what was ever given here under this id, too.
+        # No epoch may be issued twice for this id, also not one from before a deletion in this
+        # store.
         state.epoch = max(state.epoch, self._epoch_deleted_max)
         self._sessions[session] = state
         self._commit()
@@ -242,7 +258,8 @@ class MemoryLog:
     ) -> Page:
         check_after(session, after)
         limit = checked_limit(limit)
-        # A reader far behind reads page after page: without a pause it would keep the loop from everybody else.
+        # A reader far behind reads page after page. Without this pause it would block the event
+        # loop for all other tasks.
         await asyncio.sleep(0)
         self._check_open()
         state = self._sessions.get(session)
@@ -264,7 +281,8 @@ class MemoryLog:
 
     async def wait_past(self, session: str, seq: int, *, is_known: bool = False) -> None:
         check_seq(session, seq)
-        # From this look to the future's place among the waiters nothing else can run, so no commit falls between.
+        # No other code runs from this lookup until the future is registered, so no commit falls in
+        # between.
         head = self.head(session)
         if is_known and not head.epoch:
             raise StoreError("the session was deleted", session=session)
@@ -274,7 +292,7 @@ class MemoryLog:
         try:
             await waiters.past(seq)
         finally:
-            # Another set may be in its place by now, if this one was emptied by a delete.
+            # `self._waiters` may hold a newer object for this id, if a delete emptied this one.
             if not waiters and self._waiters.get(session) is waiters:
                 del self._waiters[session]
 
@@ -296,8 +314,9 @@ class MemoryLog:
         events = placed_after(states, place, limit, project_of)
         if len(events) == limit:
             return MultiSessionPage(events, events[-1].position, gaps)
-        # All was looked through, and what is not wanted need not be again: a reader that waits past its position must
-        # not be let through by it.
+        # All events were examined, and events of unwanted sessions need not be examined again. So
+        # the position is the end of the log. Otherwise these events would wake a reader in
+        # `wait_past_position` again.
         return MultiSessionPage(events, position_of(self._end), gaps)
 
     async def wait_past_position(self, position: str) -> None:
@@ -356,14 +375,17 @@ class MemoryLog:
             waiters.fail(StoreError("the session was deleted", session=session))
 
     def abandon(self) -> None:
-        """There is nothing to let go of, and nobody to tell."""
+        """Mark the log as closed.
+
+        It holds no resources, and no loop runs that could deliver completions.
+        """
         self._phase = LogPhase.CLOSED
 
     async def ready(self) -> None:
-        """At once."""
+        """Return immediately."""
 
     def guard(self, guard: OwnershipListener) -> None:
-        """What is claimed here stays ours for as long as we live."""
+        """Ignore the listener: this host owns its sessions for as long as it lives."""
 
     def check(self) -> None:
         self._check_open()
@@ -372,7 +394,10 @@ class MemoryLog:
         return dict(self._counters)
 
     async def close(self) -> None:
-        """Commit, answer, let go. Safe to call twice; cancelling it does not undo it, and the answers still come."""
+        """Commit, complete all calls, and close. Safe to call twice.
+
+        Cancellation does not undo the close, and the completions still come.
+        """
         if self._phase is LogPhase.OPEN:
             self._commit()
             self._phase = LogPhase.CLOSED
@@ -382,7 +407,7 @@ class MemoryLog:
             self._waiters.clear()
             self._leases.clear()
             self._sessions.clear()
-        # Behind every answer that is due: when this one is given, all of them were.
+        # This completion is queued last, so all earlier ones have run when it runs.
         answered: asyncio.Future[None] = self._loop.create_future()
 
         def done(_: StoreError | NotOwner | None) -> None:
@@ -392,7 +417,7 @@ class MemoryLog:
         self._answer(_Answer(done, None, None))
         await answered
 
-    # -- deciding ----------------------------------------------------------------------------------------------------
+    # -- decisions ---------------------------------------------------------------------------------------------------
     def _check_open(self) -> None:
         if self._phase is LogPhase.CLOSED:
             raise StoreError("the log is closed")
@@ -406,6 +431,7 @@ class MemoryLog:
             raise NameTaken(f"another session has the name {name}", hint="take another name", session=holder.id)
 
     def _refusal(self, state: MemorySession | None, session: str, epoch: int) -> StoreError | NotOwner | None:
+        """Return why a call under this epoch is refused, or None."""
         if self._phase is LogPhase.CLOSED:
             return StoreError("the log is closed", session=session)
         if state is None or epoch != state.epoch:
@@ -422,8 +448,9 @@ class MemoryLog:
     def _decided(
         self, state: MemorySession | None, epoch: int, error: StoreError | NotOwner | None, done: Done
     ) -> None:
+        """Queue the completion of an append or advance, and record its failure."""
         answer = _Answer(done, error, state)
-        # Who is no owner, or no longer, does not fail the one who is.
+        # A call of a former owner must not fail the calls of the current one.
         if error is not None and state is not None and epoch == state.epoch and state.failed is None:
             state.failed = answer
         self._answer(answer)
@@ -438,12 +465,12 @@ class MemoryLog:
             self._behind[state] = None
 
     def _give_back(self, state: MemorySession) -> None:
-        """What it has leased, if anything."""
+        """Give back the session's lease, if it has one."""
         if state.lease is not None:
             del self._leases[state.lease]
             state.lease = None
 
-    # -- answering ---------------------------------------------------------------------------------------------------
+    # -- completions -------------------------------------------------------------------------------------------------
     def _answer(self, answer: _Answer) -> None:
         self._answers.append(answer)
         if not self._is_flush_due:
@@ -451,26 +478,29 @@ class MemoryLog:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
+        """Commit all accepted appends, then run the queued completions."""
         self._commit()
         try:
-            # Those that are born of these answers come in the next pass: a writer that appends whenever it is answered
-            # must not keep the loop.
+            # Completions queued by these callbacks run in the next pass. A writer that appends in
+            # each callback must not block the event loop.
             for _ in range(len(self._answers)):
                 self._give(self._answers.popleft())
         finally:
-            # Also reached when a `done` let a KeyboardInterrupt through: the others are still owed their answers.
+            # This also runs when a `done` raised a KeyboardInterrupt. The other calls still need
+            # their completions.
             self._is_flush_due = bool(self._answers)
             if self._is_flush_due:
                 self._loop.call_soon(self._flush)
 
     def _give(self, answer: _Answer) -> None:
-        # Before it is told, so that the writer may append anew from inside its `done`.
+        # Reset before the callback runs, so that the writer can append again from inside its
+        # `done`.
         if answer.session is not None and answer.session.failed is answer:
             answer.session.failed = None
         try:
             answer.done(answer.error)
         except Exception:
-            # It is that writer's bug, and the others wait for their answers.
+            # This is a bug of one writer. The other writers still need their completions.
             session = None if answer.session is None else answer.session.id
             log.exception("! session=%s the callback of a writer failed", session)
 

@@ -1,18 +1,18 @@
-"""One session in the log in memory: its chunks, what is committed of them, what is kept, and who waits for more.
+"""In-memory storage of one session, and in-memory indexes of turns.
 
-A chunk lies in the list from the moment it is accepted, but readers see no further than `seq`, the committed head.
-Between `seq` and `tail` lies what is accepted and not yet committed. The entries are kept as they came, one tuple, and
-become events only when somebody reads them.
+**Chunks.** An accepted chunk is in the list immediately, but readers see only events up to `seq`,
+the committed head. The chunks between `seq` and `tail` are accepted and not yet committed. The
+entries stay as one tuple and become events only when a reader asks for them.
 
-Chunks are numbered through the whole log, in the order in which they were accepted, which is that of their commits. A
-place in that order is a chunk's number and how many of its events are behind one.
+Chunks have numbers across the whole log, in the order of acceptance, which is the commit order. A
+place in that order is a chunk's number and the number of its events already read.
 
-In-memory index of a session's turns: the seq of each turn's first event, and of the event that ended it.
-
-Without an index, finding a turn means reading the log from its first event. An index follows one log in order: `seen`
-is the seq of the last event that it has taken in. An engine that sees every commit feeds it directly (`memory.py`). An
-engine that does not keeps `TurnIndexes`, which read the events behind `seen` before each lookup: every event is read
-for this purpose once per process, however many lookups there are.
+**Turns.** An index holds the seq of each turn's first event, and of the event that ended the turn.
+Without an index, a lookup would read the log from its first event. An index follows one log in
+order: `seen` is the seq of the last event that it has processed. An engine that sees every commit
+feeds the index directly (`memory.py`). Another engine uses `TurnIndexes`, which reads the events
+after `seen` before each lookup. So each process reads every event at most once for this purpose,
+however many lookups there are.
 """
 
 from __future__ import annotations
@@ -39,26 +39,31 @@ from banksman.store.log import (
     history_lost,
 )
 
-# The kinds by which a turn begins and ends. A turn that the agent opens by itself is never queued.
+# The event kinds that begin or end a turn. A turn that the agent opens unasked is never queued.
 _MARKS = frozenset((TURN_QUEUED, TURN_STARTED, TURN_ENDED))
-# How much a process remembers of logs that it does not feed: so many turns, about 200 bytes each, of so many sessions.
-# Beyond that the index of the session that was asked for least recently is dropped and read again when it is needed.
+# Memory limits for the indexes of logs that are read on demand: turns, at about 200 bytes each, and
+# sessions. Beyond them, the index of the session with the oldest lookup is dropped. The next lookup
+# rebuilds it.
 TURNS_MAX = 100_000
 SESSIONS_MAX = 1_000
 
-# A turn's id, the seq of the event, and whether the event ended it.
+# A turn's id, the seq of the event, and whether the event ended the turn.
 Mark = tuple[str, int, bool]
 
-# What an entry and a chunk weigh besides their data: the tuple (64) and the head of the bytes (33), rounded up as the
-# allocator does, and a place in the chunk; the chunk with its numbers, and two places in the list, since what is
-# dropped may leave as many empty ones. Without them, empty entries would fill the memory and never the bound. The turn
-# and the kind weigh nothing: one string serves all entries of a turn.
+# Memory of an entry and of a chunk besides their data. An entry has a tuple (64) and the header of
+# the bytes (33), rounded up as the allocator does, and a place in the chunk. A chunk has its object
+# with its numbers, and two places in the list, because dropped chunks may leave as many empty
+# places. Without these numbers, empty entries would fill the memory and never reach the limit. The
+# turn and the kind count as nothing, because all entries of a turn share one string.
 ENTRY_BYTES = 128
 CHUNK_BYTES = 352
 
 
 def marks_of(first: int, entries: Iterable[Entry]) -> list[Mark]:
-    """The entries that begin or end a turn; `first` is the seq of the first entry."""
+    """Return a mark for each entry that begins or ends a turn.
+
+    `first`: the seq of the first entry.
+    """
     return [
         (turn, seq, kind == TURN_ENDED)
         for seq, (turn, kind, _) in enumerate(entries, first)
@@ -67,21 +72,24 @@ def marks_of(first: int, entries: Iterable[Entry]) -> list[Mark]:
 
 
 class TurnIndex:
-    """The turns of one session, as far as its log was read."""
+    """The turns of one session, up to the event `seen`."""
 
     __slots__ = ("_ended", "_open", "seen")
 
     def __init__(self, seen: int = 0) -> None:
         self.seen = seen
         self._open: dict[str, int] = {}
-        # In the order of their ends, so that retention removes them from the front.
+        # Ordered by the end of the turn, so that retention removes turns from the front.
         self._ended: dict[str, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         return len(self._open) + len(self._ended)
 
     def add(self, first: int, entries: Sequence[Entry]) -> None:
-        """The next events of the log. A gap before them is what retention took."""
+        """Process the next events of the log.
+
+        A gap before them is the part that retention removed.
+        """
         assert first > self.seen, "events were added twice"
         for turn, seq, is_end in marks_of(first, entries):
             if is_end:
@@ -91,7 +99,7 @@ class TurnIndex:
         self.seen = first + len(entries) - 1
 
     def drop_before(self, first: int) -> None:
-        """Forget the turns that ended before the first event that is kept."""
+        """Drop the turns that ended before the first retained event."""
         while self._ended:
             turn = next(iter(self._ended))
             if self._ended[turn][1] >= first:
@@ -99,6 +107,7 @@ class TurnIndex:
             del self._ended[turn]
 
     def find(self, turn: str) -> TurnPlace | None:
+        """Return the place of a turn, or None."""
         if (found := self._ended.get(turn)) is not None:
             return TurnPlace(found[0], found[1], self.seen)
         if (first := self._open.get(turn)) is not None:
@@ -107,19 +116,22 @@ class TurnIndex:
 
 
 class TurnIndexes:
-    """Indexes of several logs, each brought up to date by reading before a lookup."""
+    """Indexes of several logs, each updated by reading the log before a lookup."""
 
     def __init__(self, read: Callable[[str, int], Awaitable[Page]]) -> None:
-        """`read`: the page of a session's events after a seq."""
+        """`read`: returns the page of a session's events after a seq."""
         self._read = read
-        # With the identity of the session: an id may be deleted and made again.
+        # The key includes the session's identity, because an id may be deleted and created again.
         self._indexes: OrderedDict[tuple[str, int], tuple[TurnIndex, asyncio.Lock]] = OrderedDict()
 
     async def find(self, session: str, turn: str, *, identity: int, first: int) -> TurnPlace | None:
-        """`first`: the first event that is kept."""
+        """Update the session's index and look up a turn.
+
+        `identity`: distinguishes sessions with the same id. `first`: the first retained event.
+        """
         index, lock = self._indexes.setdefault((session, identity), (TurnIndex(), asyncio.Lock()))
         self._indexes.move_to_end((session, identity))
-        # Callers that come together read the log once: those who wait find it read.
+        # Concurrent callers read the log once: the waiting ones find an updated index.
         async with lock:
             while (page := await self._read(session, index.seen)).events:
                 index.add(page.events[0].seq, [(event.turn, event.kind, b"") for event in page.events])
@@ -128,20 +140,20 @@ class TurnIndexes:
         return index.find(turn)
 
     def _drop_oldest(self) -> None:
-        # Counted anew each time: an index may be dropped while somebody still fills it.
+        # Counted each time, because a task may still fill an index that was dropped.
         turns = sum(len(index) for index, _ in self._indexes.values())
         while len(self._indexes) > 1 and (turns > TURNS_MAX or len(self._indexes) > SESSIONS_MAX):
             turns -= len(self._indexes.popitem(last=False)[1][0])
 
 
-# A chunk's number, and how many of its events are behind it. Before the first chunk: 0 and 0.
+# A chunk's number, and the number of its events already read. Before the first chunk: 0 and 0.
 Place = tuple[int, int]
 BEGINNING: Place = (0, 0)
 Point = TypeVar("Point", int, Place)
 
 
 class StoredChunk(NamedTuple):
-    """A chunk, as it is kept."""
+    """A chunk as the engine keeps it. `weight`: its memory in bytes."""
 
     number: int
     first: int
@@ -152,10 +164,11 @@ class StoredChunk(NamedTuple):
 
     @property
     def last(self) -> int:
+        """The seq of the chunk's last event."""
         return self.first + len(self.entries) - 1
 
 
-# Stands where a chunk was, until the list is shortened.
+# Placeholder for a dropped chunk, until the list is shortened.
 _DROPPED = StoredChunk(0, 0, 0, 0.0, (), 0)
 _first = attrgetter("first")
 _number = attrgetter("number")
@@ -163,16 +176,18 @@ _data = itemgetter(2)
 
 
 class PointWaiters(Generic[Point]):
-    """Tasks that wait until the log has passed a point. Each has the point it waits past."""
+    """Tasks that wait until the log has passed a point, each with its point."""
 
     def __init__(self) -> None:
-        # A future's result is the error to raise, so that none is lost when its task was cancelled meanwhile.
+        # The future's result is the error to raise. A cancelled task then leaves no unretrieved
+        # exception.
         self._points: dict[asyncio.Future[StoreError | None], Point] = {}
 
     def __len__(self) -> int:
         return len(self._points)
 
     async def past(self, point: Point) -> None:
+        """Wait until the log has passed the point."""
         future: asyncio.Future[StoreError | None] = asyncio.get_running_loop().create_future()
         self._points[future] = point
         try:
@@ -183,18 +198,24 @@ class PointWaiters(Generic[Point]):
             raise error
 
     def reach(self, end: Point) -> None:
+        """Wake the tasks whose point lies before `end`."""
         for future, point in self._points.items():
             if point < end and not future.done():
                 future.set_result(None)
 
     def fail(self, error: StoreError) -> None:
+        """Make every waiting task raise the error."""
         for future in self._points:
             if not future.done():
                 future.set_result(error)
 
 
 class MemorySession:
-    """`chunks` are oldest first, and `chunks[:dropped]` are gone; `seq` and `tail` are where chunks end."""
+    """State and events of one session.
+
+    `chunks`: oldest first; `chunks[:dropped]` are placeholders. `seq`: the committed head. `tail`:
+    the accepted head. Both are ends of chunks.
+    """
 
     __slots__ = (
         "_next_snapshot",
@@ -227,32 +248,36 @@ class MemorySession:
         self.lease: str | None = None
         self.seq = 0
         self.tail = 0
-        # Of what is committed.
+        # Index of the committed turns.
         self.turns = TurnIndex()
         self.chunks: list[StoredChunk] = []
         self.dropped = 0
-        # Where the last chunk that is gone had ended.
+        # The end of the last dropped chunk in the commit order.
         self.last_dropped = BEGINNING
         self.weight = 0
         self.snapshot: Snapshot | None = None
-        # Accepted and not yet committed.
+        # An accepted and not yet committed snapshot.
         self._next_snapshot: Snapshot | None = None
-        # The first failure under this epoch of which the writer has not been told.
+        # The first failure under this epoch that the writer has not received.
         self.failed: object | None = None
 
     @property
     def first(self) -> int:
+        """The first retained seq."""
         return self.chunks[self.dropped].first if self.chunks else self.seq + 1
 
     @property
     def end(self) -> Place:
-        """Behind its last chunk."""
+        """The place after the session's last chunk."""
         return (self.chunks[-1].number, len(self.chunks[-1].entries)) if self.chunks else BEGINNING
 
     @property
     def epoch_past(self) -> int:
-        """The highest epoch that anybody may believe to have. An owner that is fenced off does not know it yet, and may
-        advance: what it says until it is told is under the epoch behind its own, which must be nobody's."""
+        """The highest epoch that any writer may believe to have.
+
+        A fenced-off owner does not know about the claim yet and may advance. Until it receives the
+        refusal, its calls carry the epoch after its own. That epoch must belong to no writer.
+        """
         return self.epoch + 1 if self.is_owned else self.epoch
 
     @property
@@ -260,7 +285,7 @@ class MemorySession:
         return Head(self.epoch, self.seq, self.first)
 
     def known(self, owner: Owner) -> KnownSession:
-        """As a listing shows it; `owner` is whoever has what is owned here."""
+        """Return the session as a listing shows it. `owner`: the owner of all owned sessions."""
         return KnownSession(
             id=self.id,
             name=self.name,
@@ -275,18 +300,19 @@ class MemorySession:
 
     # -- writing -----------------------------------------------------------------------------------------------------
     def accept(self, number: int, at: float, entries: Sequence[Entry]) -> None:
-        """The entries will be the events after `tail`."""
-        kept = tuple(entries)  # The caller may go on using its list.
+        """Accept the entries as the events after `tail`."""
+        kept = tuple(entries)  # The caller may reuse its list.
         weight = sum(map(len, map(_data, kept))) + ENTRY_BYTES * len(kept) + CHUNK_BYTES
         self.chunks.append(StoredChunk(number, self.tail + 1, self.epoch, at, kept, weight))
         self.tail += len(kept)
         self.weight += weight
 
     def accept_snapshot(self, data: bytes) -> None:
-        """It is what the events up to `tail` fold to."""
+        """Accept a snapshot of the events up to `tail`."""
         self._next_snapshot = Snapshot(self.tail, data)
 
     def commit(self) -> None:
+        """Make the accepted chunks and the accepted snapshot visible to readers."""
         if self.seq < self.tail:
             for chunk in self.chunks[bisect_right(self.chunks, self.seq, lo=self.dropped, key=_first) :]:
                 self.turns.add(chunk.first, chunk.entries)
@@ -296,28 +322,31 @@ class MemorySession:
             self.snapshot, self._next_snapshot = self._next_snapshot, None
 
     def refuse_uncommitted(self) -> None:
-        """What was accepted and not committed had never been."""
+        """Discard the chunks and the snapshot that were accepted and not committed."""
         while self.chunks and self.chunks[-1].first > self.seq:
             self.weight -= self.chunks.pop().weight
         self.tail = self.seq
         self._next_snapshot = None
 
-    # -- what is kept ------------------------------------------------------------------------------------------------
+    # -- retention ---------------------------------------------------------------------------------------------------
     def drop_beyond(self, bytes_max: int) -> None:
-        """Drop the oldest chunks until the rest fits, as far as they may go."""
+        """Drop the oldest removable chunks until the rest fits."""
         while self.weight > bytes_max and self._may_drop():
             self._drop()
         self._shorten()
 
     def drop_before(self, seq: int) -> None:
-        """Drop the chunks that lie before a seq, as far as they may go."""
+        """Drop the removable chunks before a seq."""
         while self._may_drop() and self.chunks[self.dropped].last < seq:
             self._drop()
         self._shorten()
 
     def _may_drop(self) -> bool:
-        """The newest stays, whatever it weighs, or nobody could read it. And so does all that the last snapshot does
-        not hold: what the session was could not be told from the rest."""
+        """Whether the oldest chunk may be dropped.
+
+        The newest chunk stays, whatever its size, or no reader could read it. Events that the last
+        snapshot does not cover stay too: without them the session's state could not be derived.
+        """
         if self.snapshot is None or self.dropped >= len(self.chunks) - 1:
             return False
         return self.chunks[self.dropped].last <= self.snapshot.seq
@@ -330,8 +359,8 @@ class MemorySession:
         self.dropped += 1
 
     def _shorten(self) -> None:
-        # To shorten a list at its front moves all the rest: only once half of it is gone, so that each chunk is moved
-        # about once.
+        # A deletion at the front of a list moves all later items. It happens only when more than
+        # half of the list is placeholders, so each chunk is moved about once.
         self.turns.drop_before(self.first)
         if self.dropped * 2 > len(self.chunks):
             del self.chunks[: self.dropped]
@@ -339,11 +368,12 @@ class MemorySession:
 
     # -- reading -----------------------------------------------------------------------------------------------------
     def events(self, seq: int, last: int, project: Project | None) -> list[Event]:
-        """The events from `seq` to `last`, both kept and committed."""
+        """Return the events from `seq` to `last`. Both must be retained and committed."""
         assert self.first <= seq
         assert last <= self.seq
         events: list[Event] = []
-        # Never a dropped place: they are all before `dropped`, and the one there begins at or before `seq`.
+        # Never a placeholder: these are all before `dropped`, and the chunk there begins at or
+        # before `seq`.
         index = bisect_right(self.chunks, seq, lo=self.dropped, key=_first) - 1
         while seq <= last:
             chunk = self.chunks[index]
@@ -356,7 +386,7 @@ class MemorySession:
         return events
 
     def chunks_from(self, number: int) -> Iterator[tuple[int, MemorySession, StoredChunk]]:
-        """The committed chunks from that number on, in their order, each with its number before it."""
+        """Yield the committed chunks from a number on, in order, each after its number."""
         index = bisect_right(self.chunks, number - 1, lo=self.dropped, key=_number)
         while index < len(self.chunks) and self.chunks[index].first <= self.seq:
             yield self.chunks[index].number, self, self.chunks[index]
@@ -364,7 +394,7 @@ class MemorySession:
 
 
 def _events_of(session: str, chunk: StoredChunk, skipped: int, limit: int, project: Project | None) -> list[Event]:
-    """At most `limit` of the chunk's events, from the one behind the `skipped` first."""
+    """Return at most `limit` events of a chunk, after its first `skipped` ones."""
     wanted = chunk.entries[skipped : skipped + limit]
     return [
         Event(session, chunk.epoch, number, chunk.at, turn, kind, data, project)
@@ -375,9 +405,9 @@ def _events_of(session: str, chunk: StoredChunk, skipped: int, limit: int, proje
 def placed_after(
     states: Iterable[MemorySession], place: Place, limit: int, project_of: ProjectOf | None
 ) -> list[PositionedEvent]:
-    """The committed events of these sessions after a place in the log's order, at most `limit`."""
+    """Return at most `limit` committed events of these sessions after a place, in commit order."""
     events: list[PositionedEvent] = []
-    # Of many sessions few have news for who follows them: the others cost one look each.
+    # Few of many sessions have new events for a follower. The others cost one comparison each.
     chunks = [state.chunks_from(place[0]) for state in states if state.end > place]
     for number, state, chunk in heapq.merge(*chunks):
         skipped = place[1] if number == place[0] else 0
@@ -392,13 +422,18 @@ def placed_after(
 
 
 def place_of(position: str | None, end: Place) -> Place:
-    """What a position stands for. `UsageError` if it cannot have been given; `end` is the last that was here."""
+    """Parse a position. `end`: the end of the commit order.
+
+    Raises `UsageError` for a text that this engine never issues, `HistoryLost` for a place after
+    `end`.
+    """
     if position is None:
         return BEGINNING
     number, _, count = position.partition(".")
     if number.isdecimal() and count.isdecimal():
         place = int(number), int(count)
-        # Only the one way to write it, "07.1" was never given; and but for the beginning each is behind an event.
+        # Each place has one text form: "07.1" is never issued. Every place except the beginning
+        # follows an event.
         if position == position_of(place) and (place == BEGINNING or (place[0] and place[1])):
             if place > end:
                 raise history_lost(position)

@@ -1,4 +1,4 @@
-"""A new file for its owner only, which is there whole or not at all: for what is taken out of a store."""
+"""Write a new private file (0600) atomically, for data that leaves a store."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from typing import BinaryIO
 
 from banksman.errors import StoreError, StoreFull, UsageError
 
-# Lines are gathered to this before a thread writes them.
+# The writer buffers lines up to this size before a thread writes them.
 WRITE_BYTES = 1 << 20
 
 
 async def write_new(path: str | os.PathLike[str], lines: AsyncIterator[bytes]) -> None:
-    """Write a new file for its owner only (0600), which appears under its name when it is whole and on the disk.
+    """Write a new file that only its owner can read (0600).
 
-    `UsageError` if there is something of that name, or no folder that we may write to; `StoreError` if the disk fails.
-    Whatever goes wrong, cancellation included, nothing is left.
+    The file appears under its name only when it is complete and synced to disk. Raises `UsageError`
+    if the name exists, or if this user cannot write to the folder. Raises `StoreError` if the disk
+    fails. After any failure, cancellation included, no file remains.
     """
     target = absolute(path)
     _check_absent(target)
@@ -37,11 +38,12 @@ async def write_new(path: str | os.PathLike[str], lines: AsyncIterator[bytes]) -
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """Said now: whoever changes the working folder while we wait must not change what is meant."""
+    """Resolve a path immediately, so that a later `chdir` cannot change its meaning."""
     return os.path.abspath(path)
 
 
 def _opened(target: str) -> tuple[str, BinaryIO]:
+    """Create the partial file, with a random name, next to the target."""
     folder, name = os.path.split(target)
     partial = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(8)}.part")
     try:
@@ -62,6 +64,8 @@ async def _write(file: BinaryIO, lines: AsyncIterator[bytes]) -> None:
 
 
 async def _in_thread(file: BinaryIO, data: bytearray, *, is_last: bool = False) -> None:
+    """Write the data in a thread. `is_last`: sync the file afterwards."""
+
     def write() -> None:
         left = memoryview(data)
         while left:
@@ -73,8 +77,9 @@ async def _in_thread(file: BinaryIO, data: bytearray, *, is_last: bool = False) 
     try:
         await asyncio.shield(writing)
     except asyncio.CancelledError:
-        # The file is closed next, and its number may be another's by the time the thread writes to it: so the thread is
-        # waited for, however often we are cancelled. It has a bounded piece to write.
+        # The caller closes the file next, and another file may reuse its fd number before the
+        # thread writes. So this function waits for the thread, however often its task is cancelled.
+        # The wait is short, because the thread writes a bounded buffer.
         while not writing.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([writing])
@@ -83,7 +88,11 @@ async def _in_thread(file: BinaryIO, data: bytearray, *, is_last: bool = False) 
 
 
 def _put(partial: str, target: str) -> None:
-    """Give it its name, unless somebody has it by now: a rename would take it away, a link does not."""
+    """Link the partial file to its name, and sync the folder. An existing file stays untouched.
+
+    A rename would replace a file that another process has created in the meantime. A link fails
+    instead.
+    """
     try:
         os.link(partial, target)
     except FileExistsError:
@@ -92,7 +101,8 @@ def _put(partial: str, target: str) -> None:
     except OSError as exc:
         if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
             raise
-        # No hard links here (FAT, some network drives). Between these two lines somebody may still come.
+        # The file system has no hard links (FAT, some network drives). Another process may still
+        # create the target between these two lines.
         _check_absent(target)
         os.rename(partial, target)
     folder = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

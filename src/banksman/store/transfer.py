@@ -1,6 +1,6 @@
-"""A session as a file, out of one store and into another: `export`, `export_to`, `import_session`.
+"""Export a session to a file, and import it into another store.
 
-The file has one JSON object a line:
+The file has one JSON object per line:
 
     {"banksman": "session", "version": 1, "id": …, "name": …, "agent": …, "created": …, "first": 1, "last": 74}
     {"seq": 1, "epoch": 1, "at": 1700000000.25, "turn": "t-1", "kind": "turn.queued", "body": {…}}
@@ -8,24 +8,33 @@ The file has one JSON object a line:
     …
     {"end": true, "events": 74, "sha256": …}
 
-The data of an event comes back byte for byte, and that decides how it is written. One of our own kinds is its `body`,
-unless another encoder wrote it, so that ours would make other bytes of it; a frame is a text, because the spaces and
-escapes of the agent's JSON are a part of what it said. What cannot be written so is base64, in `data64` and `frame64`.
-The hash is of all lines before the last, newlines included: a file that was cut, edited or mixed up is known by it.
+**Encoding.** An import restores the data of each event byte for byte. This decides the encoding:
 
-What is exported ends at the head as it is when the export begins; a session may be written meanwhile. What retention
-has taken is not in it; then the header has the snapshot that stands for it, without which nobody could go on with the
-session. Else it has none: a snapshot is made of the events, and another version may make another.
+- An event of Banksman's own kinds is written as its `body`, if this version's encoder produces the
+  same bytes.
+- A frame is a text, because the spaces and escapes in the agent's JSON are part of the frame.
+- Other data is base64, in `data64` and `frame64`.
 
-An import reads the file twice, both times one line after the other, so that neither a large file nor a bad one costs
-memory, or leaves half a session: first all of it is looked at, then the engine takes it. The second reading checks
-as much as the first, since the file may be another by then, and the engine takes all or nothing.
+The hash covers all lines before the last one, newlines included. It reveals a truncated, edited or
+reordered file.
 
-The hash says that a file is whole, not who wrote it: it may be a stranger's. So behind its events an import writes one
-of its own, `session.imported`, with the id that the session had there and the time. All before it is history, to be
-read. How the session was opened and which process it had is forgotten at it, as is what was open or waited: see
-core/session/history.py. Whoever wants to go on with the session opens it by its name, with a command of its own. What
-is exported after an import has that event, and each further import adds another.
+**Range.** The export ends at the head of the session at its start. The session may be written
+during the export. Events that retention has removed are missing. In that case the header has the
+snapshot that replaces them, because without it no host could resume the session. Otherwise the
+header has no snapshot: it can be derived from the events, and another version may derive another
+one.
+
+**Import.** The import reads the file twice, line by line. So neither a large nor an invalid file
+costs memory or leaves half a session. The first pass checks the whole file, and in the second pass
+the engine takes it. The second pass checks as much as the first, because the file may have changed.
+The engine takes all or nothing.
+
+**Trust.** The hash proves that a file is complete. It does not prove the author, and the author may
+be a stranger. So the import adds an event after the last one, `session.imported`, with the original
+session id and the time. Everything before it is read-only history. At this event recovery forgets
+how the session was opened, its process, its questions, and its open and queued asks: see
+core/session/history.py. To resume the session, a caller opens it by its name with a command of the
+caller's choice. A later export contains this event, and each further import adds another one.
 """
 
 from __future__ import annotations
@@ -53,17 +62,17 @@ from banksman.store.log import NUMBER_MAX, Chunk, KnownSession, Log, Snapshot
 from banksman.store.private_file import absolute, write_new
 
 VERSION = 1
-# A frame is at most 32 MiB, and twice that as text at the worst: past it base64 is shorter. A prompt has no such bound,
-# but one of this length was never sent.
+# A frame has at most 32 MiB, and as text at most twice that: beyond it base64 is shorter. A prompt
+# has no limit, but no prompt of this length was ever sent.
 LINE_BYTES_MAX = 256 << 20
-# Our own bodies are flat. One that might be too deep for a decoder is not decoded at all.
+# Banksman's own bodies are flat. A body that might be too deep for a decoder is not decoded.
 BODY_BRACKETS_MAX = 500
-# What is handed to the engine at once: neither a chunk an event, nor a session a chunk.
+# Limits of the chunks for the engine: larger than one event, smaller than a whole session.
 CHUNK_EVENTS_MAX = 1000
 CHUNK_BYTES_MAX = 4 << 20
-# An id or the name of an agent: it is listed and logged.
+# Limit of a session id and of an agent's name, which appear in listings and logs.
 WORD_CHARACTERS_MAX = 255
-# What the path itself is to blame for. ENXIO, ENODEV: a socket, and a device that nothing is behind.
+# Errors that the path causes. ENXIO and ENODEV: a socket, or a device without a driver.
 NOT_TO_BE_READ = frozenset(
     (
         *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP),
@@ -74,17 +83,18 @@ NOT_TO_BE_READ = frozenset(
 AGAIN = "export it again, and copy the file whole"
 
 
-# -- out -------------------------------------------------------------------------------------------------------------
+# -- export ----------------------------------------------------------------------------------------------------------
 async def export(log: Log, session: str) -> AsyncGenerator[bytes]:
-    """The lines of the file, each with its newline, up to where the session is now. `session`: its id, or its name.
+    """Yield the lines of the file, each with its newline, up to the session's current head.
 
-    Reading needs no claim. `UsageError` if there is no such session, or nothing in it; `StoreError` if it is deleted,
-    or trimmed past where we are, before we have come to the end: what was yielded by then has no last line.
+    `session`: its id or its name. Reading needs no claim. Raises `UsageError` if the session does
+    not exist or has no events. Raises `StoreError` if it is deleted, or trimmed past the current
+    event, during the export. The lines yielded until then have no end line.
     """
     known = found(log, session)
     snapshot = await log.snapshot(known.id) if known.first > 1 else None
     if snapshot is not None:
-        known = found(log, session)  # Which has come at least as far as its snapshot.
+        known = found(log, session)  # The session has reached at least its snapshot.
     header = {
         **{"banksman": "session", "version": VERSION, "id": known.id, "name": known.name, "agent": known.agent},
         **{"created": known.created, "first": known.first, "last": known.seq},
@@ -105,12 +115,12 @@ async def export(log: Log, session: str) -> AsyncGenerator[bytes]:
 
 
 async def export_to(log: Log, session: str, path: str | os.PathLike[str]) -> None:
-    """`export` to a file that is there whole or not at all, for its owner only. See `write_new`."""
+    """Write an export to a new private file, atomically. See `write_new`."""
     await write_new(path, export(log, session))
 
 
 def found(log: Log, session: str) -> KnownSession:
-    """A session that has something to be read."""
+    """Find a session that has at least one event, or raise `UsageError`."""
     known = log.find(session)
     if known is None:
         raise UsageError("there is no such session", hint="by its id, or by its name", session=session)
@@ -120,7 +130,7 @@ def found(log: Log, session: str) -> KnownSession:
 
 
 async def events_of(log: Log, known: KnownSession) -> AsyncIterator[Event]:
-    """What a session had when it was found, every event of it, or `StoreError`."""
+    """Yield every event of the session up to the head in `known`, or raise `StoreError`."""
     after = known.first - 1
     while after < known.seq:
         page = await log.read(known.id, after)
@@ -136,17 +146,20 @@ async def events_of(log: Log, known: KnownSession) -> AsyncIterator[Event]:
 
 
 def line_of(value: dict[str, Any]) -> bytes:
+    """Encode an object as one JSON line."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
 def _event_line(event: Event) -> bytes:
+    """Encode an event as one line of the file."""
     data = event.data
     line: dict[str, Any] = {"seq": event.seq, "epoch": event.epoch, "at": event.at}
     line |= {"turn": event.turn, "kind": event.kind}
     if event.is_frame:
         line |= frame_of(data)
     elif _is_ours(event.kind, data):
-        # As it is, not encoded anew: it is one line, or it would not be what our encoder makes.
+        # The data goes into the line unchanged. It is one line, or the encoder would not have
+        # produced it.
         return line_of(line)[:-2] + b',"body":' + data + b"}\n"
     else:
         line["data64"] = base64.b64encode(data).decode()
@@ -154,19 +167,19 @@ def _event_line(event: Event) -> bytes:
 
 
 def frame_of(data: bytes) -> dict[str, str]:
-    """A frame as a member of a line: as text, if it is one and JSON does not make it twice as long."""
+    """Return a frame as a line member: text, or base64 if it is not UTF-8 or doubles in JSON."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
         return {"frame64": base64.b64encode(data).decode()}
-    # Only control characters take six bytes for one; quotes and backslashes take two.
+    # A control character takes six bytes in JSON. Quotes and backslashes take two.
     if sum(data.count(bytes((code,))) for code in range(32)) * 6 > len(data) + 64:
         return {"frame64": base64.b64encode(data).decode()}
     return {"frame": text}
 
 
 def _is_ours(kind: str, data: bytes) -> bool:
-    """Whether the decoded body, encoded again, is this data."""
+    """Whether this version's encoder turns the decoded body into the same bytes."""
     if data.count(b"{") + data.count(b"[") > BODY_BRACKETS_MAX:
         return False
     try:
@@ -180,7 +193,7 @@ def _encoded(kind: str, body: dict[str, Any]) -> bytes:
     return entry(None, kind, **body)[2]
 
 
-# -- in --------------------------------------------------------------------------------------------------------------
+# -- import ----------------------------------------------------------------------------------------------------------
 class _Header(NamedTuple):
     id: str
     agent: str
@@ -201,12 +214,15 @@ class _Line(NamedTuple):
 async def import_session(
     log: Log, path: str | os.PathLike[str], *, session: str, name: str | None, redactor: Redactor | None = None
 ) -> int:
-    """Make a session of an exported file, under this id and name: how many events it has, with the one that says that
-    it was imported. It is data: nothing is started by what the file says, now or later; see the module.
+    """Create a session from an exported file and return its number of events.
 
-    `UsageError` says which line is wrong, and nothing is written. So it is if there is such a session, and `NameTaken`
-    if the name is another's. `redactor`: what must not come into this store. Cancelled while the file is looked at,
-    nothing is written either; the look goes on in its thread to the end of the file.
+    The number includes the added `session.imported`. The file is only data: its contents never
+    start a process, see the module docstring.
+
+    `redactor`: removes secrets that must not enter this store. Raises `UsageError` with the invalid
+    line, or if the session id exists, and `NameTaken` if another session has the name. In these
+    cases nothing is written. A cancellation during the first pass writes nothing either; the pass
+    continues in its thread to the end of the file.
     """
     file = absolute(path)
     header = await asyncio.to_thread(_check, file)
@@ -224,6 +240,7 @@ async def import_session(
 
 
 def _check(path: str) -> _Header:
+    """Read the whole file, check it, and return its header."""
     reader = _Reader(path)
     for _ in reader.lines():
         pass
@@ -232,22 +249,23 @@ def _check(path: str) -> _Header:
 
 
 def _history(path: str, header: _Header) -> Generator[Chunk]:
-    """What the engine takes: the events of the file that was looked at, and behind them that they were imported."""
+    """Yield the chunks for the engine: the events of the checked file, then `session.imported`."""
     reader = _Reader(path)
     epoch = 1
     for chunk in _chunks(reader):
         epoch = chunk.epoch
         yield chunk
     if reader.header != header:
-        # The snapshot is the first reading's. With fewer events now, it might be of the one that comes next, and who
-        # goes on from it would not see that.
+        # The snapshot comes from the first pass. If the file now had fewer events, the snapshot
+        # could claim the seq of the event that is added next, and recovery from it would not detect
+        # this.
         raise UsageError(f"{path} was changed while it was read", hint="try again, when nobody writes it", path=path)
     now = time.time()
     yield Chunk(header.last + 1, epoch, now, [entry(None, SESSION_IMPORTED, origin=header.id, at=now)])
 
 
 def _chunks(reader: _Reader) -> Generator[Chunk]:
-    """The events, those together that have their epoch and time in common."""
+    """Group consecutive events with the same epoch and time into chunks."""
     waiting: list[_Line] = []
     weight = 0
     for line in reader.lines():
@@ -267,7 +285,7 @@ def _chunk(lines: list[_Line]) -> Chunk:
 
 
 class _Reader:
-    """One reading of a file from its first line to its last, with everything checked on the way."""
+    """One pass over a file, with every line checked."""
 
     def __init__(self, path: str) -> None:
         self.header: _Header | None = None
@@ -284,8 +302,11 @@ class _Reader:
             raise StoreError(f"cannot read {self._path}: {exc.strerror}", path=self._path) from exc
 
     def _open(self) -> BinaryIO:
-        """A regular file, or nothing: what waits for somebody else, a pipe or a device, might keep the thread for ever,
-        and the interpreter's exit waits for the thread. So the open itself must not wait, nor make a terminal ours."""
+        """Open the path as a regular file only.
+
+        A pipe or a device might block the thread forever, and the interpreter's exit waits for the
+        thread. So the open must not block, and must not make a terminal the controlling one.
+        """
         if "\0" in self._path:
             raise self._unreadable("no path holds a zero byte")
         fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -358,7 +379,7 @@ class _Reader:
         if version != VERSION:
             self._refuse(f"a newer Banksman has written this, in version {version}", "use that one, or a newer one")
         first, last = value.get("first"), value.get("last")
-        # The import itself adds one.
+        # The import adds one event, so `last` must be below the limit.
         if not _is_number(first) or not _is_number(last) or last < first or last >= NUMBER_MAX:
             self._refuse(f"there are no events from {first!r:.40} to {last!r:.40}", AGAIN)
         id, agent = value.get("id"), value.get("agent")
@@ -381,9 +402,13 @@ class _Reader:
         return snapshot
 
     def _check_snapshot(self, snapshot: Snapshot) -> None:
-        """Whoever opens the session goes on from it, and would be refused for ever if it were of other events."""
+        """Check that the snapshot is readable and covers the events up to its seq.
+
+        Every open of the session starts from the snapshot. A snapshot of other events would make
+        every open fail.
+        """
         try:
-            # The configuration is the opener's, and nothing that a snapshot says depends on it.
+            # The opener passes the real configuration. No part of a snapshot depends on it.
             head = pasts.decode(snapshot.data, Config(dialect=CLAUDE)).session.head
         except StoreTooNew as exc:
             self._refuse(f"a newer Banksman has written this: {exc}", "use that one, or a newer one", exc)
@@ -434,13 +459,16 @@ def _is_number(value: Any) -> TypeGuard[int]:
 
 
 def _is_time(value: Any) -> TypeGuard[int | float]:
-    """Compared, not converted: an integer may be larger than any float."""
+    """Whether the value is a time.
+
+    It is compared, not converted: an integer may exceed every float.
+    """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and -NUMBER_MAX <= value <= NUMBER_MAX
 
 
 def _is_text(value: Any) -> TypeGuard[str]:
-    """Not with half of a surrogate pair, which JSON can write and UTF-8 cannot."""
+    """Whether the value is a string without lone surrogates. JSON can encode them, UTF-8 cannot."""
     if not isinstance(value, str):
         return False
     return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)

@@ -1,12 +1,14 @@
-"""`banksman acp`: an ACP agent for editors, with a session of Banksman's behind each of theirs.
+"""`banksman acp`: ACP agent for editors, backed by one Banksman session per editor session.
 
-An editor starts this program and speaks the Agent Client Protocol with it, version 1, one JSON-RPC message a line. What
-it asks for goes to a server over its HTTP API, and what is in the session's log comes back as the protocol's updates.
-So there is one way, whoever has the server: a `banksman serve` that runs anyway, another editor's, or one inside of
-this process, which is begun only if there is no other.
+An editor starts this program and speaks version 1 of the Agent Client Protocol with it, one
+JSON-RPC message per line. Its requests go to a server over the HTTP API. The events of the
+session's log come back as ACP updates. There is one code path for every server: a running `banksman
+serve`, the server of another editor, or one inside this process. The last is started only if no
+other is found.
 
-    the editor ──► wire ──► editor ──► talks ──► talk ──► backend ──► a server, by its API
-               ◄── wire ◄── updates, questions ◄── the session's log, followed from a place on
+    editor program ──► editor ──► methods ──► editor_session ──► backend ──► server, by its API
+                   ◄── editor ◄── session_updates, open_questions ◄── the session's log, followed
 
-Nothing is kept here that the log does not have. An editor that dies and comes back is told everything from there.
+This process keeps no state that the log lacks. An editor that dies and comes back gets everything
+from the log.
 """

@@ -1,4 +1,4 @@
-"""The server behind the editor: one that is found, or else our own."""
+"""Server behind the editor: find a running one, or start a bundled one in this process."""
 
 from __future__ import annotations
 
@@ -21,40 +21,42 @@ from banksman.cli.output import say_aside
 from banksman.errors import BanksmanError, UsageError
 from banksman.folders import state_folder
 
-# The server inside: begun when there is no other, so that there is always one to ask, and only one way to ask it.
+# The bundled server: started if no other is found, so that there is always one server and one way
+# to use it.
 #
-# It is the server of `banksman serve`, on a port of its own and on this machine only. It is announced in the state
-# folder as any other, so that a second editor finds it; and it ends with us.
+# It is the server of `banksman serve`, on a free port and for this machine only. It announces
+# itself in the state folder, so that a second editor finds it. It ends with this process.
 #
-# Signals and the server's loop belong to the main thread. So whoever needs a server only asks for it, by a
-# `MainThreadRequest` that the main thread waits for, and waits until it is there.
+# Signals and the server's loop belong to the main thread. A thread that needs a server sends a
+# `MainThreadRequest` to the main thread and waits until the server is ready.
 
-# A store with much in it is read when it is opened.
+# Opening a large store takes time, because it is read.
 START_SECONDS_MAX = 60.0
-# When the editor is gone: what runs may take so long to finish, and is stopped then. Editors wait some two seconds for
-# us to end before they signal, and to stop an agent takes its time too.
+# How long running turns may take to finish when the editor is gone. Editors wait about two seconds
+# for the exit before they send signals, and stopping an agent takes time as well.
 FINISH_SECONDS = 0.5
 
 LOCK = "acp.lock"
-# Of a session that is resumed, so many are looked at for what was set in it.
+# How many events of a resumed session are read to find its settings.
 OWN_EVENTS_MAX = 1000
 _LOCK_AGAIN_SECONDS = 0.05
-# The pauses before a request is repeated that does no harm when it is done twice.
+# Pauses before the repetitions of a request that is harmless to repeat.
 AGAIN_SECONDS = (0.0, 0.5, 2.0)
 
 
 class MainThreadRequest(enum.Enum):
-    """What the main thread is asked for. No value is the number of a signal."""
+    """Request to the main thread. No value equals the number of a signal."""
 
     SERVE = ord("s")
     LEAVE = ord("l")
 
 
 class MainThreadRequests:
-    """The wishes, in order, in a pipe.
+    """Queue of requests to the main thread, implemented by a pipe.
 
-    A signal that arrives just before the main thread begins to wait in `queue.get` does not wake it: its handler would
-    run at the next wish, which may never come. Python writes the number of each signal to the pipe as well.
+    A `queue.Queue` does not work. A signal that arrives just before the main thread waits in `get`
+    does not wake it. The handler would run at the next request, which may never come. With a pipe,
+    Python also writes the number of each signal to it.
     """
 
     def __init__(self) -> None:
@@ -62,17 +64,21 @@ class MainThreadRequests:
         os.set_blocking(self._write, False)
 
     def wake_on_signals(self) -> None:
-        """Call it in the main thread, and again when a loop has ended there."""
+        """Let signals wake `get`.
+
+        Call it in the main thread, and again after a loop has ended there.
+        """
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
     def put(self, wish: MainThreadRequest) -> None:
-        """From any thread, also from the handler of a signal."""
+        """Queue a request. May be called from any thread and from a signal handler."""
         os.write(self._write, bytes([wish.value]))
 
     def get(self) -> MainThreadRequest:
+        """Wait for the next request."""
         while True:
             (byte,) = os.read(self._read, 1)
-            # Otherwise it is a signal, and its handler has run when this line is reached.
+            # Any other byte is a signal. Its handler has run before this line.
             if byte in (wish.value for wish in MainThreadRequest):
                 return MainThreadRequest(byte)
 
@@ -86,12 +92,17 @@ class _ServerPhase(enum.Enum):
 
 
 class BundledServer:
-    """`install` is called in the server's loop once it serves: the signals that it has taken are to be ours."""
+    """The server inside this process.
+
+    `install`: called in the server's loop when it serves. It installs this program's signal
+    handlers in place of the server's.
+    """
 
     def __init__(self, wishes: MainThreadRequests, install: Callable[[asyncio.AbstractEventLoop], None]) -> None:
         self._wishes = wishes
         self._install = install
-        # For the three below. Nothing is called while it is held but `MainThreadRequests.put`, which never waits.
+        # Protects the three members below. Only `MainThreadRequests.put` is called while it is
+        # held, and that never waits.
         self._changed = threading.Condition()
         self._phase = _ServerPhase.ABSENT
         self._place: ServerAddress | None = None
@@ -99,12 +110,13 @@ class BundledServer:
 
     @property
     def place(self) -> ServerAddress | None:
+        """The address of the server; None while it does not serve."""
         with self._changed:
             return self._place
 
-    # -- from any thread but the main one ----------------------------------------------------------------------------
+    # -- called from all threads except the main thread --------------------------------------------
     def start(self) -> ServerAddress:
-        """Where it is, when it can be asked. Raises `NoServer`."""
+        """Start the server if needed and return its address when it serves. Raises `NoServer`."""
         with self._changed:
             if self._phase is _ServerPhase.ABSENT:
                 self._phase, self._failure = _ServerPhase.STARTING, ""
@@ -116,7 +128,10 @@ class BundledServer:
             return self._place
 
     def end(self) -> None:
-        """Let what runs finish, for a moment; then it ends. Returns when it was told so."""
+        """Drain the server with a short timeout.
+
+        Returns when the server has accepted the request.
+        """
         with self._changed:
             self._changed.wait_for(self._is_settled, START_SECONDS_MAX)
             place = self._place
@@ -124,14 +139,19 @@ class BundledServer:
             try:
                 Client(lambda: place).post("/v1/drain", {"timeout": FINISH_SECONDS})
             except ClientError:
-                pass  # It ends already.
+                # The server is already ending.
+                pass
 
     def _is_settled(self) -> bool:
         return self._phase is not _ServerPhase.STARTING
 
-    # -- in the main thread ------------------------------------------------------------------------------------------
+    # -- called in the main thread -----------------------------------------------------------------
     def run(self) -> bool:
-        """Serve until it is told to end. False: it was told before anybody could have asked it to, so by a signal."""
+        """Serve until the server ends.
+
+        Returns False if the server ended normally before it served. Then a signal ended it, because
+        no client could have asked it to end.
+        """
         was_told = False
         try:
             was_told = self._run()
@@ -162,7 +182,7 @@ class BundledServer:
             with self._changed:
                 self._phase, self._place = _ServerPhase.SERVING, place
                 self._changed.notify_all()
-            # Cancelled when the server ends.
+            # The server cancels this task when it ends.
             await loop.create_future()
 
         code = run(settings, serving)
@@ -175,8 +195,11 @@ class BundledServer:
 
 
 def _flags() -> dict[str, Any]:
-    """The user's own settings, but nothing that others could reach: who starts an editor has not asked for that. The
-    token is the one that clients here look for."""
+    """Return the settings: the user's, but reachable from this machine only.
+
+    A user who starts an editor has not asked for a public server. The token is the one that clients
+    on this machine look up.
+    """
     return {
         "bind": "127.0.0.1",
         "port": 0,
@@ -187,45 +210,50 @@ def _flags() -> dict[str, Any]:
     }
 
 
-# The server that is asked: one that is found, else our own. If it goes away, the next request finds another.
+# The server in use: one that is found, else the bundled one. If it goes away, the next request
+# finds another.
 #
-# A server that was named (`--url`, `BANKSMAN_URL`) is the only one that is meant: it is waited for as every verb does,
-# and never replaced. Otherwise it is looked for as every verb does, and whoever finds none begins one. Of two editors
-# that are started at the same moment one begins it, and the other finds it: there is a lock for that in the state
-# folder.
+# A server that the user named (`--url`, `BANKSMAN_URL`) is binding: the client waits for it, as
+# every verb does, and never replaces it. Otherwise the server is found as for every verb, and
+# started if it is missing. If two editors start at the same moment, a lock in the state folder lets
+# one of them start the server, and the other finds it.
 
-# While there is no server, it is looked for this often; what waits for it fails after so long.
+# The interval at which a missing server is looked for, and the time after which waiting requests
+# fail.
 AWAY_SECONDS, AWAY_SECONDS_MAX = 2.0, 300.0
 
 
 class _RetryingClient(Client):
-    """Where nobody was there to hear a request, it is put to whoever is found next."""
+    """Client that repeats a request once with the next server, if no server received it."""
 
     def request(self, method: str, path: str, **more: Any) -> Any:
         try:
             return super().request(method, path, **more)
         except Lost:
-            raise  # It may have been done.
+            raise  # The server may have executed the request.
         except NoServer:
             return super().request(method, path, **more)
 
 
 class Backend:
-    """Asks on behalf of one editor. Any thread may use it, but the main one: there our own server runs."""
+    """Server access for one editor.
+
+    Every thread except the main one may use it: the bundled server runs in the main thread.
+    """
 
     def __init__(self, url: str | None, own: BundledServer) -> None:
         self._url: str | None = config.load(flags={"url": url or None}).value("url")
         self._own = own
-        # Whoever holds it looks for a server, or waits for our own; the others want the same, and wait for that. No
-        # other lock is taken before it.
+        # The holder looks for a server or waits for the bundled one. The other threads need the
+        # same result and wait. No other lock is held when this one is taken.
         self._looking = threading.Lock()
         self._known: ServerAddress | None = None
-        # Put there whole, by whichever thread comes first.
+        # Replaced as a whole, by the first thread that needs it.
         self._dialects: dict[str, str] = {}
         self.client: Client = _RetryingClient(self._place, on_gone=self._doubt)
 
     def insist(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """A POST that may be repeated without harm, also with the next server."""
+        """Send a POST that is harmless to repeat, if necessary to the next server."""
         for pause in AGAIN_SECONDS:
             try:
                 return self.client.post(path, body)
@@ -234,17 +262,20 @@ class Backend:
         return self.client.post(path, body)
 
     def head(self, session: str) -> str | None:
-        """Where its log ends, as far as it is committed. What a session says of itself (`seq`) may be ahead of that."""
+        """Return the cursor of the last committed event. The session's `seq` may be ahead of it."""
         return self.client.get(f"/v1/sessions/{segment(session)}/events", {"limit": 1})["head"]
 
     def own_events(self, session: str, head: str | None) -> list[dict[str, Any]]:
-        """The last events before its end that are not the agent's frames."""
+        """Return the last events up to `head` that are not frames of the agent."""
         before = 0 if head is None else seq_of(head) or 0
         query = {"before": before + 1, "limit": OWN_EVENTS_MAX, "frames": 0}
         return self.client.get(f"/v1/sessions/{segment(session)}/events", query)["events"]
 
     def dialect_of(self, agent: str) -> str | None:
-        """How the server says that this agent speaks: a profile of the same name may be another here, or none."""
+        """Return the dialect of an agent as the server knows it.
+
+        A profile of the same name may differ on this machine, or be missing.
+        """
         if agent not in self._dialects:
             agents = self.client.get("/v1/agents")["agents"]
             self._dialects = {each["name"]: each["dialect"] for each in agents}
@@ -252,6 +283,7 @@ class Backend:
 
     def _doubt(self, place: ServerAddress) -> None:
         with self._looking:
+            # Compare first: another thread may have found the next server meanwhile.
             if self._known == place:
                 self._known = None
 
@@ -271,12 +303,14 @@ class Backend:
         if found is not None and _answers(found):
             return found
         with _one_at_a_time():
+            # Look again: another editor may have started a server while this one waited for the
+            # lock.
             found = announced()
             return found if found is not None and _answers(found) else self._own.start()
 
 
 def _answers(place: ServerAddress) -> bool:
-    """Whether a server of ours is there, lets us in, and stays."""
+    """Return whether a Banksman server answers, accepts the token, and is not draining."""
     try:
         told = Client(lambda: place).get("/v1/server")
     except ClientError:
@@ -286,7 +320,10 @@ def _answers(place: ServerAddress) -> bool:
 
 @contextlib.contextmanager
 def _one_at_a_time() -> Generator[None]:
-    """Without the lock two servers may be begun. That costs a process's worth of memory, and no more."""
+    """Hold the lock in the state folder while a server is looked for or started.
+
+    If the lock cannot be taken, two servers may start. That costs only memory.
+    """
     fd = -1
     try:
         folder = state_folder()
@@ -303,7 +340,7 @@ def _one_at_a_time() -> Generator[None]:
 
 
 def _lock(fd: int) -> None:
-    # By asking again: a lock that is waited for cannot be given up, and its holder may never go on.
+    # Poll instead of a blocking flock: a blocked call cannot be given up, and the holder may hang.
     deadline = time.monotonic() + START_SECONDS_MAX
     while time.monotonic() < deadline:
         with contextlib.suppress(BlockingIOError):

@@ -1,4 +1,4 @@
-"""The connection to one editor: its two pipes, its requests and our requests to it."""
+"""Connection to one editor: JSON-RPC lines over stdin and stdout, requests in both directions."""
 
 from __future__ import annotations
 
@@ -31,31 +31,35 @@ from banksman.errors import BanksmanError, UsageError
 
 # The two pipes to the editor: whole lines in, whole lines out.
 #
-# Nothing but messages goes to stdout, ever: the pipe is taken away from everybody else at the beginning, and what a
-# library prints by accident goes nowhere.
+# Only messages go to stdout. Fd 1 is redirected at the start, so that a stray print of a library
+# goes to /dev/null.
 #
-# Lines out are written by a thread, because whoever does not read us must not stop us from reading. How much waits
-# there is bounded. Who tells of a session waits then, and so falls behind its log, which is no loss: the log is the
-# buffer. Answers have room beyond that, so that an editor which sends much before it reads anything is not sent into a
-# deadlock.
+# A thread writes the lines, because an editor that does not read must not stop this process from
+# reading. The queue is bounded. A full queue blocks the followers of sessions, which then fall
+# behind the log. That loses nothing: the log is the buffer. Answers have extra room, so that an
+# editor that sends much before it reads cannot cause a deadlock.
 
 READ_BYTES_MAX = 1 << 16
-# A prompt with pictures has some megabytes, and the server takes 32 MiB.
+# A prompt with pictures has some megabytes, and the server accepts 32 MiB.
 LINE_BYTES_MAX = 64 << 20
-# What may wait to be written: of what the log has anyway, and of answers.
+# Limits on the queued bytes: for updates, which the log has anyway, and for answers.
 UPDATES_BYTES_MAX = 1 << 20
 ANSWERS_BYTES_MAX = 8 << 20
 
-# Requests of the editor's that are open at once. Each has a thread.
+# Maximum number of open requests from the editor. Each has a thread.
 REQUESTS_MAX = 256
-# Requests of ours that it has not answered.
+# Maximum number of requests to the editor that it has not answered.
 ASKED_MAX = 1024
 
 
 def take_stdio() -> tuple[int, int]:
-    """Stdin and stdout, for us alone: nobody who is started from here has them, and nobody else here can write there.
-    Raises OSError if there is none."""
-    # Both, before either is copied: a copy takes the lowest number that is free, and that may be the other's.
+    """Take stdin and stdout for exclusive use, and put /dev/null in their place.
+
+    Child processes do not inherit the returned fds, and no other code writes to them. Raises
+    OSError if one is missing.
+    """
+    # Check both before duplicating either: dup() returns the lowest free number, which may be the
+    # missing one.
     os.fstat(0)
     os.fstat(1)
     stdin, stdout = os.dup(0), os.dup(1)
@@ -67,8 +71,10 @@ def take_stdio() -> tuple[int, int]:
 
 
 def lines(fd: int, *, line_bytes_max: int = LINE_BYTES_MAX) -> Iterator[bytes | None]:
-    """Each line without its end, until there are no more; None: one that was too long to be kept. What comes after the
-    last line end was never said."""
+    """Yield lines without their newline; None for a line that was too long to keep.
+
+    Bytes after the last newline are an incomplete message and are dropped.
+    """
     pieces: list[bytes] = []
     size = 0
     while data := _read(fd):
@@ -88,25 +94,30 @@ def _read(fd: int) -> bytes:
     try:
         return os.read(fd, READ_BYTES_MAX)
     except OSError:
-        return b""  # A terminal that was hung up, say: nobody is there any more.
+        # The terminal was hung up, for example: the editor is gone.
+        return b""
 
 
 class Outbox:
-    """What is on its way to the editor, in order. `on_gone` is called once, when nobody can be written to any more."""
+    """Ordered queue of lines to the editor, written by a thread.
+
+    `on_gone`: called once when a write fails, because the editor is gone.
+    """
 
     def __init__(self, fd: int, on_gone: Callable[[], None]) -> None:
         self._fd = fd
         self._on_gone = on_gone
-        # For all that is below. Nothing is called and no other lock is taken while it is held.
+        # Protects the members below. No function is called and no lock is taken while it is held.
         self._changed = threading.Condition()
         self._lines: deque[bytes] = deque()
         self._bytes = 0
         self._is_gone = False
-        # A daemon, as all threads here: it may stand in a write that never ends, and the program must be able to.
+        # A daemon like all threads here: it may block in a write forever, and the program must
+        # still exit.
         threading.Thread(target=self._write, name="banksman-acp-out", daemon=True).start()
 
     def put(self, line: bytes, *, is_answer: bool = False) -> bool:
-        """Waits for room. False: the editor is gone."""
+        """Queue a line; waits for room. Returns False if the editor is gone."""
         bytes_max = ANSWERS_BYTES_MAX if is_answer else UPDATES_BYTES_MAX
         with self._changed:
             self._changed.wait_for(lambda: self._is_gone or self._bytes < bytes_max)
@@ -118,7 +129,7 @@ class Outbox:
             return True
 
     def flush(self, seconds: float) -> None:
-        """Until everything is written, nobody is left to write to, or the time is up."""
+        """Wait until everything is written, the editor is gone, or the time is up."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_gone or not self._bytes, seconds)
 
@@ -146,36 +157,37 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-# The connection to one editor: its requests answered, each once, and ours put to it.
+# The connection to one editor: each request is answered once, and requests are sent to it.
 #
-# Lines come from one thread, and none of them is waited for there: a request that asks the server has a thread of its
-# own, so that the editor can stop a turn while another request waits. What must keep the order of the lines (a prompt
-# is known before the word that stops it, and one that comes after that word is not stopped by it) is done before that
-# thread begins.
+# One thread reads the lines and never waits. A request that needs the server gets a thread, so that
+# the editor can stop a turn while another request waits. Steps that depend on the order of the
+# lines happen before that thread starts. A prompt must be registered before the cancel that stops
+# it, and a prompt after the cancel must not be stopped by it.
 
 
 class EditorConnection:
-    """`hear` is for the one thread that reads; everything else may be called by any."""
+    """Connection to one editor. One thread calls `hear`; all other methods are thread-safe."""
 
     def __init__(self, backend: Backend, outbox: Outbox, usual: SessionDefaults) -> None:
         self._outbox = outbox
         self._methods = Methods(self, backend, usual)
-        # For all that is below. Nothing is called while it is held.
+        # Protects the members below. No function is called while it is held.
         self._lock = threading.Lock()
         self._open: set[Id] = set()
         self._asked: dict[int, Answer] = {}
         self._count = 0
 
-    # -- what it says ------------------------------------------------------------------------------------------------
+    # -- from the editor ---------------------------------------------------------------------------
     def hear(self, line: bytes | None) -> None:
-        """One line; None: one that was too long to be kept."""
+        """Handle one line; None for a line that was too long to keep."""
         if line is None:
             self._send(JSONRPC.error(None, PARSE_ERROR, f"a line of more than {LINE_BYTES_MAX} bytes is not taken"))
             return
         if not line.strip():
             return
         if line.lstrip().startswith(b"["):
-            # No editor sends several at once, and a line of them could hold millions, each of which wants an answer.
+            # No editor sends batches. One line could hold millions of messages, and each needs an
+            # answer.
             self._send(JSONRPC.error(None, INVALID_REQUEST, "a batch is not taken: one message a line"))
             return
         (message,) = decode(line)
@@ -223,7 +235,8 @@ class EditorConnection:
         except BanksmanError as exc:
             self.refuse(call.id, refusal_of(exc))
         except Exception as exc:
-            # A bug of ours. The editor waits for an answer, and the next request may well succeed.
+            # This is a bug in Banksman. The editor still needs an answer, and the next request may
+            # succeed.
             self.refuse(call.id, bug(exc))
             raise
         else:
@@ -253,9 +266,9 @@ class EditorConnection:
         if answer is not None:
             self._spawn(answer, reply)
 
-    # -- what it is told ---------------------------------------------------------------------------------------------
+    # -- to the editor -----------------------------------------------------------------------------
     def tell(self, session: str, update: Update) -> None:
-        """Waits while it does not read."""
+        """Send an update. Waits while the editor does not read."""
         try:
             line = JSONRPC.notice("session/update", {"sessionId": session, "update": update})
         except UsageError as exc:
@@ -264,7 +277,10 @@ class EditorConnection:
             self._outbox.put(line)
 
     def ask(self, method: str, params: dict[str, Any], on_reply: Answer) -> int | None:
-        """Put a request to it: its id. None: too many are open, and this one is left to others."""
+        """Send a request to the editor and return its id.
+
+        Returns None if too many requests are open. Other clients can still answer then.
+        """
         with self._lock:
             if len(self._asked) >= ASKED_MAX:
                 return None
@@ -275,17 +291,19 @@ class EditorConnection:
         return id
 
     def withdraw(self, id: int) -> None:
-        """It need not answer this any more. If it does all the same, nobody waits for it."""
+        """Cancel a request to the editor. A late reply is ignored."""
         with self._lock:
             is_open = self._asked.pop(id, None) is not None
         if is_open:
             self._outbox.put(JSONRPC.notice("$/cancel_request", {"requestId": id}))
 
     def answer(self, id: Id, result: dict[str, Any]) -> None:
+        """Answer a request with a result."""
         self._close(id)
         self._send(JSONRPC.reply(id, result))
 
     def refuse(self, id: Id, refusal: EditorRefusal) -> None:
+        """Answer a request with an error."""
         self._close(id)
         self._send(JSONRPC.error(id, refusal.code, refusal.message, refusal.data or None))
 
@@ -298,5 +316,5 @@ class EditorConnection:
         self._outbox.put(line, is_answer=True)
 
     def _spawn(self, function: Callable[..., None], *arguments: Any) -> None:
-        # A daemon: what the editor no longer waits for must not keep the program.
+        # A daemon: a request that the editor has abandoned must not keep the program alive.
         threading.Thread(target=function, args=arguments, name="banksman-acp request", daemon=True).start()

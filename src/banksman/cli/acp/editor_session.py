@@ -1,14 +1,15 @@
-"""One session as one editor has it: what the editor asks in it, and what it is told of it.
+"""One session of one editor: its prompts, and the events that the editor gets.
 
-The session's log is followed by one thread, and everything that the editor hears of the session is said by that thread,
-in the log's order: updates, the agent's questions, and at the end of a turn the answer to the prompt that asked for it.
-So an answer never overtakes what belongs before it. To load a session is to follow it from its first event on, and to
-answer when the place has been passed where its log ended.
+One thread follows the session's log and sends everything about the session to the editor, in the
+order of the log: updates, questions, and at the end of a turn the answer to its prompt. An answer
+therefore never overtakes an update that belongs before it. Loading a session means following it
+from its first event, and answering the request when the former end of the log is passed.
 
-A prompt is known by a key of its own before it is asked, and the log has that key. So whose turn it is is known at its
-first event, even if that comes before the server's answer.
+Each prompt gets a key before it is sent, and the log records that key. The owner of a turn is thus
+known at its first event, even if the event arrives before the server's reply.
 
-Requests to the server wait, so each has a thread of its own. Whatever those threads share is behind one lock.
+Requests to the server block, so each has a thread. One lock protects all state that these threads
+share.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ from banksman.cli.output import say_aside
 from banksman.core.wire.jsonrpc import Id
 from banksman.errors import BanksmanError
 
-# How often it is looked whether a turn is over that the log says nothing of: it could not be written, perhaps.
+# How often to check for the end of a turn that the log does not report, perhaps because the log
+# could not be written.
 LOOK_SECONDS, LOOK_AGAIN_SECONDS = 30.0, 5.0
 
 
 class SessionListener(QuestionSender, Protocol):
-    """The editor, as a talk speaks to it."""
+    """The editor connection, as a session uses it."""
 
     def tell(self, session: str, update: Update) -> None: ...
     def answer(self, id: Id, result: dict[str, Any]) -> None: ...
@@ -51,8 +53,11 @@ class SessionListener(QuestionSender, Protocol):
 
 
 class EditorPrompt:
-    """A prompt of the editor's, from its request to the answer. `before`: when the one before it was asked, or failed:
-    they are asked in the order in which they came, though each has a thread."""
+    """A prompt of the editor, from its request to the answer.
+
+    `before`: set when the previous prompt was sent or has failed. Each prompt has a thread, but
+    prompts are sent in the order in which they came.
+    """
 
     def __init__(self, request: Id, before: threading.Event | None) -> None:
         self.request = request
@@ -65,8 +70,12 @@ class EditorPrompt:
 
 
 class EditorSession:
-    """`session`: as the server shows it. `head`: where its log ends, and it is followed from there; or, with `load`,
-    until where it is told again before that request is answered."""
+    """One session of one editor.
+
+    `session`: the session as the server shows it. `head`: the end of its log, from which it is
+    followed. `load`: a load request; the history up to `head` is sent first, and then the request
+    is answered.
+    """
 
     def __init__(
         self,
@@ -78,17 +87,17 @@ class EditorSession:
         load: Id | None = None,
     ) -> None:
         self.id: str = session["id"]
-        # When it was last used, for whoever has to choose.
+        # When the session was last used, to choose which one stops being followed.
         self.used = time.monotonic()
         self._editor = editor
         self._backend = backend
         self._path = f"/v1/sessions/{segment(self.id)}"
         self._load = load
         self._head = _seq(head)
-        # Only the following thread uses these, and one is there at most.
+        # Used only by the following thread, of which there is at most one.
         self._telling = UpdateProjection(projector_of(backend.dialect_of(session["agent"])))
         self._joined = JoinedUpdates()
-        # What can be set in it. A value, which others may read.
+        # The settings and their values. Immutable, so other threads may read it.
         self.settings = session_updates.known(backend.dialect_of(session["agent"]))
         if load is None:
             for event in backend.own_events(self.id, head):
@@ -97,7 +106,7 @@ class EditorSession:
         after = head if load is None else None
         self._follower = EventFollower(backend.client, self.id, after=after, raw=True, is_over=self._is_enough)
         self._seq = _seq(after)
-        # For all that is below. Nothing is called while it is held.
+        # Protects the members below. No function is called while it is held.
         self._lock = threading.Lock()
         self._is_following = False
         self._is_resting = False
@@ -106,19 +115,20 @@ class EditorSession:
 
     @property
     def is_busy(self) -> bool:
-        """The editor waits for something of it."""
+        """Whether the editor waits for something in this session."""
         with self._lock:
             is_awaited = bool(self._prompts) or self._load is not None
         return is_awaited or self._questions.are_open
 
     @property
     def is_following(self) -> bool:
+        """Whether a thread follows the session."""
         with self._lock:
             return self._is_following
 
-    # -- what the editor does ----------------------------------------------------------------------------------------
+    # -- called for the editor ---------------------------------------------------------------------
     def begin(self, request: Id) -> EditorPrompt:
-        """A prompt, from this moment on: also one that is stopped before the server has it is stopped."""
+        """Register a prompt. From now on it can be cancelled, even before the server has it."""
         self.used = time.monotonic()
         with self._lock:
             prompt = EditorPrompt(request, self._last_asked)
@@ -127,7 +137,7 @@ class EditorSession:
         return prompt
 
     def ask(self, prompt: EditorPrompt, content: list[Any]) -> None:
-        """Ask for the turn, and see to it that it is answered. Waits until then."""
+        """Send the prompt and wait until it is answered."""
         if prompt.before is not None:
             prompt.before.wait()
             prompt.before = None
@@ -145,13 +155,16 @@ class EditorSession:
         except BanksmanError as exc:
             self._fail(prompt, refusal_of(exc))
         except Exception as exc:
-            # A bug of ours. The editor waits for an answer all the same.
+            # This is a bug in Banksman. The editor still needs an answer.
             self._fail(prompt, bug(exc))
             raise
 
     def cancel(self, request: Id | None = None) -> list[str]:
-        """This prompt of the editor's is to stop; None: all that it has in this session. The turns to `interrupt`: one
-        that the server has not accepted yet is stopped as soon as it has."""
+        """Mark a prompt as cancelled; None for all prompts of this session.
+
+        Return the turns to interrupt. A prompt that the server has not accepted yet is interrupted
+        as soon as it is.
+        """
         with self._lock:
             meant = [prompt for prompt in self._prompts.values() if request is None or prompt.request == request]
             for prompt in meant:
@@ -159,21 +172,25 @@ class EditorSession:
             return [prompt.turn for prompt in meant if prompt.turn is not None]
 
     def interrupt(self, turns: list[str]) -> None:
-        """Waits until they are over."""
+        """Interrupt turns and wait until they are over."""
         for turn in turns:
             try:
                 self._backend.insist(f"{self._path}/turns/{segment(turn)}/interrupt")
             except ClientError as exc:
-                # How the turn ends is told by the log all the same.
+                # The log still reports the end of the turn.
                 say_aside(f"banksman: turn {turn} could not be stopped: {exc}")
 
     def has(self, request: Id) -> bool:
+        """Return whether this request is a pending prompt of the session."""
         with self._lock:
             return any(prompt.request == request for prompt in self._prompts.values())
 
-    # -- how prompts end ---------------------------------------------------------------------------------------------
+    # -- end of prompts ----------------------------------------------------------------------------
     def _watch(self, prompt: EditorPrompt) -> None:
-        """Until it is answered. Nearly always the log says when; but a log that could not be written does not."""
+        """Wait until the prompt is answered.
+
+        Nearly always the log reports the end. If the log could not be written, this poll finds it.
+        """
         path = f"{self._path}/turns/{segment(prompt.turn or '')}"
         outcome: dict[str, Any] | None = None
         head = 0
@@ -182,6 +199,8 @@ class EditorSession:
                 with contextlib.suppress(NoServer):
                     outcome = self._backend.client.get(path)["outcome"]
                     head = _seq(self._backend.head(self.id))
+            # The follower has passed the end of the log and did not answer the prompt, so the log
+            # lacks the end.
             elif self._seq >= head:
                 self._end(prompt, {**outcome, "outcome": outcome["kind"]})
 
@@ -199,15 +218,15 @@ class EditorSession:
             self._editor.refuse(prompt.request, refusal)
 
     def _take(self, prompt: EditorPrompt) -> bool:
-        """Whether it is for us to answer it: each is answered once."""
+        """Return whether the caller may answer the prompt. Each prompt is answered once."""
         with self._lock:
             is_ours = self._prompts.pop(prompt.key, None) is not None
         prompt.is_over.set()
         return is_ours
 
-    # -- following ---------------------------------------------------------------------------------------------------
+    # -- following ---------------------------------------------------------------------------------
     def follow(self) -> None:
-        """From where it was left, or from the beginning; nothing, if it is followed already."""
+        """Follow the session from its last position. Does nothing if it is already followed."""
         with self._lock:
             self._is_resting = False
             if self._is_following:
@@ -216,7 +235,7 @@ class EditorSession:
         threading.Thread(target=self._follow, name=f"banksman-acp {self.id}", daemon=True).start()
 
     def rest(self) -> None:
-        """Do not follow it any more: from the next sign of life of the server's on, and when no prompt waits."""
+        """Stop following at the server's next sign of life, when no prompt is pending."""
         with self._lock:
             self._is_resting = True
 
@@ -236,7 +255,8 @@ class EditorSession:
                     if self._is_resting and not self._prompts:
                         self._is_following = False
                         return
-                continue  # It was woken in this very moment.
+                # `follow` or `begin` was called in this very moment.
+                continue
             except NoServer as exc:
                 now = time.monotonic()
                 away_since = now if away_since is None or self._seq > seq else away_since
@@ -244,8 +264,9 @@ class EditorSession:
                     self._lose(exc)
                     away_since = None
             except BanksmanError as exc:
-                # The session was deleted, or what comes makes no sense. First this: a prompt that is begun from here on
-                # begins to follow anew, and fails by itself; those that are there already fail now.
+                # The session was deleted, or the stream makes no sense. Clear the flag first: a
+                # prompt that begins after this starts a new follower, which fails separately.
+                # Prompts that exist now fail below.
                 with self._lock:
                     self._is_following = False
                 self._lose(exc)
@@ -253,7 +274,7 @@ class EditorSession:
             time.sleep(AWAY_SECONDS)
 
     def _lose(self, error: BanksmanError) -> None:
-        """Nothing more will be heard of it: whoever waits for something is told so."""
+        """Fail everything that waits, because no further event will come."""
         say_aside(f"banksman: session {self.id} can no longer be followed: {error}")
         refusal = refusal_of(error)
         with self._lock:
@@ -264,7 +285,7 @@ class EditorSession:
             self._editor.refuse(load, refusal)
 
     def _hear(self, event: Event) -> None:
-        """One event, in the following thread."""
+        """Handle one event, in the following thread."""
         if event["kind"] == "stream.gap":
             say_aside(f"banksman: session {self.id}: events {event['first']} to {event['last']} are no longer kept")
             self._seq = event["last"]
@@ -288,7 +309,7 @@ class EditorSession:
             self._loaded()
 
     def _note_settings(self, event: Event) -> None:
-        """Tell the editor what can be set, and what is, when that has changed. One that loads is told at the end."""
+        """Send changed settings to the editor. A load sends them with its answer instead."""
         before, self.settings = self.settings, session_updates.after(self.settings, event)
         options = session_updates.config_options(self.settings)
         if self._load is not None or options == session_updates.config_options(before):
@@ -309,7 +330,10 @@ class EditorSession:
             self._editor.tell(self.id, update)
 
     def _loaded(self) -> None:
-        """All that was said until it was asked for is told: now it is answered, and what comes is told as it comes."""
+        """Answer the load request: the history is sent.
+
+        From now on updates are sent as they come.
+        """
         for update in self._joined.flush():
             self._editor.tell(self.id, update)
         with self._lock:

@@ -1,8 +1,9 @@
-"""`banksman acp`: its flags, its beginning and its end.
+"""Entry point of `banksman acp`: flags, start, signals and exit.
 
-The main thread does what only it can: it hears signals, and runs our own server if one is needed. It waits on one pipe
-for either; everything else happens in other threads. The editor's end of stdin, or a signal, ends it: a server inside
-lets what runs finish for a moment and stops it then; one elsewhere goes on, and so do the turns in it.
+The main thread handles signals and runs the bundled server if one is needed, because only the main
+thread can do both. It waits on one pipe for either. All other work runs in other threads. The end
+of stdin or a signal ends the program. A bundled server then gives running turns a moment to finish,
+and stops them. A separate server continues, and so do its turns.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from banksman.cli.arguments import Parser, split_command
 from banksman.cli.output import as_line, say_aside
 from banksman.errors import UsageError
 
-# What is still to be written when we leave may take so long, if the editor reads.
+# How long the last messages may take to be written at exit, if the editor reads.
 FLUSH_SECONDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -61,14 +62,14 @@ def main(words: list[str]) -> int:
     try:
         stage = _Stage(arguments.url, SessionDefaults(arguments.agent, command))
     except UsageError as exc:
-        # The settings are wrong. An editor shows what is on stderr, if anything.
+        # The settings are invalid. An editor may show stderr.
         say_aside(f"banksman acp: {as_line(exc)}")
         return USAGE
     return stage.run(stdin, stdout)
 
 
 class _Stage:
-    """The main thread's part."""
+    """The part of the program that runs in the main thread."""
 
     def __init__(self, url: str | None, usual: SessionDefaults) -> None:
         self._wishes = MainThreadRequests()
@@ -79,6 +80,7 @@ class _Stage:
         self._signals = 0
 
     def run(self, stdin: int, stdout: int) -> int:
+        """Serve the editor until it leaves. Return the exit code."""
         self._hear_signals()
         outbox = Outbox(stdout, on_gone=self._leave)
         editor = EditorConnection(self._backend, outbox, self._usual)
@@ -87,7 +89,7 @@ class _Stage:
             if not self._own.run():
                 self._code = OK if self._code is None else self._code
                 break
-            # The server's loop has given them back to nobody.
+            # The server's loop has removed its handlers and restored none.
             self._hear_signals()
         outbox.flush(FLUSH_SECONDS)
         return OK if self._code is None else self._code
@@ -98,14 +100,17 @@ class _Stage:
         self._leave()
 
     def _leave(self, code: int = OK) -> None:
-        """The first word counts. From any thread, also from the handler of a signal."""
+        """End the program. The first exit code counts.
+
+        May be called from any thread and from a signal handler.
+        """
         if self._code is None:
             self._code = code
         self._wishes.put(MainThreadRequest.LEAVE)
-        # Not here: it waits for the server, which may run in this very thread.
+        # In a separate thread: `end` waits for the server, which may run in this very thread.
         threading.Thread(target=self._own.end, name="banksman-acp end", daemon=True).start()
 
-    # -- signals -----------------------------------------------------------------------------------------------------
+    # -- signals -----------------------------------------------------------------------------------
     def _hear_signals(self) -> None:
         for number in _SIGNALS:
             signal.signal(number, self._on_signal)
@@ -119,6 +124,7 @@ class _Stage:
         code = INTERRUPTED if number == signal.SIGINT else OK
         self._signals += 1
         if self._signals > 1:
-            # Who says it twice does not want to wait. What runs is ended by its keepers, as after any death of ours.
+            # A second signal exits immediately. The keepers see that this process is dead and end
+            # the running processes.
             os._exit(code)
         self._leave(code)

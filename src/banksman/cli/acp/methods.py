@@ -1,4 +1,4 @@
-"""Requests of an editor about sessions (list, open, load, prompt, cancel), and the sessions that it has open."""
+"""ACP methods about sessions (list, open, load, prompt, cancel), and the editor's open sessions."""
 
 from __future__ import annotations
 
@@ -19,31 +19,34 @@ from banksman.cli.client.client import Client, Problem, segment
 from banksman.cli.client.event_stream import seq_of
 from banksman.core.wire.jsonrpc import Id, Notification, RpcCall
 
-# The sessions that one editor has open. All of them are known; of those that it does not use, not all are followed.
+# The sessions that one editor has open. All are known, but not all unused ones are followed.
 #
-# A session that is followed costs a thread here and a stream in the server. Editors open one for each conversation and
-# seldom close any. So only the last used ones are followed; another is followed again, from where it was left, as soon
-# as something is asked in it.
+# Following a session costs a thread here and a stream in the server. Editors open one session per
+# conversation and seldom close any. So only the most recently used ones are followed. Another
+# session is followed again, from where it stopped, as soon as the editor uses it.
 
 FOLLOWED_MAX = 64
-# A session that is only known costs a few hundred bytes; an editor that opens more was never seen.
+# A known session costs a few hundred bytes. No editor was seen that opens more.
 TALKS_MAX = 10_000
 
-# Each costs two small requests.
+# Each listed session costs two small requests.
 PAGE_SESSIONS_MAX = 50
 PROTOCOL_VERSION = 1
-# What an editor may say about a new session beyond the protocol, in its `_meta.banksman`.
+# Settings of a new session beyond the protocol, in its `_meta.banksman`.
 _WISHES = ("agent", "name", "model", "permission_mode", "system_prompt", "options", "rules")
 
 
 class EditorSessions:
+    """Table of the sessions that one editor has open."""
+
     def __init__(self) -> None:
-        # For the table alone. A talk's own lock may be taken while it is held, and never the other way round.
+        # Protects the table. The lock of a session may be taken while this one is held, never the
+        # reverse.
         self._lock = threading.Lock()
         self._talks: dict[str, EditorSession] = {}
 
     def find(self, session: str) -> EditorSession:
-        """Raises `Refusal` if the editor has not opened it."""
+        """Return an open session. Raises `EditorRefusal` if the editor has not opened it."""
         with self._lock:
             talk = self._talks.get(session)
         if talk is None:
@@ -53,12 +56,15 @@ class EditorSessions:
         return talk
 
     def of_request(self, request: Id) -> EditorSession | None:
-        """The one in which this request is a prompt that waits."""
+        """Return the session in which this request is a pending prompt, or None."""
         with self._lock:
             return next((talk for talk in self._talks.values() if talk.has(request)), None)
 
     def add(self, talk: EditorSession) -> None:
-        """In the place of what the editor had of the same session. Raises `Refusal` if that is at work."""
+        """Add a session, replacing the editor's previous one with the same id.
+
+        Raises `EditorRefusal` if the previous one is busy.
+        """
         with self._lock:
             old = self._talks.get(talk.id)
             if old is not None and old.is_busy:
@@ -70,13 +76,17 @@ class EditorSessions:
             old.rest()
 
     def remove(self, session: str) -> None:
+        """Forget a session and stop following it."""
         with self._lock:
             talk = self._talks.pop(session, None)
         if talk is not None:
             talk.rest()
 
     def follow(self, talk: EditorSession) -> None:
-        """Follow it, and no more than there may be: the one that was not used for longest rests."""
+        """Follow a session.
+
+        Above the limit, the least recently used idle session stops being followed.
+        """
         talk.follow()
         with self._lock:
             followed = [each for each in self._talks.values() if each.is_following]
@@ -86,21 +96,24 @@ class EditorSessions:
 
 
 def list_sessions(client: Client, *, cursor: Any, cwd: Any) -> dict[str, Any]:
-    """One page, oldest first, of those in this folder; None: of all."""
+    """Return one page of sessions, oldest first.
+
+    `cwd`: only sessions of this folder; None for all.
+    """
     for name, value in (("cursor", cursor), ("cwd", cwd)):
         if value is not None and not isinstance(value, str):
             raise bad_params(f"{name} is no text")
     page = client.get("/v1/sessions", {"after": cursor, "limit": PAGE_SESSIONS_MAX})
     shown = [info for session in page["sessions"] if (info := _info(client, session)) is not None]
     listed: dict[str, Any] = {"sessions": [info for info in shown if cwd is None or info["cwd"] == cwd]}
-    # A page may have fewer than it could, or none at all; this alone says that there is another.
+    # A page may be short or even empty. Only `nextCursor` says that there is another page.
     if page["next"] is not None:
         listed["nextCursor"] = page["next"]
     return listed
 
 
 def _info(client: Client, session: dict[str, Any]) -> dict[str, Any] | None:
-    """None: it was deleted in this moment, or its folder is not known any more."""
+    """Describe a session for the editor; None if it was just deleted or its folder is unknown."""
     path = f"/v1/sessions/{segment(session['id'])}/events"
     try:
         page = client.get(path, {"limit": 1})
@@ -117,8 +130,8 @@ def _info(client: Client, session: dict[str, Any]) -> dict[str, Any] | None:
     return info
 
 
-# What an editor may ask for, by name. Each method is given a request and gives back its result; or None, if somebody
-# else answers it, in its time.
+# The methods that an editor may call, by name. A method gets a request and returns its result. It
+# returns None if another part answers the request later.
 
 
 Method = Callable[[RpcCall], dict[str, Any] | None]
@@ -126,14 +139,17 @@ Method = Callable[[RpcCall], dict[str, Any] | None]
 
 @dataclass(frozen=True, slots=True)
 class SessionDefaults:
-    """What sessions are opened with, where the editor says nothing else. `command` None: the agent's own."""
+    """Defaults of new sessions. `command`: None for the agent's usual command."""
 
     agent: str
     command: list[str] | None = None
 
 
 class Methods:
-    """Those of one editor, with the sessions that it has open. They wait for the server, but for `begin_prompt`."""
+    """The ACP methods of one editor, with its open sessions.
+
+    All methods except `begin_prompt` wait for the server.
+    """
 
     def __init__(self, editor: SessionListener, backend: Backend, usual: SessionDefaults) -> None:
         self._editor = editor
@@ -155,7 +171,7 @@ class Methods:
         }
 
     def begin_prompt(self, call: RpcCall) -> tuple[EditorSession, EditorPrompt, list[Any]]:
-        """A `session/prompt`, from this moment on. Does not wait."""
+        """Register a `session/prompt`. Does not wait."""
         talk = self.talks.find(text_of(call, "sessionId"))
         content = call.named.get("prompt")
         blocks = cast("list[Any]", content) if isinstance(content, list) else [None]
@@ -165,7 +181,7 @@ class Methods:
         self.talks.follow(talk)
         return talk, prompt, blocks
 
-    # -- the connection ----------------------------------------------------------------------------------------------
+    # -- connection --------------------------------------------------------------------------------
     def _initialize(self, _: RpcCall) -> dict[str, Any]:
         agents: list[dict[str, Any]] = self._backend.client.get("/v1/agents")["agents"]
         agent = next((agent for agent in agents if agent["name"] == self._usual.agent), None)
@@ -175,7 +191,8 @@ class Methods:
         capabilities: list[str] = agent["capabilities"]
         has_servers = "mcp_servers" in capabilities
         return {
-            # Whatever it asked for: this is the only one that is spoken here, and whoever cannot take it goes.
+            # Whatever version the editor asked for: this is the only one supported, and an editor
+            # that cannot use it disconnects.
             "protocolVersion": PROTOCOL_VERSION,
             "agentInfo": {"name": "banksman", "title": f"Banksman: {agent['name']}", "version": __version__},
             "agentCapabilities": {
@@ -188,10 +205,13 @@ class Methods:
         }
 
     def _authenticate(self, _: RpcCall) -> dict[str, Any]:
-        """The agent has its own login, and the server its own token: there is nothing to do here."""
+        """Do nothing.
+
+        The agent has a login and the server a token, and neither concerns the editor.
+        """
         return {}
 
-    # -- sessions ----------------------------------------------------------------------------------------------------
+    # -- sessions ----------------------------------------------------------------------------------
     def _new(self, call: RpcCall) -> None:
         body: dict[str, Any] = {"agent": self._usual.agent, "cwd": _folder(call)}
         servers: Any = [] if call.named.get("mcpServers") is None else call.named["mcpServers"]
@@ -212,12 +232,15 @@ class Methods:
     def _take(self, call: RpcCall, session: dict[str, Any], result: dict[str, Any]) -> None:
         talk = EditorSession(self._editor, self._backend, session, self._backend.head(session["id"]))
         self.talks.add(talk)
-        # Before anything of it is told: the editor does not know it yet.
+        # Answer before the first update, because the editor does not know the session yet.
         self._editor.answer(call.id, result | session_updates.told(talk.settings))
         self.talks.follow(talk)
 
     def _load(self, call: RpcCall) -> None:
-        """Answered by the one who tells the session again, when it has come to its end."""
+        """Load a session.
+
+        The follower answers the request when it has replayed the whole history.
+        """
         session = self._session(call)
         talk = EditorSession(self._editor, self._backend, session, self._backend.head(session["id"]), load=call.id)
         self.talks.add(talk)
@@ -240,7 +263,7 @@ class Methods:
             raise bad_params(f"there is no option {id!r:.100}", f"known are: {', '.join(session_updates.NAMES)}")
         name, value = session_updates.NAMES[id], text_of(call, "value")
         talk = self._change(call, name, value)
-        # The log says it too, in a moment: the answer does not wait for that.
+        # The answer does not wait for the log, which reports the change a moment later.
         return {"configOptions": session_updates.config_options(session_updates.chosen(talk.settings, name, value))}
 
     def _change(self, call: RpcCall, name: str, value: str) -> EditorSession:
@@ -249,8 +272,10 @@ class Methods:
         return talk
 
     def _close(self, call: RpcCall) -> dict[str, Any]:
-        """What this editor has going there is stopped. The agent's process is let go too, unless somebody else is at
-        work in the session: it is not this editor's alone."""
+        """Stop this editor's turns and forget the session.
+
+        The agent's process ends, too, unless another client is using the session.
+        """
         talk = self.talks.find(text_of(call, "sessionId"))
         talk.interrupt(talk.cancel())
         self.talks.remove(talk.id)
@@ -271,6 +296,7 @@ class Methods:
 
 
 def text_of(message: RpcCall | Notification, name: str) -> str:
+    """Return a text parameter. Raises `EditorRefusal` if it is missing."""
     value = message.named.get(name)
     if not isinstance(value, str) or not value:
         raise bad_params(f"{name} is missing, or no text")

@@ -1,4 +1,4 @@
-"""The agent's open questions in one session: how the editor is asked, and how its answer goes to the server."""
+"""Forward the agent's open questions to the editor, and the editor's answers to the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Option = dict[str, str]
 _CALLS = ("toolCallId", "tool_use_id", "itemId")
 _TOOL_KINDS = ("read", "edit", "delete", "move", "search", "execute", "think", "fetch", "switch_mode", "other")
 _KINDS = ("allow_once", "allow_always", "reject_once", "reject_always")
-# For an agent that offers none of its own. What is allowed for the session is remembered by the agent, and no longer.
+# Options for an agent that gives none. The agent remembers "allow for this session", for this
+# session only.
 _USUAL: tuple[Option, ...] = (
     {"optionId": "allow_once", "name": "Allow", "kind": "allow_once"},
     {"optionId": "allow_always", "name": "Allow for this session", "kind": "allow_always"},
@@ -27,7 +28,10 @@ _USUAL: tuple[Option, ...] = (
 
 
 def request_of(session: str, question: Mapping[str, Any], title_of: Callable[[Any], str | None]) -> dict[str, Any]:
-    """The parameters of a `session/request_permission`. `title_of`: of a tool call that the editor knows already."""
+    """Build the parameters of `session/request_permission`.
+
+    `title_of`: returns the title of a tool call that the editor already knows.
+    """
     call = _tool_call(question)
     title = title_of(call["toolCallId"])
     if title is not None:
@@ -36,7 +40,7 @@ def request_of(session: str, question: Mapping[str, Any], title_of: Callable[[An
 
 
 def offered(question: Mapping[str, Any]) -> list[Option]:
-    """The options that the agent itself gives."""
+    """Return the options that the agent gives, if they are valid."""
     options = _mapping(question.get("details")).get("options")
     found = [_mapping(option) for option in cast("list[Any]", options)] if isinstance(options, list) else []
     return [
@@ -47,11 +51,14 @@ def offered(question: Mapping[str, Any]) -> list[Option]:
 
 
 def answer(question: Mapping[str, Any], result: Any) -> dict[str, Any] | None:
-    """The body of an answer; None: the editor has none to give. It says `cancelled` when it stops the turn, which is
-    told on its own and closes the question for everybody; and nobody else's answer is taken away by one who left.
+    """Return the body of an answer; None if the editor gave none.
 
-    An answer that was not offered is a denial, with a message that says so: the editor believes that it has answered,
-    and the turn would wait for ever."""
+    An editor says `cancelled` when it stops the turn. The stop arrives separately and closes the
+    question for all clients. Until then another client may still answer it.
+
+    A choice that was not offered becomes a denial with a message. The editor believes that it has
+    answered, so the turn would otherwise wait forever.
+    """
     outcome = _mapping(_mapping(result).get("outcome"))
     chosen = outcome.get("optionId")
     if outcome.get("outcome") == "cancelled":
@@ -69,7 +76,7 @@ def answer(question: Mapping[str, Any], result: Any) -> dict[str, Any] | None:
 
 
 def refused(failure: Failure) -> dict[str, Any]:
-    """The body of an answer where the editor gave none, but an error: a denial, with a message that says so."""
+    """Return a denial with a message, for an editor that answered with an error."""
     return {
         "decision": "deny",
         "message": f"denied: the editor answered by the error {failure.code} {failure.message!r:.100}",
@@ -77,8 +84,10 @@ def refused(failure: Failure) -> dict[str, Any]:
 
 
 def _tool_call(question: Mapping[str, Any]) -> dict[str, Any]:
-    """What the agent itself said of the call, as far as an editor understands it; each dialect names the call in its
-    own way."""
+    """Build the tool call from the agent's details, as far as ACP has a field for them.
+
+    Each dialect has a different member for the id of the call.
+    """
     details = _mapping(question.get("details"))
     call = next((details[name] for name in _CALLS if isinstance(details.get(name), str)), question["question"])
     tool = str(question.get("tool") or question.get("wants") or "permission")
@@ -97,25 +106,28 @@ def _mapping(value: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
-# The questions that are open in one session, as one editor is asked them.
+# The open questions of one session, as one editor gets them.
 #
-# Whoever follows the session is asked, each editor and each person at a page or a shell, and the first answer is the
-# question's one answer; the server says whose that was. So here it is only seen to it that an editor is asked what is
-# still open, once, and need not go on asking its user when somebody else was faster.
+# Every client that follows the session gets the question: editors, the page, a shell. The first
+# answer counts, and the server reports which client gave it. An editor gets each open question
+# once. When another client was faster, the editor's request is withdrawn.
 
 Answer = Callable[[RpcReply], None]
 
 
 class QuestionSender(Protocol):
-    """The editor, as far as it can be asked something."""
+    """The part of the editor connection that sends requests to the editor."""
 
     def ask(self, method: str, params: dict[str, Any], on_reply: Answer) -> int | None: ...
     def withdraw(self, id: int) -> None: ...
 
 
 class EditorQuestions:
-    """`title_of`: what a tool call is called that the editor knows already. `on_asked` and `on_answered` are for the
-    thread that follows the session, and never wait for the server."""
+    """The open questions of one session, as one editor gets them.
+
+    `title_of`: returns the title of a tool call that the editor already knows. The thread that
+    follows the session calls `on_asked` and `on_answered`; they never wait for the server.
+    """
 
     def __init__(
         self, editor: QuestionSender, backend: Backend, session: str, title_of: Callable[[Any], str | None]
@@ -125,32 +137,39 @@ class EditorQuestions:
         self._session = session
         self._path = f"/v1/sessions/{segment(session)}/questions"
         self._title_of = title_of
-        # For the table: those that are open, and the requests by which the editor was asked; None: it was not, or has
-        # answered. Nothing is called while it is held.
+        # Protects the table of open questions. Each maps to the request sent to the editor; None if
+        # it was not sent yet or is answered. No function is called while the lock is held.
         self._lock = threading.Lock()
         self._open: dict[str, int | None] = {}
 
     @property
     def are_open(self) -> bool:
+        """Whether any question is open."""
         with self._lock:
             return bool(self._open)
 
     def on_asked(self, question: str, *, waits: bool) -> None:
-        """`waits`: the editor is still being told what was before; see `put_all`."""
+        """Record a new question and send it.
+
+        `waits`: the editor is still loading the history; `put_all` sends the question later.
+        """
         with self._lock:
             self._open[question] = None
         if not waits:
             self._begin(question)
 
     def on_answered(self, question: str) -> None:
-        """By whoever came first. If that was not this editor, it need not ask its user any more."""
+        """Record the answer of any client.
+
+        Withdraws the request if the editor has not answered it.
+        """
         with self._lock:
             request = self._open.pop(question, None)
         if request is not None:
             self._editor.withdraw(request)
 
     def put_all(self) -> None:
-        """Those that nobody has answered by now."""
+        """Send all questions that are still open."""
         with self._lock:
             waiting = list(self._open)
         for question in waiting:
@@ -160,8 +179,11 @@ class EditorQuestions:
         threading.Thread(target=self._put, args=(question,), name="banksman-acp question", daemon=True).start()
 
     def _put(self, question: str) -> None:
-        """Put it to the editor, if it is still open: most are answered by a rule in the moment in which they are asked,
-        and a window that opens and closes again is no service to anybody."""
+        """Send the question to the editor, if it is still open.
+
+        Rules answer most questions in the moment they are asked. The check keeps the editor from
+        opening a window and closing it again.
+        """
         listed = self._listed(question)
         asked = next((each for each in listed if each["id"] == question), None)
         if asked is None:
@@ -177,12 +199,15 @@ class EditorQuestions:
             if is_open:
                 self._open[question] = request
         if not is_open and request is not None:
-            # Answered elsewhere in between, and then there was nothing yet to take back.
+            # Another client answered between the check and the request. At that time there was no
+            # request that `on_answered` could withdraw.
             self._editor.withdraw(request)
 
     def _listed(self, question: str) -> list[dict[str, Any]]:
-        """Those that wait for an answer. A server that is away is waited for: the question may still be open in the
-        next one."""
+        """Return the open questions.
+
+        Waits for a missing server, because the next one may still have them.
+        """
         deadline = time.monotonic() + AWAY_SECONDS_MAX
         while True:
             try:
@@ -199,7 +224,7 @@ class EditorQuestions:
             time.sleep(AWAY_SECONDS)
 
     def _on_reply(self, asked: dict[str, Any], reply: RpcReply) -> None:
-        """The editor's answer. It is the question's only if it is the first."""
+        """Send the editor's answer to the server. It counts only if it is the first."""
         failure = reply.error
         body = answer(asked, reply.result) if failure is None else refused(failure)
         if body is None:

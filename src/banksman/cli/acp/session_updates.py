@@ -1,4 +1,7 @@
-"""Project a session to ACP: events as updates, outcomes as stop reasons, settings as config options. Pure."""
+"""Project a session to ACP: events as updates, outcomes as stop reasons, settings as options.
+
+Pure functions without I/O.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,11 @@ from banksman.errors import BanksmanError, UsageError
 from banksman.sessions.profile import DIALECTS, Quirks
 
 _STOPPED = ("interrupted", "preempted", "withdrawn")
-# The protocol has no others. What an agent says besides (that a tool came last, or a word of its own) means the end of
-# the turn and no more.
+# The stop reasons of the protocol. Any other reason of an agent (a tool came last, or a word that
+# ACP lacks) only means the end of the turn.
 _REASONS = ("end_turn", "max_tokens", "max_turn_requests", "refusal")
-# What is wrong with the request itself; else the server, the agent or the machine has to act.
+# HTTP statuses of a faulty request. For other statuses the server, the agent or the machine is at
+# fault.
 _CALLERS = (400, 404, 413, 415, 422)
 
 _WORDS = {
@@ -29,26 +33,29 @@ _HINTS = {
     "refused": "it can be asked again",
     "unknown": "what the agent did until then is not known for sure; look before it is asked again",
 }
-# Prompts that were asked and not heard yet. A session's queue has a bound of its own, which is below this.
+# Maximum number of prompts that were asked and not started. The limit of a session's queue is below
+# this.
 PROMPTS_MAX = 4096
-# A turn has a few tools at work at once. Of more than this the oldest are not told to have failed.
+# A turn has a few running tools. Above this number, further tools are not tracked and not reported
+# as failed.
 TOOLS_MAX = 256
-# Texts are put together up to this size when they are told again.
+# Texts are joined up to this size when the history is replayed.
 JOINED_CHARACTERS_MAX = 64 << 10
 _CHUNKS = ("user_message_chunk", "agent_message_chunk", "agent_thought_chunk")
-# By the id of an option, our word for it. The ids are the categories of the protocol.
+# Banksman's name for each option id. The ids are the categories of the protocol.
 NAMES = {"model": "model", "mode": "permission_mode"}
 _LABELS = {"model": "Model", "mode": "Mode"}
-# More values than anybody could choose from.
+# More values than a person could choose from.
 VALUES_MAX = 1000
-# What may stand in a frame that offers something: all others are not even decoded.
+# Words that a frame with offers contains. Frames without them are not decoded.
 _OFFERING = ('"modes"', '"models"', '"configOptions"', '"current_mode_update"')
-# Updates of the agent's about them, with ids that only it knows. The editor is told in ours.
+# The agent's updates about settings, with ids that only the agent knows. The editor gets
+# Banksman's.
 UPDATES = ("config_option_update", "current_mode_update")
 
 
 class EditorRefusal(Exception):
-    """An error that a request is answered with."""
+    """JSON-RPC error that answers a request."""
 
     def __init__(self, code: int, message: str, data: dict[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -58,14 +65,17 @@ class EditorRefusal(Exception):
 
 
 def bad_params(message: str, hint: str = "") -> EditorRefusal:
+    """Return the error for invalid parameters."""
     return EditorRefusal(INVALID_PARAMS, message, {"hint": hint} if hint else {})
 
 
 def bug(error: Exception) -> EditorRefusal:
+    """Return the error for an unexpected exception."""
     return EditorRefusal(INTERNAL_ERROR, f"a bug in banksman: {error!r:.200}")
 
 
 def refusal_of(error: BanksmanError) -> EditorRefusal:
+    """Translate an error to the protocol."""
     message = str(error.args[0]) if error.args else type(error).__name__
     data: dict[str, Any] = {"hint": error.hint} if error.hint else {}
     if isinstance(error, Problem):
@@ -75,9 +85,10 @@ def refusal_of(error: BanksmanError) -> EditorRefusal:
 
 
 def ending(turn: str, outcome: dict[str, Any]) -> dict[str, Any]:
-    """The result of a prompt whose turn ended so: the body of a `turn.ended`. Raises `EditorRefusal` if it did not end
-    as
-    the protocol knows it."""
+    """Return the result of a prompt. `outcome`: the body of its `turn.ended`.
+
+    Raises `EditorRefusal` for an outcome that ACP has no stop reason for.
+    """
     kind = str(outcome.get("outcome"))
     about = {"turn": turn, "outcome": kind}
     if kind in _STOPPED:
@@ -93,46 +104,52 @@ def ending(turn: str, outcome: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-# A session's events as the protocol's updates: what an editor shows of it, in the order in which it was said.
+# Events of a session as ACP updates, in the order in which they happened.
 #
-# One value of each kind follows one session from one place on. It is fed every event after that place, by one thread.
+# An `UpdateProjection` follows one session from one position. One thread feeds it every later
+# event.
 #
-# - **What the agent says** is told by the dialect's own projection, text as it comes: the frames of a turn are fed to a
-#   projector from the turn's beginning. Where the dialect is not known here (of a server elsewhere that is newer, or of
-#   an agent whose profile is gone), the updates that the server made are passed on, which tell each text when it is
-#   whole.
-# - **What users say** is told when the agent hears it, and not when it was asked: two that ask at once are then seen in
-#   the order of the conversation. The prompts of this editor are not told back to it, since it shows them already.
-# - **A tool whose turn was stopped** never says that it ended. It is told to have failed, or an editor would show it at
-#   work for ever.
+# - **The agent's text** goes through a projector of the dialect. The projector gets the frames of a
+#   turn from its beginning and emits text as it streams. The dialect may be unknown here: the
+#   server is newer, or the agent's profile is gone. Then the server's updates are passed on, which
+#   contain complete texts.
+# - **Prompts of users** are shown when the agent gets them, not when they were asked. Two
+#   concurrent prompts thus appear in the order of the conversation. An editor does not get its
+#   prompts back, because it shows them already.
+# - **Tools of a stopped turn** never report their end. They are reported as failed, so that the
+#   editor does not show them as running forever.
 
 Update = dict[str, Any]
 
 
 class EditorProjector(Protocol):
+    """Translator of the frames of one turn to updates."""
+
     def project(self, line: bytes) -> list[Update]: ...
 
 
 def projector_of(dialect: str | None) -> Callable[[], EditorProjector] | None:
-    """How frames of this dialect are told as they come; None: it is not known here."""
+    """Return the projector factory of a dialect; None if the dialect is unknown here."""
     make = DIALECTS.get(dialect or "")
-    # What an agent does besides its dialect is repaired in the server, and is not seen here.
+    # The server repairs the quirks of an agent. They do not matter here.
     return None if make is None else make(Quirks()).projector
 
 
 class UpdateProjection:
+    """Translate the events of one session to updates."""
+
     def __init__(self, projector: Callable[[], EditorProjector] | None) -> None:
         self._projector = projector
-        # Of the turn that speaks: there is one at a time.
+        # The turn that runs now. There is one at a time.
         self._turn: str | None = None
         self._speaking: EditorProjector | None = None
-        # The tools at work, by call, and what they are called.
+        # The titles of the running tools, by call id.
         self._tools: dict[str, Any] = {}
-        # By turn, in the order in which they were asked.
+        # The waiting prompts by turn, in the order in which they were asked.
         self._prompts: dict[str, Any] = {}
 
     def updates(self, event: Event, *, own: Collection[str] = ()) -> list[Update]:
-        """What this event says. `own`: the turns that this editor has asked for."""
+        """Return the updates of an event. `own`: the turns that this editor asked for."""
         turn: str | None = event.get("turn")
         body = cast("dict[str, Any]", event.get("body") or {})
         match event["kind"]:
@@ -150,7 +167,7 @@ class UpdateProjection:
                 return []
 
     def title_of(self, call: Any) -> str | None:
-        """What a tool at work is called, as the editor was told. Any thread may ask."""
+        """Return the title of a running tool, as the editor knows it. Thread-safe."""
         title = self._tools.get(call) if isinstance(call, str) else None
         return title if isinstance(title, str) else None
 
@@ -196,7 +213,7 @@ def _spoken(prompt: Any) -> list[Update]:
 
 
 class JoinedUpdates:
-    """Texts that follow each other put together: what is told again need not come in the pieces that it came in."""
+    """Join consecutive text chunks: a replayed history does not need its original pieces."""
 
     def __init__(self) -> None:
         self._last: Update | None = None
@@ -204,7 +221,7 @@ class JoinedUpdates:
         self._characters = 0
 
     def add(self, updates: list[Update]) -> list[Update]:
-        """What can be told by now."""
+        """Add updates and return those that are complete."""
         told: list[Update] = []
         for update in updates:
             text = _chunk_text(update)
@@ -221,6 +238,7 @@ class JoinedUpdates:
         return told
 
     def flush(self) -> list[Update]:
+        """Return the text that was held back."""
         if self._last is None:
             return []
         whole = {**self._last, "content": {**self._last["content"], "text": "".join(self._texts)}}
@@ -228,7 +246,7 @@ class JoinedUpdates:
         return [whole]
 
     def _goes_on(self, update: Update) -> bool:
-        """It is more of what was said last, and of the same message. Two prompts are two messages."""
+        """Return whether the chunk continues the last message. Two prompts are two messages."""
         last = self._last
         is_same = last is not None and all(
             last.get(member) == update.get(member) for member in ("sessionUpdate", "messageId")
@@ -247,20 +265,23 @@ def _chunk_text(update: Update) -> str | None:
 
 # Model and permission mode of a session, as ACP's modes, models and config options. Pure.
 #
-# What can be chosen is known from the agent's dialect, or from what the agent itself offers when its process starts:
-# that is heard in the log, and the editor is told by a `config_option_update`. An agent of which neither is known
-# offers nothing; what is set there all the same goes to the agent as it is.
+# The choices come from the dialect, or from the agent's offers when its process starts. The
+# follower finds these offers in the log, and the editor gets a `config_option_update`. If neither
+# is known, the editor is offered nothing. A value that is set anyway goes to the agent unchanged.
 
 
 @dataclass(frozen=True, slots=True)
 class SettingChoice:
-    """`values`: each with the name that a person sees. `current` None: nobody has said which it is."""
+    """Values of one setting.
+
+    `values`: each with its display name. `current`: None if the current value is unknown.
+    """
 
     current: str | None
     values: tuple[tuple[str, str], ...]
 
 
-# By our word for it.
+# By Banksman's name of the setting.
 Offers = Mapping[str, SettingChoice]
 
 
@@ -278,12 +299,12 @@ _KNOWN: dict[str, Offers] = {
 
 
 def known(dialect: str | None) -> Offers:
-    """What agents of this dialect have, before one of them has said anything."""
+    """Return the settings of a dialect, before an agent has offered any."""
     return _KNOWN.get(dialect or "", {})
 
 
 def chosen(found: Offers, name: str, value: Any) -> Offers:
-    """With one of them set."""
+    """Return the settings with one value changed."""
     choice = found.get(name)
     if choice is None or not isinstance(value, str):
         return found
@@ -291,7 +312,7 @@ def chosen(found: Offers, name: str, value: Any) -> Offers:
 
 
 def after(found: Offers, event: Mapping[str, Any]) -> Offers:
-    """What can be chosen, and what is, after an event of the session's log."""
+    """Return the settings after an event of the session's log."""
     body = _mapping(event.get("body"))
     match event.get("kind"):
         case "session.opened":
@@ -311,7 +332,8 @@ def _heard(found: Offers, frame: str) -> Offers:
         said = _mapping(json.loads(frame))
     except (ValueError, RecursionError):
         return found
-    # An agent of ACP's offers in its answer to session/new or in an update, Claude in its answer to our greeting.
+    # An ACP agent sends its offers in the reply to session/new or in an update. Claude sends them
+    # in the reply to Banksman's `initialize` request.
     update = _mapping(_mapping(said.get("params")).get("update"))
     if "currentModeId" in update:
         return chosen(found, "permission_mode", update["currentModeId"])
@@ -329,7 +351,7 @@ def _heard(found: Offers, frame: str) -> Offers:
     if modes:
         values = _values(modes.get("availableModes"), "id")
         found = {**found, "permission_mode": SettingChoice(_text(modes.get("currentModeId")), values)}
-    # Options are the newer way, and where an agent has both, they are meant to be used.
+    # Config options are the newer mechanism, and win where an agent has both.
     for option in _mappings(offered.get("configOptions")):
         name = NAMES.get(str(option.get("category")))
         if name is not None:
@@ -345,7 +367,10 @@ def _values(listed: Any, value: str, name: str = "name") -> tuple[tuple[str, str
 
 
 def told(found: Offers) -> dict[str, Any]:
-    """Members of the answer to `session/new`, `load` and `resume`. `models` is for older clients."""
+    """Return the members for the reply to `session/new`, `load` and `resume`.
+
+    `models` is for older clients.
+    """
     result: dict[str, Any] = {}
     mode, model = _shown(found, "mode"), _shown(found, "model")
     if mode is not None:
@@ -360,6 +385,7 @@ def told(found: Offers) -> dict[str, Any]:
 
 
 def config_options(found: Offers) -> list[dict[str, Any]]:
+    """Return the settings as ACP config options."""
     return [
         {
             "id": id,
@@ -375,7 +401,10 @@ def config_options(found: Offers) -> list[dict[str, Any]]:
 
 
 def _shown(found: Offers, id: str) -> SettingChoice | None:
-    """The choice, if the protocol can express it: with a value that is chosen, which is one of those offered."""
+    """Return the choice in a form that ACP can express: the current value is one of the values.
+
+    Returns None if the current value is unknown.
+    """
     choice = found.get(NAMES[id])
     if choice is None or choice.current is None:
         return None

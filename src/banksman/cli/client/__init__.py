@@ -1,1 +1,1 @@
-"""The way to a server: where it is, one request and its answer, a stream that outlives its connections."""
+"""HTTP client of the CLI: find the server, send requests, follow streams across reconnects."""

@@ -1,14 +1,13 @@
-"""One request, one answer: JSON from the server, or an error that says who must act.
+"""HTTP client of the CLI: one request, one JSON reply, or an error that says who must act.
 
-Standard library only, one connection per request, no redirects and no proxies: the token goes to the server that was
-named and to nobody else. A request that may be repeated without harm (a GET, or one with an `Idempotency-Key`) is
-repeated a few times when its connection is lost half way; any other is not, because it may have been done.
+The client uses only the standard library, one connection per request, and neither redirects nor
+proxies: the token goes only to the server that was named. If a connection breaks, a request that is
+safe to repeat (a GET, or one with an `Idempotency-Key`) is repeated a few times. Other requests are
+not, because the server may have executed them.
 
-Decode what a server says, so that a reply of another shape is an error that a person can read.
-
-Verbs index replies by name. Every object of a reply raises `UnexpectedReply` for a member that is not there, and the
-members on which verbs rely are checked for their type when the reply arrives. What lies deeper is an agent's own JSON,
-of which nothing is known.
+Replies are decoded so that an unexpected shape gives a readable error. Verbs index replies by name.
+Each object of a reply raises `UnexpectedReply` for a missing member. The members that verbs rely on
+are type-checked when the reply arrives. Deeper levels are JSON of an agent, whose shape is unknown.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from banksman.errors import BanksmanError
 
 _NUMBER = (int, float)
 _MAYBE_TEXT, _MAYBE_NUMBER = (str, type(None)), (int, float, type(None))
-# Members of a reply, or of an object that it lists, with one meaning in the whole API.
+# Members of a reply, or of an object listed in it, that have one meaning in the whole API.
 _TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("id", "agent", "state", "phase", "kind", "cursor", "question", "answer"), str),
     **dict.fromkeys(("name", "holder", "turn", "hold", "host", "cwd"), _MAYBE_TEXT),
@@ -40,38 +39,42 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("body", "counters", "timers"), dict),
     **dict.fromkeys(("finished", "owner", "last_in", "last_out"), (dict, type(None))),
 }
-# What a look lists: objects, each with members as above.
+# Members of GET replies that are lists of objects. These objects are checked, too.
 _LISTED = ("sessions", "events", "commands", "hosts", "agents", "asked", "tree", "clocks", "requests")
 _HINT = "is it a Banksman server of this version? See --url and BANKSMAN_URL"
 
 CONNECT_SECONDS_MAX = 10.0
-# A server that is alive answers sooner, unless it was asked to wait. Closing and interrupting take as long as ladders.
+# A live server answers sooner, unless it was asked to wait. Closing and interrupting take as long
+# as the ladder.
 ANSWER_SECONDS_MAX = 120.0
-# To look takes a moment, but for what a look was asked to wait for.
+# A GET takes a moment, plus the time that it was asked to wait.
 LOOK_SECONDS_MAX = 30.0
 ANSWER_BYTES_MAX = 512 << 20
-# How often a request that may be repeated is, and the pauses before.
+# Pauses before the repetitions of a repeatable request.
 RETRY_SECONDS = (0.2, 1.0, 3.0)
 
 
 class UnexpectedReply(BanksmanError):
-    """What answers is no server of ours, or one of another version."""
+    """The server is not Banksman, or is another version of it."""
 
 
 class ServerReply(dict[str, Any]):
-    """An object that a server has sent."""
+    """A JSON object from a server. A missing member raises `UnexpectedReply`."""
 
     def __missing__(self, name: str) -> Any:
         raise UnexpectedReply(f"cannot read the server's reply: it has no {name!r}", hint=_HINT)
 
 
 def decode(text: str | bytes) -> Any:
-    """Raises `ValueError` or `RecursionError` for what is no JSON."""
+    """Decode JSON into `ServerReply` objects. Raises `ValueError` or `RecursionError`."""
     return json.loads(text, object_hook=ServerReply)
 
 
 def checked(reply: Any, *, is_look: bool = True) -> ServerReply:
-    """The reply, an object whose members are of their types. `is_look`: to a GET, where a list is one of objects."""
+    """Check that the reply is an object whose known members have the right types.
+
+    `is_look`: the reply answers a GET, in which listed members must be objects, too.
+    """
     if not isinstance(reply, ServerReply):
         raise UnexpectedReply(f"cannot read the server's reply: it is {_kind(reply)}, and no object", hint=_HINT)
     _check(reply)
@@ -100,23 +103,23 @@ Query = Mapping[str, str | int | float | None]
 
 
 class ClientError(BanksmanError):
-    """The server could not be asked, or said no."""
+    """The request failed: the server was not reached, or it refused."""
 
 
 class NoServer(ClientError):
-    """Nobody answers there, or not as our server does."""
+    """No server answers at the address, or it is not Banksman."""
 
 
 class Lost(NoServer):
-    """The connection was lost after it had been made: what was asked for may have been done."""
+    """The connection broke after it was made. The server may have executed the request."""
 
 
 class Silent(Lost):
-    """It is there, and says nothing. It had its time, so it is not asked again."""
+    """The server accepted the connection but sent nothing before the timeout. Not repeated."""
 
 
 class Problem(ClientError):
-    """The server's refusal, in its own words."""
+    """The server refused the request, with its explanation."""
 
     def __init__(self, title: str, detail: str, *, hint: str = "", status: int, ids: Mapping[str, Any] | None = None):
         super().__init__(detail or title, hint=hint)
@@ -128,16 +131,22 @@ class Problem(ClientError):
 
 
 class NotLetIn(Problem):
-    """There is no token, or not the right one."""
+    """The token is missing or wrong."""
 
 
 class Client:
-    """Asks the server that `find` names at that moment: one that was started anew may have moved."""
+    """Client of one server.
+
+    `find` returns the current address for each request, because a restarted server may have moved.
+    """
 
     def __init__(
         self, find: Callable[[], ServerAddress], *, on_gone: Callable[[ServerAddress], None] | None = None
     ) -> None:
-        """`on_gone` is told of each place where nobody answered, before `find` is asked again."""
+        """Create a client.
+
+        `on_gone`: called with each address that did not answer, before `find` again.
+        """
         self._find = find
         self._on_gone = on_gone
         self._pause: Callable[[float], None] = time.sleep
@@ -145,12 +154,15 @@ class Client:
 
     @property
     def place(self) -> ServerAddress:
+        """The current address of the server."""
         return self._find()
 
     def get(self, path: str, query: Query | None = None) -> Any:
+        """Send a GET and return the reply."""
         return self.request("GET", path, query=query)
 
     def post(self, path: str, body: Mapping[str, Any] | None = None, *, key: str | None = None) -> Any:
+        """Send a POST and return the reply. `key`: the idempotency key."""
         return self.request("POST", path, body={} if body is None else body, key=key)
 
     def request(
@@ -162,19 +174,23 @@ class Client:
         body: Mapping[str, Any] | None = None,
         key: str | None = None,
     ) -> Any:
-        """The decoded answer; None if it has no body. `key` makes what is not a GET safe to repeat.
+        """Send a request. Return the decoded reply; None if it has no body.
 
-        What is refused because another process of this machine has the session is asked of that one."""
+        `key`: makes a request other than GET safe to repeat. If the server refuses because another
+        process of this machine owns the session, the request goes to that process.
+        """
         request = OwnerRequest(method, path, query, body, key)
         pauses = iter(RETRY_SECONDS)
         refusal: Problem | None = None
-        # Of a request that names no session in its path (to open one by its name): for this once.
+        # The owner for this request only: the request names no session in its path (opening by
+        # name).
         once: ServerAddress | None = None
         while True:
             owner = once or self._owners.place(request.session)
             try:
                 return self._repeated(request, once)
             except Lost:
+                # `_repeated` has retried already, and the server may have executed the request.
                 raise
             except NoServer as exc:
                 if owner is None:
@@ -190,7 +206,7 @@ class Client:
                     raise
                 self._owners.forget(request.session)
                 failure = exc
-            # Its owner may have ended in this very moment, and then whoever refused us can have the session.
+            # The owner may have died just now. The server that refused can then take the session.
             once = None
             pause = next(pauses, None)
             if pause is None:
@@ -217,14 +233,15 @@ class Client:
                     ) as response,
                 ):
                     answer = _decoded(_read(response, place), place)
-                # What is deleted leaves nothing to say.
+                # A reply to DELETE may be empty.
                 if answer is not None or request.method != "DELETE":
                     answer = checked(answer, is_look=request.method == "GET")
                 self._owners.note_asked(request, place)
                 return answer
             except NoServer as exc:
                 self._note_gone(place)
-                # One that was never there is told at once; one that went away may be on its way back.
+                # A server that was never there is reported immediately. One that broke the
+                # connection may be restarting.
                 was_there = was_there or isinstance(exc, Lost)
                 pause = next(pauses, None) if was_there and not isinstance(exc, Silent) else None
                 if pause is None:
@@ -232,7 +249,11 @@ class Client:
             self._pause(pause)
 
     def _place_for(self, session: str | None) -> ServerAddress:
-        """Who is asked about it. What its owner had accepted from us, and has died with, is asked for again first."""
+        """Return the server for requests about this session.
+
+        If the session's owner died with an accepted ask of this client, that ask is sent again
+        first.
+        """
         orphan = self._owners.take_orphan(session)
         if orphan is not None:
             try:
@@ -240,14 +261,18 @@ class Client:
             except NoServer:
                 self._owners.put_back(orphan)
             except Problem:
-                pass  # It is refused now. What is asked next hears of what became of it.
+                # The server refuses the ask now. The next request reports the state of the session.
+                pass
         return self._owners.place(session) or self._find()
 
     @contextlib.contextmanager
     def stream(
         self, path: str, *, query: Query | None, headers: Mapping[str, str], silence_seconds_max: float
     ) -> Generator[http.client.HTTPResponse]:
-        """A 2xx whose body is still to be read. To read it may raise `Lost`, after so long without a byte too."""
+        """Yield a 2xx response whose body is not read yet.
+
+        Reading it may raise `Lost`, also after `silence_seconds_max` without a byte.
+        """
         place = self._place_for(OwnerRequest("GET", path).session)
         try:
             with _exchange(
@@ -265,24 +290,24 @@ class Client:
 
 
 def _patience(request: OwnerRequest) -> float:
-    """How long the answer may take."""
+    """Return the timeout for the reply."""
     if request.method != "GET":
         return ANSWER_SECONDS_MAX
     return LOOK_SECONDS_MAX + float((request.query or {}).get("wait") or 0.0)
 
 
 def segment(text: str) -> str:
-    """An id or a name as one segment of a path, whatever is in it."""
+    """Quote an id or a name as one path segment."""
     return quote(text, safe="")
 
 
 def _is_going(error: Problem) -> bool:
-    """Said by whoever has had the session: it has let go of it, or is about to."""
+    """Return whether the owner's refusal says that it has released the session or is about to."""
     return error.status == 503 or error.title == "NotOwner"
 
 
 def _unreachable(refusal: Problem) -> Problem:
-    """The refusal, and what to do where the one that has the session does not hear us."""
+    """Return the refusal with advice for an owner that does not answer."""
     hint = f"end that process (kill {refusal.ids.get('pid')}), and the next verb goes on with the session"
     return Problem(
         refusal.title, f"{refusal.detail}, and does not answer", hint=hint, status=refusal.status, ids=refusal.ids
@@ -300,7 +325,10 @@ def _exchange(
     body: Mapping[str, Any] | None = None,
     answer_seconds_max: float = ANSWER_SECONDS_MAX,
 ) -> Generator[http.client.HTTPResponse]:
-    """A 2xx whose body is still to be read. Raises `Problem` for anything else, `NoServer` or `Lost`."""
+    """Send one request and yield a 2xx response whose body is not read yet.
+
+    Raises `Problem` for another status, and `NoServer` or `Lost` for a failed connection.
+    """
     connection = _connect(place)
     try:
         with _losses(place):
@@ -308,7 +336,7 @@ def _exchange(
             connection.sock.settimeout(answer_seconds_max)
             target = _target(place, path, query)
             response = _ask(connection, method, target, token=place.token, body=body, headers=headers)
-        # The response has the socket now: to close the connection would not close it.
+        # The response owns the socket now, so closing the connection does not close it.
         with contextlib.closing(response):
             if not 200 <= response.status < 300:
                 raise _problem(response, place)
@@ -319,7 +347,7 @@ def _exchange(
 
 
 class _BySocket(http.client.HTTPConnection):
-    """To a socket of this machine. Its `Host` says localhost, for want of another."""
+    """HTTP connection over a Unix socket. The `Host` header is localhost."""
 
     def __init__(self, path: str) -> None:
         super().__init__("localhost", timeout=CONNECT_SECONDS_MAX)
@@ -365,19 +393,21 @@ def _ask(
     content = None
     if body is not None:
         every["Content-Type"] = "application/json"
-        # ASCII: half a surrogate pair, which a terminal may well hand us, is then refused by the server and not by us.
+        # ASCII: a terminal may deliver a lone surrogate. Escaped, it reaches the server, which
+        # rejects it with a clear error.
         content = json.dumps(body).encode()
     try:
         connection.request(method, target, body=content, headers=every)
     except (BrokenPipeError, ConnectionResetError):
-        # It has stopped reading what we say (too much of it, perhaps), and may have said why before.
+        # The server stopped reading, perhaps because the body is too large. It may have sent a
+        # reply with the reason before that.
         pass
     return connection.getresponse()
 
 
 @contextlib.contextmanager
 def _losses(place: ServerAddress) -> Generator[None]:
-    """What goes wrong on a connection that was made."""
+    """Translate failures of an established connection."""
     try:
         yield
     except TimeoutError as exc:
@@ -387,7 +417,7 @@ def _losses(place: ServerAddress) -> Generator[None]:
     except http.client.HTTPException as exc:
         if isinstance(exc, http.client.BadStatusLine) and "HTTP/1.".startswith(str(exc.args[0])[:7]):
             raise Lost(f"the connection to {place.url} was lost", hint="is the server still running?") from exc
-        # Its own words would repeat whatever the other side has said.
+        # The text of this exception would repeat the bytes that the other side sent.
         raise NoServer(f"what answers at {place.url} does not speak HTTP", hint="see --url and BANKSMAN_URL") from exc
     except OSError as exc:
         raise Lost(f"the connection to {place.url} was lost: {exc.strerror or exc}") from exc
@@ -402,7 +432,8 @@ def _read(response: http.client.HTTPResponse, place: ServerAddress) -> bytes:
     content = response.read(ANSWER_BYTES_MAX + 1)
     if len(content) > ANSWER_BYTES_MAX:
         raise NoServer(f"{place.url} answers with more than {ANSWER_BYTES_MAX} bytes")
-    # A read with a limit takes an early end for the end; and what was cut in the middle of its head has no body.
+    # A read with a limit does not notice an early end, so the remaining length is checked. A
+    # response that was cut in its header has no body at all.
     is_said_empty = response.status == 204 or response.headers.get("Content-Length") == "0"
     if response.length or (not content and not is_said_empty):
         raise Lost(f"the connection to {place.url} was lost", hint="is the server still running?")
@@ -419,7 +450,7 @@ def _decoded(content: bytes, place: ServerAddress) -> Any:
 
 
 def _problem(response: http.client.HTTPResponse, place: ServerAddress) -> Problem:
-    """A refusal, also one of a proxy or of another program altogether, which says nothing that we understand."""
+    """Build the error for a refusal, also for one from a proxy or another program."""
     said: dict[str, Any] = {}
     with contextlib.suppress(ClientError), _losses(place):
         decoded = _decoded(_read(response, place), place)

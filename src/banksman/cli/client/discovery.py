@@ -16,25 +16,27 @@ from banksman import config, sockets
 from banksman.errors import UsageError
 from banksman.folders import state_folder
 
-# Where the server is, and the token that it asks for.
+# The address of the server, and its token.
 #
-# The place: `--url`, else `BANKSMAN_URL`, else `url` of the settings file, else what a running server has left in the
-# state folder: its socket, by which its own user is let in as such, or its URL. Else there is none.
+# The address is the first of: `--url`, `BANKSMAN_URL`, `url` in the settings file, and the
+# announcement of a running server in the state folder. The announcement has a socket, by which the
+# server recognises its user, or a URL.
 #
-# The token: `BANKSMAN_TOKEN`, else what the URL ends with (`/#token=…`), else the file in the state folder. It has no
-# flag, because everybody can read those, and it never gets into a message, because those are copied about. The token in
-# the file belongs to the server that this user has running. It is sent only to the address and port that this server
-# has announced in `server.json`, and only while that server lives: another port of this machine, and the same port
-# after the server's death, may be another user's. A socket needs no token.
+# The token is the first of: `BANKSMAN_TOKEN`, the end of the URL (`/#token=…`), and the file in the
+# state folder. It has no flag, because every user of the machine can read flags. It never appears
+# in a message, because messages are copied. The token in the file belongs to this user's running
+# server. It is sent only to the address and port that this server announced in `server.json`, and
+# only while the server lives. Another port of this machine may belong to another user, and so may
+# the same port after the server's death. A socket needs no token.
 
-# What begins the address of one that is asked by a socket.
+# Prefix of an address that is a Unix socket.
 UNIX = "unix:"
 _LOCAL = ("127.0.0.1", "::1", "localhost")
-# Where a server can be asked that listens at all addresses of its family.
+# Where to connect to a server that listens at all addresses of its family.
 _LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-# A token is a word; the file of one holds nothing that would take longer to read.
+# A token is one word. This bounds the read of a file that is something else.
 _FILE_BYTES_MAX = 64 << 10
-# On this machine one that is there answers at once.
+# A server on this machine accepts a connection much faster than this.
 _LOOK_SECONDS_MAX = 1.0
 
 _SESSION = re.compile(r"/v1/sessions/([^/]+)(/turns)?")
@@ -42,8 +44,11 @@ _SESSION = re.compile(r"/v1/sessions/([^/]+)(/turns)?")
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """A server's address, taken apart. `prefix`: what is before `/v1`, for one behind a proxy. `socket`: the path of
-    the socket by which it is asked; None: by host and port."""
+    """The parsed address of a server.
+
+    `prefix`: the path before `/v1`, for a server behind a proxy. `socket`: the path of the Unix
+    socket; None for a connection by host and port.
+    """
 
     url: str
     is_secure: bool
@@ -59,14 +64,16 @@ class ServerAddress:
 
 
 def find(url: str | None = None) -> ServerAddress | None:
-    """The server to talk to, as it is known at this moment; whether it is there is another matter. None: there is none.
-    Raises `UsageError` if what was given cannot be one."""
+    """Return the current address of the server, or None if none is known. Does not connect.
+
+    Raises `UsageError` if the given URL is invalid.
+    """
     given: str | None = config.load(flags={"url": url or None}).value("url")
     return announced() if given is None else named(given)
 
 
 def named(url: str) -> ServerAddress:
-    """The server that somebody has named. `UsageError`: this can be none."""
+    """Return the address for a URL that the user gave. Raises `UsageError` if it is invalid."""
     address, token = _without_token(url)
     if address.startswith(UNIX):
         return at_socket(address.removeprefix(UNIX))
@@ -76,7 +83,7 @@ def named(url: str) -> ServerAddress:
 
 
 def announced() -> ServerAddress | None:
-    """The one that was started here by this user, and has said so. It may be gone since."""
+    """Return the address that this user's server announced. The server may have died since."""
     said = _said_by_server()
     path, url = said.get("socket"), said.get("url")
     if isinstance(path, str) and os.path.isabs(path):
@@ -88,11 +95,12 @@ def announced() -> ServerAddress | None:
 
 
 def announced_at(url: str) -> ServerAddress | None:
-    """The same, if this is where it says that it is."""
+    """Return the announced address if the server announced this URL, else None."""
     return announced() if url and url == _said_by_server().get("url") else None
 
 
 def at_socket(path: str) -> ServerAddress:
+    """Return the address of a server at a Unix socket."""
     if not path or "\0" in path:
         raise UsageError("this is no path of a socket", hint=f"{UNIX}/PATH")
     path = os.path.abspath(path)
@@ -100,7 +108,7 @@ def at_socket(path: str) -> ServerAddress:
 
 
 def is_there(place: ServerAddress) -> bool:
-    """Whether somebody takes connections there."""
+    """Return whether a process accepts connections at this address."""
     try:
         if place.socket is not None:
             sockets.connect(place.socket, _LOOK_SECONDS_MAX).close()
@@ -116,15 +124,16 @@ def _said_by_server() -> dict[str, Any]:
         with (state_folder() / "server.json").open("rb") as file:
             said: Any = json.loads(file.read(_FILE_BYTES_MAX))
     except (OSError, ValueError):
-        return {}  # None has been started here, or there is no home; or it is just being written.
+        # No server was started here, there is no home folder, or a server is just writing the file.
+        return {}
     return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
 
 
 def _announced_address(place: ServerAddress) -> str | None:
-    """The host to connect to, if this place is the server that this user has running; None: it is another.
+    """Return the host to connect to if this is the user's running server; None for another server.
 
-    `localhost` is replaced by the address that the server listens at. It may resolve to two addresses, and at the other
-    one the same port may be another user's.
+    `localhost` is replaced by the address that the server listens at. It may resolve to two
+    addresses, and at the other address the same port may belong to another user.
     """
     said = _said_by_server()
     try:
@@ -140,8 +149,10 @@ def _announced_address(place: ServerAddress) -> str | None:
 
 
 def _is_living(said: Mapping[str, Any]) -> bool:
-    """Whether the server that announced itself still has its address. Its socket answers for it: a pid means nothing in
-    another container."""
+    """Return whether the announced server still has its address.
+
+    Its socket is the proof, because a pid means nothing in another container.
+    """
     path, pid = said.get("socket"), said.get("pid")
     if isinstance(path, str) and os.path.isabs(path):
         return sockets.is_alive(Path(path))
@@ -150,7 +161,8 @@ def _is_living(said: Mapping[str, Any]) -> bool:
     try:
         os.kill(pid, 0)
     except OSError:
-        return False  # Gone; or another user's, with a number that was ours.
+        # The process is gone, or the pid was reused by another user.
+        return False
     return True
 
 
@@ -159,8 +171,11 @@ def _with_token(place: ServerAddress, token: str, *, is_ours: bool) -> ServerAdd
 
 
 def _without_token(url: str) -> tuple[str, str]:
-    """The address, and the token that it ends with. Secrets are cut off before anything else looks at the address, so
-    that nothing repeats them. A one-time code (`#code=…`) is for a browser, and stays unused."""
+    """Split the token from the end of a URL. Return the address and the token.
+
+    Secrets are removed before any other code sees the address, so that no message can repeat them.
+    A one-time code (`#code=…`) is for a browser and is not used.
+    """
     address, _, token = url.partition("#code=")[0].partition("#token=")
     return address, token
 
@@ -173,12 +188,12 @@ def _parsed(url: str) -> ServerAddress:
     except ValueError:
         raise UsageError("the server's URL cannot be read", hint=hint) from None
     if "@" in parts.netloc:
-        # Not repeated: what stands there is a secret.
+        # The URL is not repeated in the message, because it holds a secret.
         raise UsageError("a URL with a user or a password in it is not taken", hint="put the token in BANKSMAN_TOKEN")
     if parts.scheme not in ("http", "https") or not host or not url.isascii() or not url.isprintable() or " " in url:
         raise UsageError(f"{url!r} is not the URL of a server", hint=hint)
     if parts.fragment or parts.query:
-        # Not repeated: whoever wrote it may have put a secret there.
+        # The URL is not repeated in the message: the user may have put a secret there.
         raise UsageError("the server's URL has a ? or a # in it", hint="leave away what comes after the port")
     is_secure = parts.scheme == "https"
     return ServerAddress(
@@ -209,22 +224,23 @@ def _token(in_url: str, *, is_ours: bool) -> str | None:
             raise UsageError(f"the token in {path} cannot be read: {exc.strerror}") from exc
     if not token:
         return None
-    # Checked here, because whoever makes a header of it would repeat it when he complains.
+    # Checked here, because the HTTP library would repeat an invalid token in its error.
     if not all("!" <= character <= "~" for character in token):
         raise UsageError(f"what is in {place} is no token", hint="a token is one word of visible ASCII")
     return token
 
 
-# Sessions that another process of this machine has: who is asked about them instead, and what if it dies.
+# Sessions that another process of this machine owns: where to send their requests instead.
 #
-# Whoever is refused because another has the session (`NotOwner`) is told where that one is. From there on it is asked
-# about this session, and followed, too: so its death is heard of, as any other loss of a connection. What it had
-# accepted from us is then in the log, and in nobody's hands. It is asked for once more, with the same key: that makes
-# it the same turn, and whoever is asked now takes the session over.
+# A server that does not own a session refuses with `NotOwner` and the owner's address. From then on
+# the client sends all requests about this session to the owner, and follows its events there. The
+# client therefore notices the owner's death as a lost connection. An ask that the owner had
+# accepted is then in the log, but no host works on it. The client sends it again with the same key.
+# The key makes it the same turn, and the server that receives it takes the session over.
 
 
 class OwnerRequest(NamedTuple):
-    """`key`: it may be repeated."""
+    """One HTTP request. `key`: the idempotency key; with it the request may be repeated."""
 
     method: str
     path: str
@@ -234,47 +250,58 @@ class OwnerRequest(NamedTuple):
 
     @property
     def session(self) -> str | None:
-        """The one that it is about, as its path has it."""
+        """The session in the path, or None."""
         found = _SESSION.match(self.path)
         return None if found is None else found[1]
 
     @property
     def is_ask(self) -> bool:
+        """Whether this is an ask that may be repeated."""
         found = _SESSION.fullmatch(self.path)
         return found is not None and found[2] is not None and self.method == "POST" and self.key is not None
 
 
 class OwnerServers:
-    """Any thread may use it: each step is one of a dictionary's, and a request that finds out too late is repeated."""
+    """Remember which server owns each session.
+
+    Thread-safe: each step is one operation on a dictionary. A request that sees an outdated owner
+    fails and is repeated.
+    """
 
     def __init__(self) -> None:
         self._places: dict[str, ServerAddress] = {}
-        # The last thing that each was asked to do, as long as it is there; then it is nobody's.
+        # The last accepted ask of each session while its owner lives. When the owner dies, the ask
+        # moves to `_orphans`.
         self._asks: dict[str, OwnerRequest] = {}
         self._orphans: dict[str, OwnerRequest] = {}
 
     def place(self, session: str | None) -> ServerAddress | None:
+        """Return the owner of a session, or None if it is unknown."""
         return None if session is None else self._places.get(session)
 
     def remember(self, request: OwnerRequest, owner: ServerAddress) -> ServerAddress | None:
-        """None: from here on. Else there is no session to remember it by, and this request alone goes there."""
+        """Remember the owner for later requests about the session, and return None.
+
+        A request without a session in its path returns `owner`: only this request goes there.
+        """
         if request.session is None:
             return owner
         self._places[request.session] = owner
         return None
 
     def note_asked(self, request: OwnerRequest, place: ServerAddress) -> None:
-        """It was accepted there."""
+        """Record that the server at `place` accepted the request."""
         session = request.session
         if session is not None and request.is_ask and self._places.get(session) == place:
             self._asks[session] = request
 
     def note_gone(self, place: ServerAddress) -> None:
-        """Nobody answers there."""
+        """Forget every session whose owner was at this address, because it does not answer."""
         for session in [session for session, owner in list(self._places.items()) if owner == place]:
             self.forget(session)
 
     def forget(self, session: str | None) -> None:
+        """Forget the owner of a session. Its last ask becomes an orphan."""
         if session is None:
             return
         self._places.pop(session, None)
@@ -283,20 +310,23 @@ class OwnerServers:
             self._orphans[session] = ask
 
     def take_orphan(self, session: str | None) -> OwnerRequest | None:
-        """What is to be asked for once more. Whoever could not puts it back."""
+        """Return the ask to send again, or None. A caller that fails to send it puts it back."""
         return None if session is None else self._orphans.pop(session, None)
 
     def put_back(self, orphan: OwnerRequest) -> None:
+        """Keep an orphaned ask for the next attempt."""
         assert orphan.session is not None
         self._orphans[orphan.session] = orphan
 
 
 def owner_of(title: str, ids: Mapping[str, Any], asked: ServerAddress) -> ServerAddress | None:
-    """Where the one is that has the session; None: this is no such refusal, or nothing says where.
+    """Return the address of the session's owner; None for another refusal or an unknown address.
 
-    The address is what some host has written into the store, and may be anybody's. So nobody is sent our token there: a
-    socket is asked whose it is, and of servers only the one that this user has started and that has said so is ours,
-    whatever else calls itself localhost."""
+    A host wrote the address into the store, so it may be forged, and the token must not be sent
+    there. Therefore a socket is used without a token, and its peer must be this user or root. A URL
+    is used only if it is the one that this user's server announced, whatever else calls itself
+    localhost.
+    """
     address = ids.get("address")
     if title != "NotOwner" or not isinstance(address, str) or not asked.is_local:
         return None

@@ -1,12 +1,19 @@
-"""Server-sent events: bytes in, split anywhere, and messages out. Pure: no socket, no clock.
+"""Read server-sent events: a pure parser, and a follower that reconnects without losing events.
 
-It follows the standard's rules for a stream to the letter, because what a server or a proxy may send is all of it: a
-line ends with CR, LF or CRLF (also where the CR is the last byte of one read and the LF the first of the next), one
-byte order mark may come first, a line that begins with a colon is a comment, `data` may have several lines, an `id`
-with a NUL is ignored, and `retry` is digits or nothing.
+`SseParser` takes bytes, split anywhere, and returns messages. It uses no socket and no clock. It
+follows the standard exactly, because a server or a proxy may use all of it:
 
-A message counts from its empty line on. What the stream ends in the middle of was never said; whoever comes back with
-the `id` of the last whole message is told it again, and told it once.
+- A line ends with CR, LF or CRLF, even if one read ends with the CR and the next begins with the
+  LF.
+- One byte order mark may come first.
+- A line that begins with a colon is a comment.
+- `data` may have several lines.
+- An `id` that contains NUL is ignored.
+- `retry` is digits only; other values are ignored.
+
+A message counts only when its empty line has arrived. A stream that ends in the middle of a message
+has not sent it. A reader that reconnects with the `id` of the last complete message gets the cut
+message again, exactly once.
 """
 
 from __future__ import annotations
@@ -32,34 +39,39 @@ from banksman.cli.client.client import (
     segment,
 )
 
-# A frame of an agent has at most 32 MiB, and JSON may write each of its bytes as six.
+# A frame of an agent has at most 32 MiB, and JSON may encode each byte as six.
 MESSAGE_BYTES_MAX = 256 << 20
-# The pause that a server asks for. More than this is no pause, and more digits than this no number.
+# Upper bound of the pause that a server asks for. Longer digit strings are not parsed as a number.
 RETRY_MILLISECONDS_MAX = 3_600_000
 _RETRY_DIGITS_MAX = 15
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _MARK = b"\xef\xbb\xbf"
 
-# A server says something every 15 seconds, if only that it is there. Where that was set to more, we come back for
-# nothing now and then, and miss nothing.
+# A server sends a heartbeat every 15 seconds. If it is configured to a longer interval, the client
+# reconnects now and then without need, and misses nothing.
 SILENCE_SECONDS_MAX = 45.0
-# So long a server may be gone: long enough for a restart that finishes what runs.
+# How long a server may be gone: long enough for a restart that finishes running turns.
 GONE_SECONDS_MAX = 300.0
-# A connection without an event is as good as one with, if it was there for so long: the session was quiet.
+# A connection without any event counts as good if it lasted this long: the session was quiet.
 HELD_SECONDS_MIN = 5.0
 READ_BYTES_MAX = 65536
-# "Not now": too many streams, a server behind a proxy that is starting, or one that is going. Any other no is final.
+# Temporary refusals: too many streams, or a server that starts or stops behind a proxy. Every other
+# refusal is final.
 _NOT_NOW = (429, 502, 503, 504)
 
 
 class OversizeMessage(ValueError):
-    """One message is larger than any that is meant. The stream is of no use any more."""
+    """A message exceeds the size limit. The stream cannot be used further."""
 
 
 @dataclass(frozen=True, slots=True)
 class SseMessage:
-    """`event`: its kind, empty if none was said. `id`: the last one said until here, empty if there was none."""
+    """One message.
+
+    `event`: its type; empty if the server gave none. `id`: the last id that the stream has sent;
+    empty if it sent none.
+    """
 
     event: str
     data: str
@@ -67,27 +79,34 @@ class SseMessage:
 
 
 class SseParser:
-    """Of one connection. `retry`: what the server last asked for, in milliseconds; `id`: where to come back to."""
+    """Parser of one connection.
+
+    `retry`: the pause that the server last asked for, in milliseconds. `id`: the position for a
+    reconnect.
+    """
 
     def __init__(self, *, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
         self.retry: int | None = None
         self.id = ""
         self._message_bytes_max = message_bytes_max
-        # What may still turn out to be the mark; None once that is settled.
+        # The first bytes, which may be part of a byte order mark; None when that is decided.
         self._head: bytes | None = b""
-        # A line ended with CR at the end of what was fed: an LF that comes now is the rest of that end.
+        # The last fed bytes ended with CR. An LF that comes next belongs to the same line end.
         self._ended_with_cr = False
-        # The line that is being said, in the pieces that it came in: joined once, however slowly it trickles.
+        # The pieces of the incomplete line. They are joined once, however slowly the bytes arrive.
         self._pieces: list[bytes] = []
         self._line_bytes = 0
-        # The message that is being said. Its id counts when it is whole.
+        # The incomplete message. Its id counts when the message is complete.
         self._event = ""
         self._data: list[str] = []
         self._data_bytes = 0
         self._next_id = ""
 
     def feed(self, data: bytes) -> list[SseMessage]:
-        """The messages that are whole by now. Raises `OversizeMessage`; the parser is of no use then."""
+        """Add bytes and return the messages that are complete.
+
+        Raises `OversizeMessage`; the parser cannot be used afterwards.
+        """
         if self._head is not None:
             data = self._without_mark(data)
         if not data:
@@ -127,13 +146,15 @@ class SseParser:
         if not line:
             return self._dispatch()
         self._check(len(line))
-        # No colon: all of it is the name of a field without a value. A colon first: a comment, a field without a name.
+        # Without a colon the whole line is a field name with an empty value. A leading colon gives
+        # an empty field name, which is a comment.
         name, _, value = line.partition(b":")
         text = value.removeprefix(b" ").decode(errors="replace")
         match name:
             case b"data":
                 self._data.append(text)
-                # An empty line is a line too: a server that says nothing but those shall not fill us either.
+                # An empty data line counts as one byte. A server that sends only empty lines must
+                # not fill the memory.
                 self._data_bytes += len(value) + 1
                 self._check(self._data_bytes)
             case b"event":
@@ -151,7 +172,8 @@ class SseParser:
         self.id = self._next_id
         event, data = self._event, self._data
         self._event, self._data, self._data_bytes = "", [], 0
-        # Without a `data` line there is no message, whatever else was said. With an empty one there is.
+        # Without a `data` line there is no message, whatever other fields came. An empty `data`
+        # line makes one.
         return SseMessage(event, "\n".join(data), self.id) if data else None
 
     def _check(self, size: int) -> None:
@@ -159,15 +181,15 @@ class SseParser:
             raise OversizeMessage(f"a message of more than {self._message_bytes_max} bytes")
 
 
-# A session's events as they come, from a cursor on: each once, none left out, across lost connections and restarts.
+# Follow a session's events from a cursor: each event once, without holes, across reconnects.
 #
-# The reader's place is the last event that it was given, and nothing else. Whatever happens to a connection (it is cut
-# in the middle of an event, it falls silent, the server says that it goes), the next one begins after that event. `seq`
-# is dense, so this need not be believed: an event that was given before is dropped, and one that would leave a hole is
-# not given; the reader comes back for what is between.
+# The reader's position is the last event that it got. A connection may break in the middle of an
+# event, fall silent, or end with the server. The next one always starts after that event. `seq` is
+# dense, so the reader verifies this. It drops an event that it has seen before. It does not deliver
+# an event after a hole, but reconnects for the missing ones.
 #
-# A server that cannot be reached is looked for again, with pauses that grow up to a bound, and not for ever. So is one
-# that answers and lets go before it has said anything new.
+# If the server cannot be reached, the reader retries with growing pauses, up to a time limit. It
+# does the same if the server closes each connection before it sends a new event.
 
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.1, 5.0
 
@@ -175,11 +197,14 @@ Event = dict[str, Any]
 
 
 class StreamBroken(ClientError):
-    """What comes is no stream of ours, or one with a hole that is there again when it is asked for what is in it."""
+    """The response is not a Banksman event stream, or it has a hole that a reconnect did not fill."""
 
 
 class EventFollower:
-    """One reader of one session. `events` may be called again after it raised or was left: it goes on where it was."""
+    """Reader of one session's events.
+
+    `events` may be called again after it raised or was closed. It resumes at the same position.
+    """
 
     def __init__(
         self,
@@ -194,11 +219,14 @@ class EventFollower:
         on_lost: Callable[[ClientError], None] | None = None,
         on_back: Callable[[], None] | None = None,
     ) -> None:
-        """`is_over` True: the reader has enough, and `events` ends. Asked at each sign of life of the server's.
+        """Create a reader.
 
-        `query`: more words for each request. `on_lost` is told once when a connection that was there is lost and is
-        looked for again, and `on_back` at the first sign of life after that."""
-        # Of the last event that was given.
+        `is_over`: returns True when the reader has enough, and `events` then ends. It is called at
+        each sign of life of the server. `query`: further query parameters for each request.
+        `on_lost`: called once when a live connection breaks and the reader retries. `on_back`:
+        called at the first sign of life after that.
+        """
+        # The cursor of the last delivered event.
         self.cursor: str | None = None
         self._after = after
         self._client = client
@@ -210,20 +238,22 @@ class EventFollower:
         self._on_lost = on_lost
         self._on_back = on_back
         self._is_lost = False
-        # The last event given, or told to be gone; None: the server must say what comes after that cursor.
+        # The seq of the last event that was delivered or reported as a gap. None if the caller's
+        # cursor has no seq: only the server can then tell which event comes first.
         self._seq = 0 if after is None else seq_of(after)
         self._asks_pause: float | None = None
         self._saw_hole = False
 
     def events(self) -> Generator[Event]:
-        """Stored events, and `stream.gap` for what retention took. It does not end by itself, but for `is_over`: a
-        session that is closed, also by a server that goes, may be opened again.
+        """Yield stored events, and a `stream.gap` for events that retention removed.
 
-        Raises `Problem` if the server says no (the session was deleted, perhaps), and `NoServer` if it is not there at
-        first, or stays away or says nothing for too long.
+        Ends only when `is_over` says so: a closed session, even one closed by a stopping server,
+        may be opened again. Raises `Problem` if the server refuses, for example because the session
+        was deleted. Raises `NoServer` if the server is missing at first, or stays away or silent
+        for too long.
         """
         tries = 0
-        # The end of the last connection that was worth something.
+        # The end of the last useful connection.
         gone_since: float | None = None
         was_there = False
         while not self._is_over():
@@ -238,7 +268,8 @@ class EventFollower:
                             yield event
                         if self._is_over():
                             return
-                # An end is no error; to do nothing else, each time, is one.
+                # A connection may end without an error. A server that does nothing else, each time,
+                # is an error.
                 raise Lost("the server ends each connection before it says anything", hint="its log may say why")
             except (NoServer, Problem) as exc:
                 now = time.monotonic()
@@ -267,13 +298,17 @@ class EventFollower:
     def _pause_seconds(self, tries: int) -> float:
         asked, self._asks_pause = self._asks_pause, None
         base = max(PAUSE_SECONDS_MIN, asked or 0.0) * 2 ** min(tries, 10)
-        # Not all clients of a server that comes back at the same moment.
+        # Jitter, so that the clients of a restarted server do not all return at the same moment.
         return min(base, PAUSE_SECONDS_MAX) * random.uniform(0.75, 1.0)
 
     def _connection(self) -> Generator[Event | None]:
-        """What one connection says: events, and None for a sign of life. Returns when it ends without an error."""
+        """Yield the events of one connection, and None for a sign of life.
+
+        Returns when the connection ends without an error.
+        """
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
-        # What the caller said is a word of a query, where it may be anything; what the server said is a cursor.
+        # The caller's cursor goes into the query, where any text is allowed. The server's cursor is
+        # known to be valid as a header.
         query: Query = {
             **self._query,
             "raw": 1 if self._raw else None,
@@ -301,7 +336,11 @@ class EventFollower:
                     self._asks_pause = parser.retry / 1000
 
     def _is_too_early(self, event: Event) -> bool:
-        """There is a hole before it. Once it is come back for; if it is there again, it will be there for ever."""
+        """Return whether there is a hole before this event.
+
+        The first time, the reader reconnects for the missing events. A hole that is still there
+        will never be filled, so this raises.
+        """
         seq = event.get("seq")
         if not isinstance(seq, int) or self._seq is None or seq <= self._seq + 1:
             return False
@@ -314,12 +353,12 @@ class EventFollower:
         return True
 
     def _taken(self, event: Event) -> Event | None:
-        """The event, if it is the next one; None: it is known already, or only a sign of life."""
+        """Return the event if it is the next one; None for a duplicate or a sign of life."""
         if event.get("kind") == "stream.gap":
             return self._taken_gap(event)
         seq, cursor = event.get("seq"), event.get("cursor")
         if not isinstance(seq, int) or not isinstance(cursor, str):
-            return None  # stream.live, a heartbeat.
+            return None  # stream.live or a heartbeat.
         if seq_of(cursor) != seq:
             raise StreamBroken("an event's cursor is not its place")
         if self._seq is not None and seq <= self._seq:
@@ -328,7 +367,11 @@ class EventFollower:
         return event
 
     def _taken_gap(self, gap: Event) -> Event | None:
-        """A gap has no id: whoever comes back before the next event is told of it again, perhaps of more."""
+        """Return the unseen part of a gap, or None.
+
+        A gap has no id. A reader that reconnects before the next event gets it again, perhaps
+        larger.
+        """
         first, last = gap.get("first"), gap.get("last")
         if not isinstance(first, int) or not isinstance(last, int) or last <= (self._seq or 0):
             return None
@@ -338,7 +381,10 @@ class EventFollower:
 
 
 def seq_of(cursor: str) -> int | None:
-    """The number in `epoch.seq` or in a bare seq; None: it is no cursor, and the server shall say so."""
+    """Return the number in `epoch.seq` or in a bare seq.
+
+    Return None for another text, which the server then rejects.
+    """
     found = re.fullmatch(r"(?:[0-9]{1,18}\.)?([0-9]{1,18})", cursor)
     return None if found is None else int(found[1])
 
@@ -349,7 +395,8 @@ def _parsed(parser: SseParser, data: bytes) -> Iterator[Event]:
             event: Any = decode(message.data)
             if isinstance(event, ServerReply):
                 yield checked(event)
-    except (ValueError, RecursionError) as exc:  # Oversize is one, and says more than the others.
+    # `OversizeMessage` is a ValueError with a better text.
+    except (ValueError, RecursionError) as exc:
         why = f": {exc}" if isinstance(exc, OversizeMessage) else ""
         raise StreamBroken(f"what answers there does not speak as our server does{why}") from exc
 

@@ -1,10 +1,10 @@
-"""Locate the server for a verb, or start an embedded host for it when there is none.
+"""Locate the server for a verb, or start an embedded host if no server runs.
 
-The embedded host starts with the verb's first request and ends with the verb.
-
-It is the server's own application (server/embedded.py), on a socket in the state folder that only this user can open.
-So a verb asks it as it asks any server; and a second verb, in another terminal, that finds a session in its hands, asks
-it too. When the verb ends, sessions stay in the store, asleep; their agents' processes do not.
+The embedded host starts with the verb's first request and ends with the verb. It is the server's
+application (server/embedded.py) on a socket in the state folder that only this user can open. The
+verb therefore talks to it as to any server. So does a second verb in another terminal that needs a
+session of this host. When the verb ends, sessions stay in the store without a process, and the
+processes of their agents end.
 """
 
 from __future__ import annotations
@@ -30,19 +30,22 @@ from banksman.folders import state_folder
 if TYPE_CHECKING:
     from banksman.server.embedded import EmbeddedServer
 
-# What others have asked of this host by the time the verb is done may take so long.
+# Other clients may have asked this host for work. It may take this long after the verb is done.
 FINISH_SECONDS = 60.0
-# Told to end so, a program is killed unless it listens; and would leave its socket behind.
+# By default these signals kill the process, which would leave the socket file behind.
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
-# As `Host` takes them after a path.
+# The settings that `Host` accepts after a path.
 _STORE_SETTINGS = re.compile(r"\?(?=(?:level|keep_bytes|keep_seconds)=)")
-# What a server says that was told no store.
+# The name that a server reports for the default store.
 _USUAL = "the state folder"
 
 
 class VerbHost:
-    """Of one verb. `store` None: as the settings say, or the user's own."""
+    """The embedded host of one verb.
+
+    `store`: None for the store of the settings, or the default one.
+    """
 
     def __init__(self, store: str | None, *, in_memory: bool) -> None:
         self._store = store
@@ -51,7 +54,11 @@ class VerbHost:
         self._before: dict[int, Any] = {}
 
     def start(self) -> ServerAddress:
-        """Where it is. `NoServer`: this installation has no server in it. Also whatever is wrong with the store."""
+        """Start the host and return its address.
+
+        Raises `NoServer` if the server packages are not installed, and the errors of opening the
+        store.
+        """
         inside = self._inside = self._made()
         self._hear_signals()
         ready = inside.start_nowait()
@@ -59,7 +66,10 @@ class VerbHost:
         return at_socket(str(ready.result()))
 
     def end(self, *, at_once: bool) -> None:
-        """Returns when nothing is left of it. Torn out of it (by Ctrl-C), call it again."""
+        """End the host.
+
+        Returns when nothing of it is left. After an interruption, call it again.
+        """
         inside = self._inside
         if inside is None:
             return
@@ -90,7 +100,8 @@ class VerbHost:
         return EmbeddedServer(settings)
 
     def _hear_signals(self) -> None:
-        # Only there can they be heard; and whoever has set them has a reason.
+        # Only the main thread can set signal handlers. A handler that the program has set already
+        # stays.
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 if signal.getsignal(number) is signal.SIG_DFL:
@@ -98,10 +109,10 @@ class VerbHost:
 
 
 def _leave(number: int, _: FrameType | None) -> NoReturn:
-    # Once: a second one would tear us out of our end.
+    # Ignore further signals: a second one would interrupt the cleanup.
     for one in _SIGNALS:
         signal.signal(one, signal.SIG_IGN)
-    # As a shell tells of a program that a signal has ended.
+    # The exit code by which a shell reports death by a signal.
     raise SystemExit(128 + number)
 
 
@@ -112,33 +123,44 @@ def _tell_if_late(ready: Future[Path], doing: str) -> None:
         say_progress(doing)
 
 
-# Which server a verb asks. It is decided once, with the first request, and holds until the verb ends.
+# The server of a verb. It is chosen at the first request and stays until the verb ends:
 #
-# A server that was named (`--url`, `BANKSMAN_URL`, `url` of the settings) is the one, whether it is there or not. Else
-# it is the one that this user has running. Else it is a host inside of the verb (above), on the store that was
-# named or the user's own: the same application, asked in the same way. On a store that many machines share it takes no
-# session, and asks those that do.
+# 1. A server that the user named (`--url`, `BANKSMAN_URL`, `url` in the settings), whether it
+#    answers or not.
+# 2. The running server of this user.
+# 3. An embedded host (above), on the named store or the default one. It is the same application,
+#    addressed in the same way. On a store that many machines share it takes no session, and
+#    forwards to the hosts that do.
 #
-# A store that was named for this call (`--store`, `BANKSMAN_STORE`) is meant: a running server that has another is left
-# alone. A verb that has begun with a server stays with it: one that is started anew is waited for, and never replaced
-# by a host inside, which could not wait for anybody.
+# A store named for this call (`--store`, `BANKSMAN_STORE`) is binding: a running server with
+# another store is not used. A verb that began with a server stays with it. While that server
+# restarts, the verb waits. It never falls back to an embedded host, because that host would end
+# with the verb.
 
 
 class ServerLocator:
-    """Of one verb. Any thread may ask where; the one that began the verb ends it."""
+    """Choose the server of one verb. Thread-safe; the thread that began the verb ends it."""
 
     def __init__(self, *, url: str | None, store: str | None, in_memory: bool = False, needs_server: str = "") -> None:
-        """`in_memory`: a store that ends with the verb makes sense. `needs_server`: why a host inside will not do."""
+        """Create a locator.
+
+        `in_memory`: a store that ends with the verb is useful for it. `needs_server`: why an
+        embedded host is not enough; empty if it is.
+        """
         self._flags = {"url": url or None, "store": store or None}
         self._in_memory = in_memory
         self._needs_server = needs_server
-        # Whoever holds it decides, which may take as long as a host takes to start; the others want to know the same.
+        # The first thread decides, which may take as long as the start of a host. The other threads
+        # wait, because they need the same result.
         self._deciding = threading.Lock()
         self._decided: Callable[[], ServerAddress] | None = None
         self._embedded: VerbHost | None = None
 
     def place(self) -> ServerAddress:
-        """The server, as it is known at this moment. Raises `NoServer` and whatever keeps a host from starting."""
+        """Return the current address of the server.
+
+        Raises `NoServer`, and every error that keeps an embedded host from starting.
+        """
         with self._deciding:
             if self._decided is None:
                 self._decided = self._decide()
@@ -146,11 +168,14 @@ class ServerLocator:
 
     @property
     def is_embedded(self) -> bool:
-        """Nobody but us will be there when this verb has ended."""
+        """Whether the host ends together with this verb."""
         return self._embedded is not None
 
     def end(self, *, at_once: bool) -> None:
-        """What runs inside may finish, if it need not be `at_once`. May be called again, after an interruption too."""
+        """End the embedded host, if there is one. May be called again, also after an interruption.
+
+        `at_once`: stop running turns instead of letting them finish.
+        """
         if self._embedded is not None:
             self._embedded.end(at_once=at_once)
 
@@ -159,14 +184,15 @@ class ServerLocator:
         url, store = found["url"], found["store"]
         if self._flags["url"] is not None and self._flags["store"] is not None:
             raise UsageError("a server has its own store", hint="either --url or --store")
-        # A flag is heard before a variable, also where the two are not of the same name.
+        # A flag wins over a variable, even if the two set different keys.
         if url.is_set and self._flags["store"] is None:
             return lambda: named(url.value)
         wanted: str | None = store.value if store.origin in (store.key.flag, store.key.variable) else None
         running = announced()
         if running is not None and is_there(running) and (wanted is None or _has_store(running, wanted)):
             return _RunningServer(running)
-        # Of a store that many share, the one inside only asks: those who do the work are there when it has ended.
+        # On a shared store the embedded host only forwards. The hosts that do the work still run
+        # after the verb has ended.
         if self._needs_server and not is_address(wanted or found.value("serve.store") or ""):
             hint = "banksman serve starts one; --url names one elsewhere"
             raise NoServer(f"there is no server here, and {self._needs_server}", hint=hint)
@@ -176,13 +202,13 @@ class ServerLocator:
 
 
 class _RunningServer:
-    """The server of this user, wherever it is by now; if it says nothing, where it was."""
+    """The current address of this user's server; the last known one while it announces none."""
 
     def __init__(self, place: ServerAddress) -> None:
         self._last = place
 
     def __call__(self) -> ServerAddress:
-        # Put there whole, by whichever thread: all of them read the same file.
+        # Threads may race here. Each assignment is atomic, and all threads read the same file.
         self._last = announced() or self._last
         return self._last
 
@@ -196,8 +222,11 @@ def _has_store(place: ServerAddress, wanted: str) -> bool:
 
 
 def _file_of(store: str) -> str:
-    """Two that name the same file are the same store; what is no file is only itself. Of one that many share a server
-    tells where it is, and not how it is let in."""
+    """Normalise the name of a store for comparison.
+
+    Two names of the same file are the same store. Other names are compared as text. For a shared
+    store the server reports its address without credentials.
+    """
     if is_address(store):
         return str(parse(store))
     if store != _USUAL and not store.startswith("sqlite:"):
@@ -205,6 +234,6 @@ def _file_of(store: str) -> str:
     path = "" if store == _USUAL else _STORE_SETTINGS.split(store.removeprefix("sqlite:"))[0]
     if not path:
         return os.path.realpath(state_folder() / "store.db")
-    # One that a server was given as a relative path is in a folder that we do not know. It is another one then: a
-    # session that the server has is found to be in its hands all the same.
+    # A server may have got a relative path, whose folder is unknown here. It then counts as another
+    # store. That is harmless: the store reports that the server owns the session.
     return os.path.realpath(os.path.expanduser(path))

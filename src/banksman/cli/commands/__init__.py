@@ -1,1 +1,4 @@
-"""The verbs, a file each: `parser()` says what it takes, `main(words)` does it and returns the exit code."""
+"""Verbs of the command line, one module each.
+
+`parser()` returns the argument parser of the verb. `main(words)` runs it and returns the exit code.
+"""

@@ -1,4 +1,4 @@
-"""`banksman acp`: it is a whole program, and has a folder of its own."""
+"""`banksman acp`: ACP agent for an editor. The implementation is in `banksman.cli.acp`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`banksman agents`: which agents are known, what each can do, and which of them are on this machine.
+"""`banksman agents`: list the known agents, what each can do, and which are on this machine.
 
-No server is asked, and no agent is started: a program is looked for on PATH. Only `--versions` starts what was found,
-each for a moment, and ends it with all that it may have started.
+The verb asks no server and starts no agent: it looks for programs on PATH. Only `--versions` starts
+the programs it found, each for a moment, and ends its whole process tree.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from banksman.sessions import known_agents
 from banksman.sessions.known_agents import InstalledAgent
 from banksman.sessions.profile import CAPABILITIES
 
-# Node.js with a bundle of 20 MB takes 2 s for it on a busy machine. One that needs longer does something else.
+# Node.js with a bundle of 20 MB takes 2 s on a busy machine. A program that needs longer is doing
+# something else.
 VERSION_SECONDS_MAX = 10.0
 VERSION_CHARACTERS_MAX = 60
 AT_ONCE_MAX = 4
-# These run something else, and would tell their own version.
+# These programs start another program and would print their own version instead of the agent's.
 _LAUNCHERS = frozenset(("npx", "bunx", "pnpx", "uvx", "pipx", "node", "bun", "deno", "env", "docker", "podman", "sh"))
-# No terminal is narrower, and words that are broken in the middle are read by nobody.
+# Narrower text would break most lines in the middle of a word.
 WIDTH_MIN = 40
 _LABEL = 10
 
@@ -66,7 +67,7 @@ def _agents(arguments: argparse.Namespace) -> int:
     versions = asyncio.run(_versions(found)) if arguments.versions else {}
     match arguments.format:
         case "json":
-            # As `GET /v1/agents` has them, and the version if it was asked for.
+            # The format of `GET /v1/agents`, with the version if --versions was given.
             say_json({"agents": [{**each.facts(), **_told(each, versions)} for each in found]})
         case "quiet":
             for each in found:
@@ -85,9 +86,9 @@ def _told(each: InstalledAgent, versions: dict[str, str | None]) -> dict[str, st
     return {"version": versions[each.name]} if each.name in versions else {}
 
 
-# -- for people ------------------------------------------------------------------------------------------------------
+# -- text output -----------------------------------------------------------------------------------
 def _width() -> int:
-    """How wide the terminal is. What is piped is for a program, and has all the room it needs."""
+    """Return the width for text. A pipe has no limit, because a program reads it."""
     stdout = cast("TextIO | None", sys.stdout)
     is_terminal = stdout is not None and stdout.isatty()
     return max(WIDTH_MIN, shutil.get_terminal_size().columns) if is_terminal or "COLUMNS" in os.environ else 1 << 16
@@ -138,7 +139,7 @@ def _show(each: InstalledAgent, lines: list[tuple[str, str]], width: int) -> Non
 def _account(
     each: InstalledAgent, versions: dict[str, str | None], *, with_capabilities: bool
 ) -> Iterator[tuple[str, str]]:
-    """What there is to say, by topic; a topic with nothing to say is left out."""
+    """Yield the topics of one agent as label and text. A topic without text is left out."""
     if each.source is not None:
         yield "from", f"{each.source}{', instead of the one that comes with Banksman' if each.overrides else ''}"
     profile = each.profile
@@ -167,7 +168,7 @@ def _account(
             yield "website", profile.website
 
 
-# -- versions --------------------------------------------------------------------------------------------------------
+# -- versions --------------------------------------------------------------------------------------
 async def _versions(found: Sequence[InstalledAgent]) -> dict[str, str | None]:
     room = asyncio.Semaphore(AT_ONCE_MAX)
     wanted = [each for each in found if each.path is not None]
@@ -176,7 +177,7 @@ async def _versions(found: Sequence[InstalledAgent]) -> dict[str, str | None]:
 
 
 async def _version(each: InstalledAgent, room: asyncio.Semaphore) -> str | None:
-    """What its program says first, if it is the agent's own."""
+    """Return the first line of `PROGRAM --version`, or None if the program is only a launcher."""
     profile, path = each.profile, each.path
     assert profile is not None, "what was found has a profile"
     assert path is not None, "only what was found is asked"

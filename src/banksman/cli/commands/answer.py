@@ -1,4 +1,4 @@
-"""`banksman answer`: a word to a turn that waits for one."""
+"""`banksman answer`: answer an open question of an agent."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def _answer(arguments: argparse.Namespace) -> int:
         case _:
             by = "" if given["first"] else f", already, by {given['by']}"
             say(as_line(f"{given['question']}: {given['answer']}{by}"))
-    # A question has one answer. If somebody else's came first, ours did not do what it was for.
+    # A question gets exactly one answer. If another client's answer came first and differs, this
+    # verb has not done its work.
     return OK if given["first"] or given["answer"] == arguments.decision else NOT_DONE
 
 

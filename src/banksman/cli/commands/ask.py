@@ -1,4 +1,7 @@
-"""`banksman ask`: one turn of a session, watched to its end. Whoever leaves before leaves the turn to the session."""
+"""`banksman ask`: run one turn in a session and print it until its end.
+
+If this process leaves early, the turn continues in the session.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ def parser() -> ServerParser:
 
 def main(words: list[str]) -> int:
     flags = parser()
-    # Only a session that is opened has a command; else what is after -- is a prompt that begins with a dash.
+    # Only with --open is there a command after `--`. Otherwise the words after `--` are a prompt
+    # that begins with a dash.
     before, command = split_command(words)
     is_command = any(word == "--open" or word.startswith("--open=") for word in before)
     arguments = flags.read(before if is_command else words)
@@ -57,7 +61,8 @@ def _ask(arguments: argparse.Namespace) -> int:
         session = client.get(f"/v1/sessions/{segment(arguments.session)}")
     with ScreenLoop() as loop:
         stops = Stops(loop, client)
-        # With a key of our own where none was given: if the answer is lost on its way, it is still asked once.
+        # Without --key, a random key makes the request idempotent. A lost reply then cannot lead to
+        # a second turn.
         key = arguments.key or uuid.uuid4().hex
         accepted = client.post(f"/v1/sessions/{segment(session['id'])}/turns", body, key=key)
         if arguments.no_wait:
@@ -66,8 +71,9 @@ def _ask(arguments: argparse.Namespace) -> int:
             else:
                 say(as_line(accepted["turn"]))
             return OK
-        # From the place before it was asked on: nothing of it can lie in front of that. But with a key it may be a turn
-        # of before, and have begun anywhere; and if it is over, be one that the log no longer has.
+        # Follow the log from the position before the ask: no event of the new turn lies before it.
+        # With --key the turn may be an earlier one. It may have begun anywhere in the log, and if
+        # it is over, the log may have dropped its events.
         is_new = arguments.key is None
         ended = TurnWatch(loop, stops, client, session, TurnOptions(form=arguments.format)).watch(
             accepted["turn"],

@@ -1,7 +1,8 @@
-"""`banksman attach`: a session as it goes, with a line to talk in it. Whoever leaves leaves it as it is.
+"""`banksman attach`: show a session live, with an input line for asks and answers.
 
-What is shown comes from the log and from nowhere else, what was said before as well as what is said now: so nothing is
-shown twice and nothing is left out, whatever becomes of the connection or of the server.
+Leaving does not affect the session. Everything on the screen comes from the log, earlier events as
+well as new ones. Nothing is therefore shown twice or left out when the connection or the server
+fails.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from banksman.cli.tui.event_view import EventPrinter
 from banksman.cli.tui.keyboard import Keyboard, open_keyboard
 from banksman.cli.tui.screen import PlainScreen, TextStyle
 
-# What is shown of what was said before: the last turns, and no more than so many events of them.
+# The amount of history to show: the last turns, limited to this number of events.
 TURNS_SHOWN, EVENTS_SHOWN_MAX = 3, 3000
 OWN_EVENTS_MAX = 60
 
@@ -61,7 +62,7 @@ def _attach(arguments: argparse.Namespace) -> int:
 def attach_to(
     client: Client, session: str, keyboard: Keyboard, *, priority: str = "interactive", way: ServerLocator | None = None
 ) -> int:
-    """At this terminal, until somebody leaves. The keyboard is not closed."""
+    """Attach at this terminal until the user leaves. Does not close the keyboard."""
     found: dict[str, Any] = client.get(f"/v1/sessions/{segment(session)}")
     after = _begin(client, found)
     with ScreenLoop() as loop:
@@ -70,13 +71,13 @@ def attach_to(
 
 
 def _keyboard(arguments: argparse.Namespace) -> Keyboard | None:
-    """None: there is nobody to talk, or no screen that could be drawn on."""
+    """Open the keyboard. Return None without a terminal for input, or one that can redraw lines."""
     is_drawn = arguments.format == "text" and stdout_style().is_drawn and is_terminal(sys.stdin)
     return open_keyboard() if is_drawn else None
 
 
 def _begin(client: Client, session: dict[str, Any]) -> str:
-    """Where the last turns begin, as a cursor."""
+    """Return the cursor at which the last turns begin."""
     head: int = session["seq"]
     first = max(0, head - EVENTS_SHOWN_MAX)
     path = f"/v1/sessions/{segment(session['id'])}/events"
@@ -86,7 +87,7 @@ def _begin(client: Client, session: dict[str, Any]) -> str:
 
 
 def _watch(loop: ScreenLoop, client: Client, session: dict[str, Any], after: str, arguments: argparse.Namespace) -> int:
-    """Only to be looked at: in words, or as events."""
+    """Show the session without a keyboard, as text or as JSON events."""
     form = arguments.format
     screen = PlainScreen(hint="Ctrl-C leaves", has_text=form != "json", has_lines=form == "text")
     teller = EventPrinter(screen, session["agent"], is_whole_session=True)

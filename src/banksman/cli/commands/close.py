@@ -1,4 +1,4 @@
-"""`banksman close`: how a session ends."""
+"""`banksman close`: close a session and end its agent's processes."""
 
 from __future__ import annotations
 

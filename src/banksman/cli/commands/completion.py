@@ -1,4 +1,4 @@
-"""`banksman completion`: print a shell's completion script, and the lists of names that the script asks for."""
+"""`banksman completion`: print a shell's completion script, or the names that it asks for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ one a line, and is silent where there are none.
 exit codes: 0 it went well, 2 wrong usage, 5 stdout could not be written.
 """
 
-# Ten times as long as it takes on an idle machine. Ctrl-C ends it earlier.
+# Ten times the duration on an idle machine. The user can stop it earlier with Ctrl-C.
 SECONDS_MAX = 5.0
 NAMES_MAX = 200
 
@@ -68,6 +68,7 @@ def main(words: list[str]) -> int:
 
 
 def script(shell: str) -> str:
+    """Return the completion script for a shell."""
     from banksman.cli import completion_scripts  # noqa: PLC0415
     from banksman.cli.completion_table import verbs  # noqa: PLC0415
 
@@ -80,18 +81,22 @@ def _list(what: str) -> None:
         say(as_line(name))
 
 
-# Lists of names for completion: sessions, agents and keys, as they are at this moment.
+# Lists of names for completion: the current sessions, agents and settings keys.
 #
-# The user waits for the answer with a key pressed, so the list is quick or empty. A running server is asked; without
-# one the store is read, and not changed. The process gives up after `SECONDS_MAX`, and reports no error.
+# The user has pressed a key and waits, so the list must be fast or empty. A running server answers.
+# Without a server the store is read and not changed. The process gives up after `SECONDS_MAX` and
+# reports no error.
 
 
 def listed(what: str) -> list[str]:
-    """Never raises. The process exits after `SECONDS_MAX`, because a blocked read cannot be interrupted."""
+    """Return the names of one list. Never raises.
+
+    The process exits after `SECONDS_MAX`, because a blocked read cannot be interrupted.
+    """
     signal.signal(signal.SIGALRM, _give_up)
     signal.setitimer(signal.ITIMER_REAL, SECONDS_MAX)
     try:
-        # A shell takes one line for each name.
+        # A shell expects one name per line.
         return [name for name in _LISTS[what]() if name.isprintable()]
     except (BanksmanError, OSError, ValueError, ImportError, LookupError):
         return []

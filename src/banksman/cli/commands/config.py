@@ -1,4 +1,7 @@
-"""`banksman config`: what is set, where each value came from, and a file to set it in. Asks no server."""
+"""`banksman config`: show the settings and their origin, or write a settings file.
+
+Needs no server.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ def _value(one: config.Setting) -> str:
 
 
 def _plain(one: config.Setting) -> str:
-    """For a script: a text as it is, the rest as TOML has it, and nothing where nothing is set."""
+    """Format a value for a script: text unchanged, other types as TOML, empty if it is not set."""
     if one.value is None:
         return ""
     return one.shown if isinstance(one.shown, str) else as_toml(one.shown)

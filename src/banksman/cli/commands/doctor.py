@@ -1,7 +1,8 @@
-"""`banksman doctor`: whether all is well on this machine, and how to put right what is not.
+"""`banksman doctor`: check this machine and say how to fix each problem.
 
-Looking changes nothing: no file is made, no agent and no server is started. One command is run for the proof that
-commands can be run, and ended. Only `--sweep` ends and removes what dead hosts have left.
+The checks change nothing: they create no file, and start no agent and no server. They run and end
+one command, as a proof that commands work. Only `--sweep` ends the processes and removes the files
+that dead hosts have left.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def _show(finding: Finding, *, is_quiet: bool) -> None:
 
 
 def _fitted(text: str) -> list[str]:
-    """On a terminal, under each other; whoever pipes it gets a line for each."""
+    """Wrap text for a terminal. A pipe gets it as one line."""
     if not stdout_style().is_terminal:
         return [text]
     return wrapped(text, max(size_of(sys.stdout)[0], 2 * _INDENT) - _INDENT)

@@ -1,4 +1,4 @@
-"""`banksman drain`: how a server ends, or a host of a store that many share."""
+"""`banksman drain`: let the server or a host finish its work and exit."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _drain(arguments: argparse.Namespace) -> int:
 
 
 def outlook(host: str, told: Shown) -> str:
-    """What becomes of its sessions, and who has room for them."""
+    """Describe where the sessions of a draining host continue, and how many have to wait."""
     sessions, waiting = told["sessions"], told["waiting"]
     names = as_line(", ".join(told["hosts"]))
     wait = "until another host can take them, with all that was asked in them"

@@ -1,4 +1,4 @@
-"""`banksman exec`: run a command; when it is over, nothing of it is left."""
+"""`banksman exec`: run a command and end its whole process tree when it is over."""
 
 from __future__ import annotations
 
@@ -36,25 +36,29 @@ The file descriptors of make's jobserver, if MAKEFLAGS names some that are open,
 
 
 def main(words: list[str]) -> int:
-    # While all is being made and nothing goes, to look for rubbish again and again is a tenth of the start.
+    # Garbage collection during startup takes a tenth of the start time and finds nothing to free.
     gc.disable()
     arguments = parser().parse_args(words)
     try:
-        # First: a number that is not open now may be one of ours in a moment.
+        # Check the inherited fds first: a number that is closed now may soon be an fd of this
+        # process.
         arguments.fds = _fds(arguments.pass_fds)
-        warm_up()  # Before the rest is even imported.
+        # Start the helper process before the slower imports, so that both run in parallel.
+        warm_up()
         launch, options = _order(arguments)
         with _without_ssl():
             from banksman.cli.foreground import run_foreground  # noqa: PLC0415
 
-        # What is there now stays to the end, and is not looked at again, then neither.
+        # The objects that exist now live until the end. Freezing them spares every later
+        # collection, including the one at exit, from visiting them.
         gc.freeze()
         gc.enable()
         finished, caught = run_foreground(launch, options, is_quiet=arguments.json)
         if arguments.json:
-            # ASCII, so that it is the same JSON in every locale.
+            # ASCII, so that the JSON is the same in every locale.
             print(_json(as_json(finished)), flush=True)
-            # The files are named to somebody who reads them after we are gone. Only now that they have been.
+            # The JSON names the output files, and its reader opens them after this process is gone.
+            # They are kept only now: if the print fails, no reader knows their names.
             finished.stdout.keep()
             finished.stderr.keep()
         else:
@@ -65,11 +69,12 @@ def main(words: list[str]) -> int:
         _close_stdout()
         return SIGNALLED + signal.SIGPIPE
     except (OSError, RuntimeError, MemoryError) as exc:
-        # Not even a loop or a thread could be had, or our own output not be written. One line and our own code: a
-        # traceback's 1 would be taken for the command's.
+        # The process cannot create a loop or a thread, or cannot write its output. Print one line
+        # and exit with the code for Banksman's failures. A traceback exits with 1, which looks like
+        # the command's code.
         _close_stdout()
         return _report_error(MachineError(f"cannot go on: {exc}", hint="see ulimit -a and df"), is_json=False)
-    # A command that finished by itself has its own code, however late the signal to us came.
+    # A command that exited without being stopped keeps its exit code, however late the signal came.
     if caught is not None and finished.ended == "stopped":
         return SIGNALLED + caught
     return exit_code(finished)
@@ -77,11 +82,14 @@ def main(words: list[str]) -> int:
 
 @contextlib.contextmanager
 def _without_ssl() -> Generator[None]:
-    """asyncio does without TLS where there is none, and to load it is a third of what loading asyncio takes. Nothing
-    that is run here makes a connection. Whoever asks for it later gets it."""
+    """Hide the `ssl` module while asyncio is imported.
+
+    asyncio works without TLS, and loading `ssl` is a third of its import time. Nothing here makes a
+    connection. After this block, `import ssl` works again.
+    """
     is_loaded = "ssl" in sys.modules
     if not is_loaded:
-        sys.modules["ssl"] = None  # pyright: ignore[reportArgumentType]  As the import system has it: not to be had.
+        sys.modules["ssl"] = None  # pyright: ignore[reportArgumentType]  None marks a missing module.
     try:
         yield
     finally:
@@ -90,13 +98,14 @@ def _without_ssl() -> Generator[None]:
 
 
 def parser() -> Parser:
+    """Build the argument parser of `exec`."""
     flags = Parser(
         "exec",
         "[options] [--] COMMAND …",
         "Run a command, pass its output through, and end its whole tree when it is over.",
         "banksman exec --timeout 600 --idle-timeout 60 -- make test",
         notes=_NOTES,
-        # Our own failure has a code of its own, so that it cannot be taken for the command's.
+        # Banksman's failures have a separate code, so that they are not mistaken for the command's.
         usage_code=OWN_FAILURE,
     )
     add = flags.add_argument
@@ -135,7 +144,7 @@ def _order(arguments: argparse.Namespace) -> tuple[Launch, Options]:
         drain=arguments.drain,
         stdin="inherit" if size is None else None,
         pty=size or False,
-        # With --json nobody types anything.
+        # With --json there is no user to type input, so the command's input ends immediately.
         ends_input=size is not None and is_captured,
         output_bytes_max=kept if is_captured else 0,
         spill_bytes_max=SPILL_BYTES_MAX if is_captured else 0,
@@ -145,18 +154,20 @@ def _order(arguments: argparse.Namespace) -> tuple[Launch, Options]:
         cwd=arguments.cwd,
         env=_environment(arguments.env),
         pass_fds=arguments.fds,
-        # What ours is called is what it is.
+        # An inherited TERM already describes the user's terminal. Only without one a default is
+        # needed.
         has_terminal=size is not None and "TERM" not in os.environ,
     )
     return launch, options
 
 
 def _terminal_size(arguments: argparse.Namespace) -> tuple[int, int] | None:
-    """Rows and columns of the command's terminal; None: it gets none."""
+    """Return the rows and columns of the command's terminal; None if it gets no terminal."""
     wanted: bool | None = arguments.pty
     if wanted is None:
-        # With stderr elsewhere the user wants it apart, and a terminal has one stream. In the background the terminal
-        # is another job's: to change its mode would stop us.
+        # If stderr is redirected, the user wants it separate, but a terminal has only one stream.
+        # In the background the terminal belongs to another job: changing its mode would stop this
+        # process (SIGTTOU).
         wanted = not arguments.json and all(map(os.isatty, (0, 1, 2))) and _is_foreground()
     if not wanted:
         return None
@@ -171,13 +182,14 @@ def _is_foreground() -> bool:
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
-        # ENOTTY: this terminal is not the controlling terminal of our session (`setsid banksman exec …`). Its keys
-        # send no signals to us, so the command is run as without a terminal.
+        # ENOTTY: this terminal is not the controlling terminal of the session (`setsid banksman
+        # exec …`). Its keys send no signals to this process, so the command runs as without a
+        # terminal.
         return False
 
 
 def _fds(given: str | None) -> tuple[int, ...]:
-    """The file descriptors to pass on: those given, and those of the jobserver that started us."""
+    """Return the fds to pass on: those of --pass-fds, and those of the jobserver of a parent make."""
     try:
         wanted = [int(number) for number in given.split(",")] if given else []
     except ValueError as exc:
@@ -190,13 +202,14 @@ def _fds(given: str | None) -> tuple[int, ...]:
         import re  # noqa: PLC0415
 
         named = re.findall(r"--jobserver-(?:auth|fds)=(\d+),(\d+)", flags)
-        # A rule without a + has them closed, and make says so itself where it matters.
+        # For a rule without a +, make has closed these fds. make reports that itself where it
+        # matters.
         wanted += [fd for number in (named[-1] if named else ()) if _is_inherited(fd := int(number)) and fd > 2]
     return tuple(dict.fromkeys(wanted))
 
 
 def _is_inherited(fd: int) -> bool:
-    """It was open when we were started: whatever Python opens is closed in a child."""
+    """Return whether the fd was open at the start: fds that Python opens are not inheritable."""
     try:
         return os.get_inheritable(fd)
     except (OSError, OverflowError):
@@ -211,21 +224,24 @@ def _environment(pairs: list[str]) -> dict[str, str]:
 
 
 def _close_stdout() -> None:
-    """What could not be written must not be tried again, and complained of, when the interpreter leaves."""
+    """Redirect stdout to /dev/null, so that the interpreter does not retry a failed write at exit."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def exit_code(finished: Finished) -> int:
+    """Return the exit code of `banksman exec` for a finished command."""
     if finished.ended in ("timeout", "idle_timeout"):
         return TIMED_OUT
     if finished.signal is not None:
         return SIGNALLED + finished.signal
-    # Nobody could see how it ended: that is not success, and not the command's own code either.
+    # The end of the command was not observed. That is neither success nor an exit code of the
+    # command.
     return OWN_FAILURE if finished.code is None else finished.code
 
 
 def as_json(finished: Finished) -> dict[str, object]:
+    """Return the result as the object that --json prints."""
     return {
         "ended": finished.ended.value,
         "code": finished.code,
@@ -241,7 +257,7 @@ def as_json(finished: Finished) -> dict[str, object]:
 
 
 def _json(value: object) -> str:
-    import json  # noqa: PLC0415  Only for who asks for it: every import is a part of the start.
+    import json  # noqa: PLC0415  Imported only for --json: every import adds to the start time.
 
     return json.dumps(value)
 
@@ -251,7 +267,7 @@ def _output_as_json(output: Output) -> dict[str, object]:
 
 
 def _say_what_matters(finished: Finished, caught: int | None) -> None:
-    """In a word, on stderr: why it was ended, and what could not be."""
+    """Report on stderr why the command was ended, and which processes could not be ended."""
     if finished.ended != "exited" and caught != signal.SIGPIPE:
         steps = ", ".join(f"{step.rung} at {step.at:.1f} s" for step in finished.ladder)
         print(f"banksman: {finished.ended.value} after {finished.seconds:.1f} s ({steps})", file=sys.stderr)

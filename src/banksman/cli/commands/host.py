@@ -1,4 +1,7 @@
-"""`banksman host`: a host of a store that many machines share. Here are its flags; the rest is `banksman.serve`."""
+"""`banksman host`: run a host for a store that many machines share.
+
+This module defines the flags. The host is in `banksman.server`.
+"""
 
 from __future__ import annotations
 

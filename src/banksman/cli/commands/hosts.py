@@ -1,6 +1,7 @@
-"""`banksman hosts`: who shares the store. Looking changes nothing.
+"""`banksman hosts`: list the hosts that share the store. Read-only.
 
-A verb of its own, and no flag of `ps`: that one lists what is going on, and this one says where it can.
+This is a separate verb and not a flag of `ps`: `ps` lists the work, `hosts` lists where work can
+run.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def _state(host: Shown) -> str:
     if host["draining"]:
         return "draining"
     if not host["room"]:
-        # A program with sessions of its own; a server of an older release does not say.
+        # A program has sessions but takes no others. A server of an older release does not send
+        # this field.
         return "front" if host.get("front", True) else "program"
     return "full" if host["used"] >= host["room"] else "up"

@@ -1,4 +1,4 @@
-"""`banksman interrupt`: a turn that runs is stopped, one that waits is withdrawn."""
+"""`banksman interrupt`: stop a running turn, or withdraw one that waits in the queue."""
 
 from __future__ import annotations
 

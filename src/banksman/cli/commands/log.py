@@ -1,4 +1,4 @@
-"""`banksman log`: what was said in a session, from any place on, and as it comes."""
+"""`banksman log`: print the events of a session from any cursor, and follow new ones."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from banksman.cli.client.event_stream import Event, EventFollower
 from banksman.cli.output import as_line, line_of, say, say_aside, say_json, size_of, stderr_style, stdout_style, wrapped
 from banksman.cli.server_command import ServerParser, client_of, perform
 
-# As many as the server gives at once.
+# The largest page that the server returns.
 PAGE_EVENTS_MAX = 1000
-# The cursor and the time, and what is between them.
+# Width of the cursor, the time and the spaces around them.
 INDENT = 20
 
 
@@ -46,7 +46,8 @@ def main(words: list[str]) -> int:
 
 def _log(arguments: argparse.Namespace) -> int:
     client = client_of(arguments)
-    # By its id from here on: a name may be given to another session while we are away.
+    # From here on the session is addressed by its id. Its name may be given to another session
+    # while the connection is down.
     session: str = client.get(f"/v1/sessions/{segment(arguments.session)}")["id"]
     if arguments.follow:
         follower = EventFollower(
@@ -61,7 +62,10 @@ def _log(arguments: argparse.Namespace) -> int:
 
 
 def _tell_lost(error: ClientError) -> None:
-    """To who sits there and wonders. What is piped is not told, since nothing is lost by it."""
+    """Report a lost connection to a person at the terminal.
+
+    A pipe gets no message, because no event is lost.
+    """
     if stderr_style().is_terminal:
         say_aside(f"banksman: {as_line(error.args[0])}; it is looked for again, and nothing is left out")
 
@@ -72,7 +76,10 @@ def _tell_back() -> None:
 
 
 def _pages(client: Client, session: str, arguments: argparse.Namespace) -> Iterator[Event]:
-    """Until the end as it was when it was reached. A gap is told as a stream tells it."""
+    """Yield events page by page, until the log is read to its end.
+
+    A gap is reported as in a stream.
+    """
     after: str | None = arguments.after
     path = f"/v1/sessions/{segment(session)}/events"
     size = min(arguments.limit or PAGE_EVENTS_MAX, PAGE_EVENTS_MAX)
@@ -103,7 +110,7 @@ def _show(event: Event, arguments: argparse.Namespace) -> None:
 
 
 def _say_line(line: str) -> None:
-    """On a terminal what does not fit goes on under what is said, so that the column of cursors can be read down."""
+    """Print a line. On a terminal, wrapped rows are indented so that the cursors form a column."""
     style = stdout_style()
     if not style.is_terminal:
         say(line)

@@ -1,4 +1,4 @@
-"""`banksman open`: how a session begins."""
+"""`banksman open`: open a session with an agent and print its id."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def _open(arguments: argparse.Namespace) -> int:
     if arguments.format == "json":
         say_json(session)
     else:
-        # In text too: `session=$(banksman open claude)` is what this is for.
+        # Text mode prints only the id, because scripts use `session=$(banksman open claude)`.
         say(as_line(session["id"]))
     return OK

@@ -1,4 +1,4 @@
-"""`banksman page`: a link that opens the server's page in a browser and logs it in."""
+"""`banksman page`: print a link that opens the server's page in a browser and logs it in."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def main(words: list[str]) -> int:
 def _page(arguments: argparse.Namespace) -> int:
     client = client_of(arguments, needs_server="a host inside of a verb has no page")
     told = client.post("/v1/login/code")
-    # A server that was named by its URL is behind that URL for a browser too: there may be a proxy in between.
+    # If the user named the server by its URL, the link uses that URL: there may be a proxy between
+    # the browser and the server.
     address = told["url"] if client.place.socket is not None else client.place.url
     link = f"{address}/#code={told['code']}"
     if arguments.format == "json":

@@ -1,4 +1,4 @@
-"""`banksman ps`: what there is. Looking changes nothing."""
+"""`banksman ps`: list sessions and running commands. Read-only."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from banksman.cli.tui.screen import seconds_in_words
 from banksman.cli.tui.session_table import ORDER, Shown, colour_of, money, sessions
 
 COMMAND_CHARACTERS_MAX = 60
-# Of those that are over, so many are shown to a person who did not ask for all.
+# How many ended sessions the text output shows without --all.
 GONE_SHOWN = 10
 
-# In the order in which they are shown.
+# Columns in display order.
 _HEADS = {
     "state": "STATE",
     "name": "NAME",
@@ -29,7 +29,7 @@ _HEADS = {
     "cost": "COST",
     "last": "LAST",
 }
-# Where there is not room for all on a terminal, the first of these goes first. The state and the name stay.
+# Columns to drop on a narrow terminal, in this order. The state and the name always stay.
 _DROPPED = ("holder", "cost", "agent", "queue", "last", "host", "questions", "id")
 _NAME_COLUMNS_MIN = 8
 
@@ -69,7 +69,7 @@ def _ps(arguments: argparse.Namespace) -> int:
 
 
 def _show_all(shown: list[Shown], commands: list[Shown], *, is_all: bool) -> None:
-    # Whoever needs somebody comes first, then the newest: a session that was closed in spring is of little interest.
+    # Sessions that need attention come first, then the most recent ones.
     ordered = sorted(shown, key=lambda each: (_rank(each), -(each["at"] or each["created"])))
     gone = [each for each in ordered if each["state"] == "gone"]
     hidden = [] if is_all else gone[GONE_SHOWN:]
@@ -93,7 +93,7 @@ def _show_sessions(shown: list[Shown]) -> None:
     rows = [_cells(each) for each in shown]
     if not rows:
         return
-    # Where the store is of one machine, nobody asks which host it is.
+    # The host column is useless if all sessions are on one machine.
     has_hosts = any(row["host"] != "-" for row in rows)
     heads = {name: head for name, head in _HEADS.items() if name != "host" or has_hosts}
     style = stdout_style()
@@ -105,7 +105,7 @@ def _show_sessions(shown: list[Shown]) -> None:
     say(style.bold(_line(heads, widths, columns)))
     for each, row in zip(shown, rows, strict=True):
         line = _line(row, widths, columns)
-        # Only the word for the state: a table in colours is one that nobody reads.
+        # Only the state is coloured, because a table full of colours is hard to read.
         say(colour_of(style, each["state"])(line[: widths["state"]]) + line[widths["state"] :])
 
 
@@ -130,9 +130,9 @@ def _ago(at: float | None) -> str | None:
 
 
 def _widths(heads: dict[str, str], rows: list[dict[str, str]], columns: int) -> dict[str, int]:
-    """Of the columns that there is room for."""
+    """Return the widths of the columns that fit."""
     widths = {name: max(width(head), *(width(row[name]) for row in rows)) for name, head in heads.items()}
-    # One without a name is known by its id, and nothing else.
+    # A session without a name is identified only by its id, so the id column must stay.
     kept = () if all(row["name"] != "-" for row in rows) else ("id",)
     for name in (each for each in _DROPPED if each not in kept):
         if sum(widths.values()) + 2 * (len(widths) - 1) <= columns:

@@ -1,7 +1,8 @@
-"""`banksman run`: one session, one turn, watched to its end; and then nothing of it is left.
+"""`banksman run`: open a session, run one turn to its end, and close the session.
 
-Ctrl-C stops the turn. A second one closes the session, agent and all, and leaves when that is done. The session is
-opened in a thread, so that it is known, and can be closed, however early somebody wants to leave.
+Ctrl-C stops the turn. A second Ctrl-C closes the session, ends its agent, and then exits. A thread
+opens the session. The main thread can therefore wait for its id and close it, however early the
+user wants to leave.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from banksman.cli.tui.turn_view import Stops, TurnOptions, TurnWatch
 from banksman.errors import BanksmanError, UsageError
 
 ON_QUESTION = ("ask", "allow", "deny", "fail")
-# One who wants to leave while a session is being opened waits so long to know which one to close.
+# A user may leave while the session is being opened. The verb waits this long to learn which
+# session to close.
 OPENED_SECONDS_MAX = 10.0
 
 
@@ -88,7 +90,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if not str(body["prompt"]).strip():
         raise UsageError("there is nothing to ask: the prompt is empty")
     client = client_of(arguments)
-    # A host inside is begun by the main thread, which has its signals.
+    # An embedded host must be started by the main thread, because only that thread can handle
+    # signals.
     _ = client.place
     with ScreenLoop() as loop:
         stops = Stops(loop, client)
@@ -101,7 +104,8 @@ def _run(arguments: argparse.Namespace) -> int:
             wishes = TurnOptions(
                 form=arguments.format,
                 on_question=found.value("run.on_question"),
-                # A session that was there before has its own clocks.
+                # An existing session keeps the timeouts of its creation, so this verb measures the
+                # time.
                 seconds_max=None if arguments.name is None else arguments.timeout,
                 twice="once more leaves at once" if _is_kept(arguments) else "once more ends the session",
             )
@@ -122,7 +126,7 @@ def _is_kept(arguments: argparse.Namespace) -> bool:
 
 
 def _more(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the session is opened with, beside what every one is."""
+    """Return the further parameters for opening the session: model, permission mode and timeout."""
     more = {name: getattr(arguments, name) for name in ("model", "permission_mode")}
     if arguments.timeout is not None and arguments.name is None:
         more["options"] = {"clocks": {"overall": arguments.timeout}}
@@ -130,7 +134,10 @@ def _more(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 class _Opening:
-    """A session on its way, and its end. It is opened once, also if the connection is lost, and closed once."""
+    """A session that is being opened, and its close.
+
+    The session is opened exactly once, even if the connection is lost, and closed once.
+    """
 
     def __init__(self, loop: ScreenLoop, client: Client, arguments: argparse.Namespace) -> None:
         self._loop = loop
@@ -154,7 +161,10 @@ class _Opening:
         return self._session
 
     def close(self) -> None:
-        """The session's whole tree is ended when this returns. Who presses Ctrl-C again leaves that to the server."""
+        """Close the session. Its whole process tree has ended when this returns.
+
+        Another Ctrl-C stops the wait and leaves the close to the server.
+        """
         deadline = time.monotonic() + OPENED_SECONDS_MAX
         while not self._is_settled and time.monotonic() < deadline:
             with contextlib.suppress(BanksmanError):
@@ -189,6 +199,6 @@ def _path(session: dict[str, Any]) -> str:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    # Once: whoever ends us does not want to wait for us to be ended again.
+    # Ignore a repeated signal, so that it cannot interrupt the cleanup.
     signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + number)

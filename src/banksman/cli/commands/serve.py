@@ -1,4 +1,7 @@
-"""`banksman serve`: the server. What it does is in `banksman.serve`; here are its flags."""
+"""`banksman serve`: run the HTTP server for sessions and commands.
+
+This module defines the flags. The server is in `banksman.server`.
+"""
 
 from __future__ import annotations
 

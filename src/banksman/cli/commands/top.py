@@ -1,4 +1,4 @@
-"""`banksman top`: every session in a table, as it goes. Looking changes nothing."""
+"""`banksman top`: live table of all sessions, with keys to attach and to interrupt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`banksman why`: what a session is doing, and what it waits for. Looking changes nothing."""
+"""`banksman why`: explain what a session is doing and what it waits for. Read-only."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def _show(found: Shown) -> None:
     for name, lines in _account(found):
         for number, line in enumerate(lines):
             label = "" if number else name
-            # Nothing of what an agent says is in the word for a state.
+            # The name of a state contains no text of an agent, so it needs no escaping.
             shown = colour_of(style, line)(line) if name == "state" else as_line(line)
             say(f"{style.dim(label)}{' ' * (10 - len(label))}{shown}")
 
 
 def _account(found: Shown) -> Iterator[tuple[str, list[str]]]:
-    """What there is to say, by topic; a topic with nothing to say is left out."""
+    """Yield the lines of each topic. A topic without lines is not shown."""
     name = f" ({found['name']})" if found["name"] else ""
     folder = f", in {found['cwd']}" if found.get("cwd") else ""
     yield "session", [f"{found['id']}{name}, {found['agent']}{folder}"]
@@ -101,8 +101,11 @@ def _holder(found: Shown) -> Iterator[str]:
 
 
 def _questions(found: Shown) -> list[str]:
-    """What is asked, and under each the command that answers it. Of a session that another has, or that sleeps, only
-    the log knows them, and nobody could answer them here."""
+    """List the open questions, each with the command that answers it.
+
+    If another host owns the session, or the session has no process, only the ids are known from the
+    log. The question cannot be answered here, so no command is shown.
+    """
     known = {each["id"]: each for each in found.get("asked", ())}
     lines: list[str] = []
     for id in found["questions"]:
@@ -155,7 +158,10 @@ def _frames(found: Shown) -> str:
 
 
 def _tree(tree: list[Shown]) -> Iterator[str]:
-    """Parents before their children, each generation further in. Whoever has no parent among them is a root."""
+    """Yield the processes, parents before children, indented by generation.
+
+    A process whose parent is not in the list is a root.
+    """
     known = {each["pid"] for each in tree}
     children: dict[int | None, list[Shown]] = {}
     for each in tree:
@@ -166,7 +172,8 @@ def _tree(tree: list[Shown]) -> Iterator[str]:
         size = "" if each["rss_bytes"] is None else f" {each['rss_bytes'] / (1 << 20):.0f} MiB"
         command = as_line(each["command"], characters_max=COMMAND_CHARACTERS_MAX)
         yield f"{'  ' * depth}{each['pid']} {each['state']}{size} {command}"
-        # Taken out, so that a circle, which a pid that was used again could make, ends.
+        # pop() removes the entry. A reused pid could make a cycle of parents, and the loop must
+        # end.
         ahead += [(child, depth + 1) for child in reversed(children.pop(each["pid"], []))]
 
 

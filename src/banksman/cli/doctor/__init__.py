@@ -1,7 +1,7 @@
-"""Whether all is well on this machine: a file for each group of checks. A check looks, and changes nothing.
+"""Checks of this machine for `banksman doctor`, one module per group. A check changes nothing.
 
-Each check is a function that returns what it found. None of them raises: one that cannot be made says so, and keeps
-none of the others from being made.
+Each check is a function that yields findings. Checks never raise: a check that fails to run becomes
+a finding, and the other checks still run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from banksman.errors import BanksmanError
 
 
 class FindingVerdict(enum.Enum):
-    """NOTE: worth knowing, and nothing to be put right. WRONG: something does not work, or is not safe."""
+    """Severity of a finding.
+
+    NOTE: worth knowing, but not a fault. WRONG: something does not work or is not safe.
+    """
 
     OK = "ok"
     NOTE = "note"
@@ -23,7 +26,11 @@ class FindingVerdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`name`: what was looked at. `fix`: what to do; empty where there is nothing to do."""
+    """Result of one check.
+
+    `name`: the subject of the check. `seen`: the observation. `fix`: how to fix it; empty if there
+    is nothing to fix.
+    """
 
     name: str
     verdict: FindingVerdict
@@ -39,27 +46,32 @@ Check = Callable[[], Iterable[Finding]]
 
 @dataclass(frozen=True, slots=True)
 class DoctorOptions:
-    """What is to be looked at, where it is not what the settings say. `store`: this one alone. `monitors`: where the
-    servers of a cluster tell how they are."""
+    """Targets of the checks, where they differ from the settings.
+
+    `store`: check only this store. `monitors`: URLs of the monitoring ports of NATS servers.
+    """
 
     store: str | None = None
     monitors: tuple[str, ...] = ()
 
 
 def ok(name: str, seen: str) -> Finding:
+    """Return a finding without a fault."""
     return Finding(name, FindingVerdict.OK, seen)
 
 
 def note(name: str, seen: str, fix: str = "") -> Finding:
+    """Return a finding that is worth knowing."""
     return Finding(name, FindingVerdict.NOTE, seen, fix)
 
 
 def wrong(name: str, seen: str, fix: str) -> Finding:
+    """Return a finding of a fault."""
     return Finding(name, FindingVerdict.WRONG, seen, fix)
 
 
 def made(check: Check) -> Iterator[Finding]:
-    """What it found; and where it could not be made, that."""
+    """Run a check. If it fails, yield the failure as a finding."""
     name = check.__name__.strip("_").replace("_", " ")
     try:
         yield from check()

@@ -1,11 +1,14 @@
-"""What hosts that have died left behind: found here, and on request ended or removed.
+"""Find processes and files that dead hosts left behind, and remove them on request.
 
-Nothing is touched that might be somebody's. A process is known by its pid, its start and the boot, and is ended by a
-host that has claimed its session, as any host does at its start. A socket is dead if the kernel says that nobody
-listens. What a server said of where it is, is stale if it was of this boot and its process is gone. Files with the
-output of commands are known by their owner file, of which the lock is free when its process is dead. Older versions had
-none: such a file may have been kept by its caller, so it is left alone for a day, and for as long as a host lives that
-could have made it.
+Nothing is touched that may still be in use:
+
+- A process is identified by pid, start time and boot id. A host that has claimed its session ends
+  it, as any host does at its start.
+- A socket is dead if the kernel says that no process listens.
+- A server's announcement is stale if it is from this boot and its process is gone.
+- Output files of commands have an owner file. Its lock is free when the owner process is dead.
+  Older versions wrote no owner file, and a caller may have kept the output file. These files are
+  left alone for a day, and as long as a host lives that could have made them.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from banksman.store.sqlite.store_health import UnsettledSession
 SPILL_SECONDS_MIN = 24 * 3600.0
 SPILLS_MAX = 10_000
 _FILE_BYTES_MAX = 64 << 10
-# As older versions named them, by `tempfile`, and nobody would by hand.
+# The names that older versions created with `tempfile`. A person would not choose these names.
 _SPILL = re.compile(r"banksman-[a-z0-9_]{8}\.out")
 _KEEPER = "/banksman/process/keeper/__main__.py"
 _SWEEP = "banksman doctor --sweep"
@@ -45,7 +48,11 @@ _SWEEP = "banksman doctor --sweep"
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """`remove` says what it has done, or raises; None: it is not ours to remove, or goes by itself."""
+    """A finding and how to remove it.
+
+    `remove`: does it, and returns a description of each action, or raises. None if it must not be
+    removed here, or disappears without help.
+    """
 
     finding: Finding
     remove: Callable[[], Iterable[str]] | None = None
@@ -62,7 +69,7 @@ def checks(which: DoctorOptions) -> list[Check]:
 
 
 def find(store: str | None = None) -> Iterator[Leftover]:
-    """What cannot be looked at is told, and keeps nothing else from being found."""
+    """Yield all leftovers. A search that fails becomes a finding and does not stop the others."""
     for finder in (lambda: _sessions(store), _keepers, _sockets, _announcement, _spills):
         try:
             yield from finder()
@@ -73,7 +80,7 @@ def find(store: str | None = None) -> Iterator[Leftover]:
 
 
 def sweep(store: str | None = None) -> Iterator[tuple[bool, str]]:
-    """End and remove what is found: whether it was done, and what."""
+    """Remove all leftovers. Yield whether each action succeeded, and its description."""
     for each in list(find(store)):
         if each.remove is None:
             continue
@@ -84,13 +91,14 @@ def sweep(store: str | None = None) -> Iterator[tuple[bool, str]]:
             yield False, f"{each.finding.seen}: {exc}"
 
 
-# -- sessions and their processes -------------------------------------------------------------------------------------
+# -- sessions and their processes ------------------------------------------------------------------
 def _sessions(store: str | None) -> Iterator[Leftover]:
     for path in stores(store):
         try:
             found = store_health.look(path, reads_sessions=False)
         except BanksmanError:
-            continue  # What is wrong with the store is told elsewhere.
+            # The check of the store reports the fault.
+            continue
         left = () if found is None else found.left
         if not left:
             continue
@@ -111,7 +119,8 @@ def _named(each: UnsettledSession) -> str:
 
 
 def _pids(each: UnsettledSession) -> list[int]:
-    """Of its process and its keeper, those that are certainly still there."""
+    """Return the pids of the agent process and its keeper that certainly still run."""
+    # Start times count from boot, so pid and start time identify a process only within one boot.
     if each.born is None or each.born[0] != orphans.boot_id():
         return []
     _, pid, started, keeper, keeper_started, *_ = each.born
@@ -120,11 +129,16 @@ def _pids(each: UnsettledSession) -> list[int]:
 
 def _is_there(pid: int, started: int) -> bool:
     found = read_stat(pid) if pid else None
+    # A zombie (Z) or a dead process (X) still has an entry in /proc, but runs nothing.
     return found is not None and found[2] == started and found[1] not in "ZX"
 
 
 def _settle(path: Path, left: tuple[UnsettledSession, ...]) -> list[str]:
-    """As every host does at its start: it claims each, ends what is left of it, and says so in its log."""
+    """Open a host on the store.
+
+    At its start it claims each session and ends the leftover processes. The host records this in
+    the log of each session.
+    """
     from banksman import Host  # noqa: PLC0415
 
     running = {each.session: [(pid, name_of(pid)[:60]) for pid in _pids(each)] for each in left}
@@ -145,10 +159,15 @@ def _settle(path: Path, left: tuple[UnsettledSession, ...]) -> list[str]:
     return told
 
 
-# -- keepers ----------------------------------------------------------------------------------------------------------
+# -- keepers ---------------------------------------------------------------------------------------
 def _keepers() -> Iterator[Leftover]:
-    """Those whose host is gone are ending what it left, and go by themselves. One that is stopped cannot."""
+    """Find keepers whose host is dead.
+
+    The keeper ends the processes that are left, and then exits. A stopped keeper cannot.
+    """
     for pid, host in living_keepers():
+        # A reused pid makes a dead host look alive. Then the keeper is not reported, which is the
+        # safe error.
         if _is_pid(host):
             continue
         found = read_stat(pid)
@@ -163,7 +182,7 @@ def _keepers() -> Iterator[Leftover]:
 
 
 def living_keepers() -> Iterator[tuple[int, int]]:
-    """Ours, each with the pid of its host."""
+    """Yield the pid of each keeper of this user, with the pid of its host."""
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if not name.isdigit():
             continue
@@ -173,8 +192,8 @@ def living_keepers() -> Iterator[tuple[int, int]]:
             with open(f"/proc/{name}/cmdline", "rb") as file:
                 words = file.read(4096).split(b"\0")
         except OSError:
-            continue  # It ended while we looked.
-        # As the spawner starts it: the interpreter, its flags, the file, an fd, the host's pid.
+            continue  # The process ended meanwhile.
+        # The argv of a keeper: the interpreter, its flags, the file, an fd, the pid of the host.
         if len(words) > 5 and words[3].endswith(_KEEPER.encode()) and words[5].isdigit():
             yield int(name), int(words[5])
 
@@ -183,7 +202,7 @@ def _is_pid(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 def _sockets() -> Iterator[Leftover]:
     folder = sockets_folder()
     try:
@@ -197,7 +216,8 @@ def _sockets() -> Iterator[Leftover]:
         yield Leftover(
             note("leftovers", seen, _SWEEP), lambda: [f"removed {folder / name}" for name in sockets.sweep(folder)]
         )
-    # Of another machine that has this folder too, a socket looks dead from here.
+    # If another machine shares this folder, its live sockets look dead from here. Only sockets of
+    # this boot are removed.
     if len(dead) > len(ours):
         seen = f"{len(dead) - len(ours)} sockets in {folder} from before the machine was started, or of another one"
         yield Leftover(note("leftovers", seen, "remove them, if no other machine has this folder"))
@@ -222,14 +242,19 @@ def _announcement() -> Iterator[Leftover]:
 
 
 def _is_stale(content: bytes) -> bool | None:
-    """Its process is gone, and nobody listens at its socket or its port. None: that looks so from here, and is so of a
-    server on another machine, or in another container. Only a socket of this boot is dead if the kernel says so."""
+    """Return whether the announced server is dead; None if that is uncertain.
+
+    A dead server has no process and no listener. A server on another machine or in another
+    container also looks dead from here. Only for a socket of this boot is the kernel's answer
+    reliable.
+    """
     from banksman.cli.client.discovery import announced, is_there  # noqa: PLC0415
 
     try:
         found: Any = json.loads(content)
     except ValueError:
-        return False  # It is just being written, or is nobody's.
+        # A server is just writing the file, or the file is not an announcement.
+        return False
     said = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     pid = said.get("pid")
     if not isinstance(pid, int) or _is_pid(pid):
@@ -242,7 +267,10 @@ def _is_stale(content: bytes) -> bool | None:
 
 
 def _remove(path: Path, content: bytes) -> list[str]:
-    """With the folder locked, as servers do it, and only if it still says the same."""
+    """Remove the announcement if it is unchanged.
+
+    Locks the folder as servers do, so that a new server's announcement is never removed.
+    """
     fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -280,7 +308,7 @@ def _old_spills(folder: str) -> Iterator[Leftover]:
         for entry in entries:
             if len(old) < SPILLS_MAX and _SPILL.fullmatch(entry.name) and _is_nobodys(entry):
                 old.append(entry)
-                # As it was when it was looked at; an entry remembers that.
+                # The entry caches the result of stat, so this is the size at the time of the check.
                 size += entry.stat(follow_symlinks=False).st_size
     if old:
         seen = f"{len(old)} files with output of commands, {_mib(size)}, in {folder}, older than a day"
@@ -288,6 +316,7 @@ def _old_spills(folder: str) -> Iterator[Leftover]:
 
 
 def _is_nobodys(entry: os.DirEntry[str]) -> bool:
+    """Return whether an output file of an older version is old and no live host can have made it."""
     try:
         found = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
@@ -295,12 +324,16 @@ def _is_nobodys(entry: os.DirEntry[str]) -> bool:
     is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o600
     if not is_ours or found.st_mtime > time.time() - SPILL_SECONDS_MIN:
         return False
-    # A host that was there before the last byte of it may have made it, and may be asked for it.
+    # A host that started before the last write to the file may have made it, and a caller may still
+    # ask that host for it.
     return all(born > found.st_mtime for born in _hosts_born())
 
 
 def _hosts_born() -> list[float]:
-    """When each host that lives was started. A host has a keeper from its first command on."""
+    """Return the start time of each live host, found by its keepers.
+
+    A host has a keeper from its first command on.
+    """
     born: list[float] = []
     ticks = os.sysconf("SC_CLK_TCK")
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -312,7 +345,10 @@ def _hosts_born() -> list[float]:
 
 
 def unlinked(paths: list[str]) -> Iterator[str]:
-    """Each by itself: one that has gone meanwhile is fine, and one that stays is told when all others are gone."""
+    """Remove files one by one and yield a description of each.
+
+    A file that is already gone is fine. The first failure is raised after all files were tried.
+    """
     failed: OSError | None = None
     for path in paths:
         try:

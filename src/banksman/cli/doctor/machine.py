@@ -1,4 +1,7 @@
-"""What the kernel, the interpreter and the machine give us. What matters most is tried, and not only looked up."""
+"""Check the kernel, the interpreter, the limits and the disk.
+
+The central promise is tried for real.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,16 @@ from banksman.errors import BanksmanError
 from banksman.process import syscalls
 from banksman.runtime.execute import execute
 
-# An agent with its pipes takes about ten; whoever serves needs one for each client.
+# An agent with its pipes takes about ten fds. A server needs one per client.
 FDS_LOW = 1024
-# Below this much room on a disk the next thing that is written may fail.
+# With less free space the next write may fail.
 FREE_BYTES_MIN = 100 << 20
 FREE_BYTES_LOW = 1 << 30
 TRIAL_SECONDS_MAX = 20.0
-# What `banksman serve`, and a verb that finds no server, need besides Python.
+# Packages that `banksman serve` needs, and every verb that finds no server.
 SERVER_PACKAGES = ("msgspec", "starlette", "uvicorn", "httptools", "prometheus-client")
-# And what a store needs that many machines share. Whoever names one without it is told so where that is looked at.
+# Packages that a shared store needs. The check of the store reports a missing one, if a store of
+# this kind is configured.
 CLUSTER_PACKAGES = ("nats-py",)
 
 
@@ -37,6 +41,7 @@ def checks(_: DoctorOptions) -> list[Check]:
 
 
 def kernel() -> Iterator[Finding]:
+    """Check for pidfds."""
     release = f"{platform.system()} {platform.release()}"
     if sys.platform != "linux":
         yield note("kernel", f"{release}: a child that calls setsid may outlive its host here", "use Linux for more")
@@ -51,7 +56,7 @@ def kernel() -> Iterator[Finding]:
 
 
 def processes() -> Iterator[Finding]:
-    """Who belongs to a tree is read from /proc."""
+    """Check /proc, from which Banksman reads the members of a process tree."""
     if sys.platform != "linux":
         return
     if os.readlink("/proc/self") != str(os.getpid()):
@@ -67,12 +72,12 @@ def processes() -> Iterator[Finding]:
 
 
 def trial() -> Iterator[Finding]:
-    """The promise itself, tried: a command that leaves something running, which is over when the command is."""
+    """Run a command that leaves a process behind, and check that the process is ended with it."""
     name = "trial"
     if shutil.which("sh") is None or shutil.which("sleep") is None:
         yield note(name, "there is no sh and no sleep to try it with")
         return
-    # In a session of its own, deaf to its terminal: what `killpg` would leave behind.
+    # The child ignores HUP and TERM.
     script = "(trap '' HUP TERM; exec sleep 300) >/dev/null 2>&1 & echo done"
     fix = "see the hint; in a container or a sandbox, allow prctl, pidfd_open and AF_UNIX sockets"
     try:
@@ -92,11 +97,13 @@ def trial() -> Iterator[Finding]:
 
 
 def python() -> Iterator[Finding]:
+    """Report the versions of Python and SQLite."""
     seen = f"{platform.python_implementation()} {platform.python_version()}, SQLite {sqlite3.sqlite_version}"
     yield ok("python", f"{seen}, {sys.executable}")
 
 
 def packages() -> Iterator[Finding]:
+    """Check that the packages of the server are installed."""
     found: dict[str, str | None] = {}
     for name in (*SERVER_PACKAGES, *CLUSTER_PACKAGES):
         try:
@@ -114,10 +121,11 @@ def packages() -> Iterator[Finding]:
 
 
 def fds() -> Iterator[Finding]:
+    """Check the limit on open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     many = "any number" if hard == resource.RLIM_INFINITY else str(hard)
     seen = f"{soft} at once, {many} if asked for"
-    # What counts is the hard one: a server raises its own limit to that.
+    # The hard limit counts, because a server raises its soft limit to it.
     if hard != resource.RLIM_INFINITY and hard < FDS_LOW:
         yield wrong("fd limit", seen, "raise the hard limit (ulimit -Hn, LimitNOFILE= of a unit): a client takes one")
     else:
@@ -125,6 +133,7 @@ def fds() -> Iterator[Finding]:
 
 
 def words() -> Iterator[Finding]:
+    """Check that the locale is UTF-8."""
     spoken = locale.getencoding() if hasattr(locale, "getencoding") else locale.getpreferredencoding(do_setlocale=False)
     if spoken.lower().replace("-", "") not in ("utf8", "utf_8"):
         yield note("locale", f"{spoken}: letters that it does not have are shown as escapes", "export LC_ALL=C.UTF-8")
@@ -133,6 +142,7 @@ def words() -> Iterator[Finding]:
 
 
 def temporary_folder() -> Iterator[Finding]:
+    """Check that the temporary folder can be written and has free space."""
     folder = tempfile.gettempdir()
     if not os.access(folder, os.W_OK | os.X_OK):
         yield wrong("temporary folder", f"{folder} cannot be written", "set TMPDIR to one that can")
@@ -141,6 +151,7 @@ def temporary_folder() -> Iterator[Finding]:
 
 
 def room(name: str, folder: str) -> Finding:
+    """Check the free space on the disk of a folder."""
     free = shutil.disk_usage(folder).free
     seen = f"{folder}, {free / (1 << 30):.1f} GiB free"
     if free < FREE_BYTES_MIN:

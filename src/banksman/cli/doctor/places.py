@@ -1,4 +1,4 @@
-"""The files of this user: whose they are, and who else may read or change them."""
+"""Check the user's files: owner, and access of other users."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from banksman.cli.doctor import Check, DoctorOptions, Finding, ok, wrong
 from banksman.errors import UsageError
 from banksman.folders import sockets_folder, state_folder
 
-# What may follow the path of a store.
+# Settings that may follow the path of a store.
 _SETTINGS = ("?level=", "?keep_bytes=", "?keep_seconds=")
 
 
@@ -21,19 +21,22 @@ def checks(_: DoctorOptions) -> list[Check]:
 
 
 def specs(chosen: str | None = None) -> list[str | None]:
-    """What sessions are kept in, as the settings name it: the user's own, and the server's if that is another. None is
-    the usual file. `chosen`: this one, and nothing else."""
+    """Return the stores that the settings name: the user's, and the server's if it differs.
+
+    None stands for the default file. `chosen`: check only this store.
+    """
     if chosen is not None:
         return [chosen]
     try:
         found = config.load()
         return list(dict.fromkeys([found.value("store"), found.value("serve.store")]))
     except UsageError:
-        return [None]  # The settings are wrong, and told so; the usual place is still worth a look.
+        # Another check reports the broken settings. The default store is still worth checking.
+        return [None]
 
 
 def stores(chosen: str | None = None) -> list[Path]:
-    """Those of them that are files."""
+    """Return the paths of the stores that are files."""
     paths: list[Path] = []
     for spec in specs(chosen):
         path = store_path(spec)
@@ -43,7 +46,7 @@ def stores(chosen: str | None = None) -> list[Path]:
 
 
 def store_path(spec: str | None) -> Path | None:
-    """None: it is in no file."""
+    """Return the path of a store; None if the store is not a file."""
     if spec is None:
         return state_folder() / "store.db"
     if not spec.startswith("sqlite:"):
@@ -54,6 +57,7 @@ def store_path(spec: str | None) -> Path | None:
 
 
 def state() -> Iterator[Finding]:
+    """Check the state folder."""
     folder = state_folder()
     found = _stat(folder)
     if found is None:
@@ -68,6 +72,7 @@ def state() -> Iterator[Finding]:
 
 
 def token() -> Iterator[Finding]:
+    """Check that only this user can read the token."""
     path = state_folder() / "token"
     found = _stat(path)
     if found is None:
@@ -81,6 +86,7 @@ def token() -> Iterator[Finding]:
 
 
 def sockets() -> Iterator[Finding]:
+    """Check that only this user can reach the folder of the sockets."""
     folder = sockets_folder()
     found = _stat(folder)
     if found is None:
@@ -89,7 +95,7 @@ def sockets() -> Iterator[Finding]:
 
 
 def private(name: str, path: Path, found: os.stat_result, *, may_be_read: bool) -> Finding:
-    """Whether nobody else can change it; and read it, unless it holds nothing that is private by itself."""
+    """Check that other users cannot change a file, and cannot read it unless `may_be_read`."""
     if found.st_uid != os.geteuid():
         return wrong(name, f"{path} belongs to the user {found.st_uid}", f"chown -R {os.geteuid()} {path}")
     if found.st_mode & 0o022:

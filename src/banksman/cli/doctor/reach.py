@@ -1,4 +1,4 @@
-"""The server that verbs would ask, and the agents that could be started. Nothing is started for the looking."""
+"""Check the server that verbs would use, and the installed agents. Starts nothing."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def checks(_: DoctorOptions) -> list[Check]:
 
 
 def server() -> Iterator[Finding]:
+    """Check that the server answers, accepts the token and has the same version."""
     from banksman import config  # noqa: PLC0415
 
     place = find()
@@ -52,6 +53,7 @@ def server() -> Iterator[Finding]:
 
 
 def agents() -> Iterator[Finding]:
+    """Check the agent files, and report which known agents are installed."""
     found = known_agents.find_agents()
     for each in found:
         if each.error is not None:

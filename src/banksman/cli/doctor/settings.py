@@ -1,4 +1,4 @@
-"""The user's settings: whether they can be read, whether a server can do with them, and what nobody reads."""
+"""Check the user's settings: readable, valid for a server, private, no unknown variables."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def checks(_: DoctorOptions) -> list[Check]:
 
 
 def settings() -> Iterator[Finding]:
+    """Check that the settings can be read and that a server accepts them."""
     found = config.load()
     set_here = sum(one.is_set for one in found)
     is_there = found.place.path.exists()
@@ -24,7 +25,8 @@ def settings() -> Iterator[Finding]:
     try:
         from banksman.server import server_settings as of_server  # noqa: PLC0415
     except ModuleNotFoundError:
-        return  # The packages are told of elsewhere.
+        # The check of the packages reports this.
+        return
     try:
         of_server.of(found)
     except UsageError as exc:
@@ -32,7 +34,7 @@ def settings() -> Iterator[Finding]:
 
 
 def file_mode() -> Iterator[Finding]:
-    """A file with a secret in it is nobody else's."""
+    """Check that other users cannot change the settings file, nor read secrets in it."""
     path = config.chosen_path().path
     try:
         mode = stat.S_IMODE(os.stat(path).st_mode)
@@ -46,5 +48,6 @@ def file_mode() -> Iterator[Finding]:
 
 
 def variables() -> Iterator[Finding]:
+    """Report `BANKSMAN_*` variables that no key defines."""
     for stray in config.strays():
         yield note("variables", f"{stray.name} means nothing here", f"do you mean {stray.nearest}?")

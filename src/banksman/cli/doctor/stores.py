@@ -1,4 +1,7 @@
-"""Check the stores: an SQLite file (damage, owners, free space) or NATS servers (version, replicas, streams)."""
+"""Check the stores: an SQLite file (damage, owners, free space) or NATS servers.
+
+The checks of NATS cover versions, replicas, streams, access and the sync interval.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,17 @@ if TYPE_CHECKING:
     from banksman.cluster.log.store_check import StoreContents
 
 
-# Beyond it a look takes long, and so does a backup.
+# A larger file makes checks and backups slow.
 LARGE_BYTES = 8 << 30
 _KNOWN = ("sqlite:", "memory:", *addresses.SCHEMES)
 
-# An event that is smaller goes as it is, with what a message has besides; see store/cluster.
+# A message of this size holds an event unsplit, with its headers; see `banksman.cluster`.
 PAYLOAD_BYTES_MIN = 1 << 20
-# As many are named of what deletions have left, of each kind.
+# How many remains of deletions are listed, of each kind.
 REMAINS_MAX = 5
 SEE = "docs/cluster.md has a configuration"
 ALWAYS = "jetstream { sync_interval: always } in the configuration of each server, and restart one after the other"
-# The streams that the first host makes together, and what to do where somebody has deleted one of them.
+# The streams that the first host creates together, and the advice if one of them was deleted.
 MADE_AT_ONCE = {
     "-events": "what was said is gone with it: stop all hosts, and restore it before one of them makes an empty one",
     "-records": "who has which session is gone with it: stop all hosts, and restore it before one makes an empty one",
@@ -90,11 +93,13 @@ def _health(found: StoreHealth) -> Iterator[Finding]:
         yield ok("store", f"{seen}, whole")
 
 
-# Where JetStream has no room, nothing is accepted any more: said in time, and when it is late.
+# A full JetStream rejects every write. Warn at the first share, report a fault at the second.
 FULL_HIGH, FULL_MAX = 0.8, 0.95
 
 
 def cluster_checks(which: DoctorOptions) -> list[Check]:
+    """Return the checks of stores on NATS."""
+
     def cluster() -> Iterator[Finding]:
         for spec in specs(which.store):
             if spec is not None and addresses.is_address(spec):
@@ -179,7 +184,10 @@ def _streams(address: StoreAddress, found: ClusterHealth) -> Iterator[Finding]:
 
 
 def _access(address: StoreAddress, found: ClusterHealth) -> Iterator[Finding]:
-    """Who can come in, and who can listen. A client that publishes under our subjects runs programs on every host."""
+    """Check that the servers require credentials and use TLS.
+
+    A client that may publish under Banksman's subjects can run programs on every host.
+    """
     if found.is_open:
         seen = f"{address} lets clients in without credentials: each of them can run programs on every host"
         yield wrong("access", seen, f"give it an account with a user and a password, or creds=; {SEE}")
@@ -192,7 +200,7 @@ def _access(address: StoreAddress, found: ClusterHealth) -> Iterator[Finding]:
 
 
 def _is_here(place: str) -> bool:
-    """Whether it is reached without a network."""
+    """Return whether the server is reached over loopback, without a network."""
     host = place.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback

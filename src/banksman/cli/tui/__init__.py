@@ -1,6 +1,8 @@
-"""A session in a terminal: what the agent says as it says it, what it asks, and a line to talk to it.
+"""Terminal UI of a session: streamed text, questions with keys, an input line, and a live table.
 
-One thread owns the screen (`loop`): events, keys, signals and answers come to it, and nobody else writes. What is to be
-shown is told by `telling` to a `Screen`: `plain` only ever adds to what is there, and is what a pipe gets too; `live`
-keeps a line to type in below it. `keys` and `editor` are what is typed, `asking` what the agent wants to know.
+One thread owns the screen (`event_loop`). Events, keys, signals and replies are posted to it, and
+no other thread writes. `event_view` shows events on a `Screen` (`screen`). `PlainScreen` only
+appends and also serves pipes; `LiveScreen` keeps an input line at the bottom. `keyboard` decodes
+keys and edits the line. `question_view` shows the agent's questions. `attached`, `turn_view` and
+`session_board` are the screens of `attach`, `ask`/`run` and `top`.
 """

@@ -1,4 +1,4 @@
-"""Somebody at a terminal, in a session: what comes is shown, what is typed is asked, what is asked is answered."""
+"""Screen of `banksman attach`: show a session live, send typed asks, answer questions by key."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from banksman.cli.tui.keyboard import Keyboard, KeyPress, LineEditor
 from banksman.cli.tui.screen import TICK_SECONDS, LiveScreen, TextStyle
 from banksman.errors import BanksmanError
 
-# Its keys are shown, and count, from so long after a question came: what was being typed then is no answer.
+# The keys of a new question are shown and accepted only after this time: a key that the user was
+# typing when the question came is no answer.
 GUARD_SECONDS = 0.4
 _ASK, _ANSWER, _INTERRUPT, _QUESTIONS = "ask", "answer", "interrupt", "questions"
 
 
 class AttachScreen:
-    """Runs in the loop's thread, the main one."""
+    """Live screen of one session. Runs in the thread of the loop, which is the main thread."""
 
     def __init__(
         self, loop: ScreenLoop, client: Client, session: dict[str, Any], keyboard: Keyboard, *, priority: str
@@ -49,18 +50,21 @@ class AttachScreen:
         self._screen = LiveScreen(self._editor)
         self._teller = EventPrinter(self._screen, session["agent"], is_whole_session=True)
         self._running: str | None = session["holder"]
-        # The turn that was told to stop from here: who wants that again wants to leave.
+        # The turn that this user has interrupted. A second interrupt of the same turn means: leave.
         self._stopping: str | None = None
         self._questions: list[question_view.QuestionView] = []
         self._asked_at = 0.0
-        # Those that have their answer: a list of the open ones may be older than it.
+        # Questions that are answered. A listing of the open questions may be older than the answer.
         self._settled: set[str] = set()
         self._lines_sent: dict[str, str] = {}
         self._code: int | None = None
         self._stop_following: Callable[[], None] = lambda: None
 
     def run(self, after: str, *, is_alone: bool) -> int:
-        """`is_alone`: the host is inside of us."""
+        """Show the session until the user leaves. Return the exit code.
+
+        `is_alone`: the host is embedded in this process.
+        """
         loop, session = self._loop, self._session
         loop.catch(signal.SIGINT, signal.SIGTSTP, signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP)
         try:
@@ -80,7 +84,7 @@ class AttachScreen:
                 self._screen.line(f"left; {goes_on}")
             return self._code
         finally:
-            # Whoever came from the table goes back there, and this program lives on.
+            # `top` continues after this screen, so the thread that follows the session must end.
             self._stop_following()
             self._leave()
 
@@ -92,7 +96,7 @@ class AttachScreen:
         self._loop.stop_listening()
         self._screen.leave()
 
-    # -- what comes --------------------------------------------------------------------------------------------------
+    # -- input from the loop -----------------------------------------------------------------------
     def _take(self, thing: Thing) -> None:
         match thing:
             case EventReceived(event):
@@ -144,7 +148,7 @@ class AttachScreen:
         elif kind == _ANSWER and error is not None:
             self._screen.line(f"it could not be answered: {error}", TextStyle.BAD)
 
-    # -- what is typed -----------------------------------------------------------------------------------------------
+    # -- keys and signals --------------------------------------------------------------------------
     def _key(self, key: str) -> None:
         if self._editor.text == "":
             if isinstance(key, KeyPress) and key == "end-of-input":
@@ -163,7 +167,7 @@ class AttachScreen:
 
     def _ask(self, line: str) -> None:
         body = {"prompt": line, "priority": self._priority}
-        # With a key: if the answer is lost on its way it is still asked once.
+        # The key makes the ask idempotent: after a lost reply the retry starts no second turn.
         key = uuid.uuid4().hex
         self._lines_sent[key] = line
         self._loop.send(f"{_ASK} {key}", lambda: self._client.post(f"{self._path}/turns", body, key=key))
@@ -193,13 +197,13 @@ class AttachScreen:
     def _suspend(self) -> None:
         self._leave()
         before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        # Stopped in here, until somebody brings us back.
+        # The process stops inside this call, until SIGCONT.
         signal.raise_signal(signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, before)
         self._enter()
         self._screen.redraw()
 
-    # -- questions ---------------------------------------------------------------------------------------------------
+    # -- questions ---------------------------------------------------------------------------------
     @property
     def _takes_answers(self) -> bool:
         return bool(self._questions) and time.monotonic() >= self._asked_at + GUARD_SECONDS
@@ -211,7 +215,7 @@ class AttachScreen:
                 self._asked_at = time.monotonic()
 
     def _ask_first(self) -> None:
-        """What is shown is what holds: keys, when they count."""
+        """Show the first question. Its keys are shown only while they are accepted."""
         if not self._questions:
             self._screen.ask(None)
             return

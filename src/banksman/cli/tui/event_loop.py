@@ -1,9 +1,10 @@
-"""One thread owns the screen, and everything comes to it: events, answers, keys, signals and the time.
+"""Event loop of the terminal screens: one thread gets events, replies, keys, signals and ticks.
 
-Whatever waits for the server does so in a thread of its own and posts what it got, so that keys and Ctrl-C are heard
-and the time is shown meanwhile. Those threads are daemons: one that hangs in a request keeps nobody from leaving.
+Each request to the server runs in a separate thread and posts its result. Keys and Ctrl-C are
+therefore handled meanwhile, and the clock on the screen runs. These threads are daemons: a thread
+that hangs in a request cannot keep the program from exiting.
 
-Events are bounded: the reader of a stream waits when the screen is that far behind.
+Events are bounded: the reader of a stream waits while the screen is too far behind.
 """
 
 from __future__ import annotations
@@ -27,35 +28,35 @@ from banksman.cli.tui.keyboard import Decoder, Keyboard
 from banksman.errors import BanksmanError
 
 EVENTS_AHEAD_MAX = 2000
-# After an Escape a key's other bytes come at once, or not at all.
+# The other bytes of an escape sequence follow the Escape within this time, or not at all.
 ESCAPE_SECONDS = 0.05
 TYPED_BYTES_MAX = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class EventReceived:
-    """An event of a stream."""
+    """A stream delivered an event."""
 
     event: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The stream is there again, or is not."""
+    """The connection of the stream came back or was lost."""
 
     is_there: bool
 
 
 @dataclass(frozen=True, slots=True)
 class FeedEnded:
-    """It will not come back by itself."""
+    """The stream ended and will not be retried."""
 
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
 class CallDone:
-    """An errand came back, with what it got or with why not."""
+    """A call started by `send` returned a result or failed."""
 
     errand: str
     result: Any = None
@@ -64,24 +65,31 @@ class CallDone:
 
 @dataclass(frozen=True, slots=True)
 class Typed:
+    """The user pressed a key."""
+
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Signalled:
+    """A signal arrived."""
+
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """As much time has passed as the caller wanted to wait."""
+    """The time that the caller wanted to wait has passed."""
 
 
 Thing = EventReceived | Connected | FeedEnded | CallDone | Typed | Signalled | Tick
 
 
 class ScreenLoop:
-    """Enter it in the main thread. `catch` what is to come as a `Signalled`; handlers are put back when it is left."""
+    """Loop of the thread that owns the screen. Enter it in the main thread.
+
+    Signals passed to `catch` arrive as `Signalled`. The previous handlers are restored on exit.
+    """
 
     def __init__(self) -> None:
         self._posted: collections.deque[Thing] = collections.deque()
@@ -93,13 +101,15 @@ class ScreenLoop:
         self._handlers: dict[int, Any] = {}
         self._wakes, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake_before = -1
-        # Protects the fd of the wake-up, which must not be written to when it is somebody else's. Nothing is called
-        # while it is held. A handler may come while its thread has it, so that it can be taken again.
+        # Protects the wake-up fd, which must not be written to after it was closed and perhaps
+        # reused. No function is called while it is held. Reentrant, because a signal handler may
+        # run while the same thread holds it.
         self._waking = threading.RLock()
 
     def __enter__(self) -> Self:
         self._selector.register(self._wakes, selectors.EVENT_READ)
-        # A signal that comes while we wait ends the wait; else its handler would be called and the wait go on.
+        # A signal must end the wait. Without the wake-up fd its handler would run, and the select
+        # would resume.
         self._wake_before = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         return self
 
@@ -107,6 +117,7 @@ class ScreenLoop:
         signal.set_wakeup_fd(self._wake_before)
         for number, before in self._handlers.items():
             signal.signal(number, before)
+        # Wake follower threads that wait for room. They see `_is_left` and return.
         self._is_left = True
         self._room.release(EVENTS_AHEAD_MAX)
         self._selector.close()
@@ -115,14 +126,18 @@ class ScreenLoop:
             os.close(self._wake)
             os.close(self._wakes)
 
-    # -- what comes ------------------------------------------------------------------------------------------------
+    # -- input -------------------------------------------------------------------------------------
     def catch(self, *numbers: int) -> None:
-        """As `Signalled`, unless they were ignored when we were started: that is how a shell keeps its Ctrl-C from what
-        runs in the background."""
+        """Deliver these signals as `Signalled`.
+
+        A signal that was ignored at the start stays ignored: that is how a shell keeps Ctrl-C from
+        its background jobs.
+        """
         for number in numbers:
             self.handle(number, self._on_signal)
 
     def handle(self, number: int, handler: Callable[[int, FrameType | None], None]) -> None:
+        """Install a signal handler until the loop is left, unless the signal is ignored."""
         before = signal.getsignal(number)
         if before is signal.SIG_IGN:
             return
@@ -130,12 +145,14 @@ class ScreenLoop:
         signal.signal(number, handler)
 
     def listen(self, keyboard: Keyboard) -> None:
+        """Enter the keyboard and deliver its keys."""
         keyboard.enter()
         if self._keyboard is None:
             self._keyboard = keyboard
             self._selector.register(keyboard.fd, selectors.EVENT_READ)
 
     def stop_listening(self) -> None:
+        """Leave the keyboard and stop delivering keys."""
         if self._keyboard is not None:
             self._selector.unregister(self._keyboard.fd)
             self._keyboard.leave()
@@ -143,16 +160,16 @@ class ScreenLoop:
             self._decoder = Decoder()
 
     def post(self, thing: Thing) -> None:
-        """From any thread, and from a signal handler."""
+        """Queue something for the loop. May be called from any thread and from a signal handler."""
         self._posted.append(thing)
-        # A pipe that is full wakes as well as one that is not.
+        # A full pipe already wakes the loop.
         with self._waking, contextlib.suppress(BlockingIOError):
             if not self._is_closed:
                 os.write(self._wake, b"\0")
 
-    # -- what is done elsewhere --------------------------------------------------------------------------------------
+    # -- work in other threads ---------------------------------------------------------------------
     def send(self, errand: str, call: Callable[[], Any]) -> None:
-        """In a thread of its own; comes back as `CallDone`."""
+        """Run a call in a thread and deliver its result as `CallDone`."""
 
         def run() -> None:
             try:
@@ -163,7 +180,10 @@ class ScreenLoop:
         threading.Thread(target=run, name=f"banksman-{errand}", daemon=True).start()
 
     def follow(self, events: Callable[[], Iterator[dict[str, Any]]]) -> None:
-        """Events as `EventReceived`, and `FeedEnded` when they end by themselves."""
+        """Iterate in a thread and deliver events as `EventReceived`.
+
+        Posts `FeedEnded` at the end.
+        """
 
         def run() -> None:
             try:
@@ -174,16 +194,20 @@ class ScreenLoop:
                     self.post(EventReceived(event))
                 self.post(FeedEnded(AssertionError("a stream has no end")))
             except BaseException as exc:
-                # Told to the thread that can do something about it, a bug too.
+                # The main thread must learn of every failure, including bugs.
                 self.post(FeedEnded(exc))
 
         threading.Thread(target=run, name="banksman-follow", daemon=True).start()
 
-    # -- the wait ----------------------------------------------------------------------------------------------------
+    # -- wait --------------------------------------------------------------------------------------
     def things(self, seconds: float | None) -> list[Thing]:
-        """What has come by now; else what comes next, or a `Tick` after so long. Never empty."""
+        """Return everything that has arrived; else wait for the next input, or a `Tick`.
+
+        Never empty.
+        """
         deadline = None if seconds is None else time.monotonic() + seconds
-        # Also where there is enough to show already: who types is not to wait until an agent is silent.
+        # Check the keyboard even if events are waiting: a busy agent must not delay the user's
+        # keys.
         if ready := self._selector.select(0):
             self._take_ready(ready)
         while not self._posted:
@@ -220,7 +244,7 @@ class ScreenLoop:
         except OSError:
             data = b""
         if not data:
-            # The terminal is gone. Somebody who could type no more is as good as one who leaves.
+            # The terminal is gone. Treat this like a hangup: the user cannot type anything.
             self.stop_listening()
             self.post(Signalled(signal.SIGHUP))
             return
@@ -236,8 +260,10 @@ PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.2, 3.0
 def follow(
     loop: ScreenLoop, client: Client, session: str, *, after: str | None, is_partial: bool
 ) -> Callable[[], None]:
-    """`is_partial`: pieces of what is being said come too, beside the whole. Call what is returned when nobody reads
-    them any more: the connection is given up at the server's next sign of life, of which a quiet session has some, too.
+    """Follow a session's events in the loop.
+
+    `is_partial`: also deliver pieces of unfinished text. Call the returned function to stop. The
+    connection then ends at the server's next sign of life, and a quiet session has heartbeats.
     """
     left = threading.Event()
     follower = EventFollower(
@@ -254,8 +280,11 @@ def follow(
 
 
 def news(client: Client, *, on_lost: Callable[[], None], on_back: Callable[[], None]) -> Iterator[Event]:
-    """Our own events of every session from now on, for who looks again when something has happened. What happens while
-    the connection is lost is not told: `on_back` says that all is to be looked at. It does not end by itself."""
+    """Yield new events of all sessions, without agent frames. Never ends.
+
+    The events tell the reader what to fetch again. Events during a lost connection are missed, so
+    the reader must fetch everything at `on_back`.
+    """
     pause = PAUSE_SECONDS_MIN
     is_lost = False
     headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
@@ -278,7 +307,8 @@ def news(client: Client, *, on_lost: Callable[[], None], on_back: Callable[[], N
                         if isinstance(event, dict) and "session" in event:
                             yield cast("Event", event)
         except (NoServer, Problem, ValueError):
-            pass  # It may be on its way back. What is shown says that it is not there.
+            # The server may be restarting. The screen shows that the connection is lost.
+            pass
         if not is_lost:
             is_lost = True
             on_lost()

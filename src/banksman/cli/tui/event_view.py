@@ -1,8 +1,9 @@
-"""Events, told to a screen. It shows; it decides nothing.
+"""Show events on a screen. Display only; makes no decisions.
 
-What the model says comes twice: in pieces as it speaks (`partial`), and whole. Pieces are shown as they come, and of
-the whole only what they did not say. An agent that speaks ACP says everything once, in pieces that are not marked as
-such: they go on where the last one ended, until something else is said or another message begins.
+Text of the model arrives twice: in pieces while it is generated (`partial`), and complete. The
+pieces are shown as they come, and of the complete text only the part that the pieces lacked. An ACP
+agent sends everything once, in pieces without that mark. Each of these pieces continues the
+previous one, until another kind of update or another message begins.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ TITLE_CHARACTERS_MAX = 200
 THOUGHT_CHARACTERS_MAX = 160
 PROMPT_CHARACTERS_MAX = 2000
 PLAN_ENTRIES_MAX = 50
-# Tools that are running at once, and prompts that wait: more are shown without what was known of them.
+# Maximum number of running tools and waiting prompts to remember. More are shown with less detail.
 KNOWN_MAX = 1000
 _TEXT, _THOUGHT = "agent_message_chunk", "agent_thought_chunk"
 _OVER = ("completed", "failed", "cancelled")
-# Those whose text comes whole, and only then as an update.
+# Agents whose updates contain complete texts only.
 _IN_BLOCKS = ("claude", "codex")
 
 
@@ -34,15 +35,19 @@ class _Tool:
 
 
 class EventPrinter:
-    """`agent`: whose words these are. `is_whole_session`: it is also told who asks what, and what becomes of it."""
+    """Print the events of a turn or a session.
+
+    `agent`: the agent of the session. `is_whole_session`: also show prompts, outcomes and changes
+    of the session.
+    """
 
     def __init__(self, screen: Screen, agent: str, *, is_whole_session: bool = False) -> None:
         self._screen = screen
         self._is_in_blocks = agent in _IN_BLOCKS
         self._is_whole_session = is_whole_session
-        # What the pieces of a block have said so far, by its kind.
+        # The text that the pieces of the current block have shown, by kind.
         self._pieces: dict[str, str] = {}
-        # The message whose text is open; None: there is none.
+        # The id of the message whose text is open, in a tuple; None if no text is open.
         self._message: tuple[Any] | None = None
         self._tools: dict[str, _Tool] = {}
         self._prompts: dict[str, str] = {}
@@ -50,6 +55,7 @@ class EventPrinter:
         self.said_any = False
 
     def tell(self, event: Event) -> None:
+        """Print one event."""
         kind, body = event["kind"], event["body"]
         match kind:
             case "update":
@@ -70,7 +76,7 @@ class EventPrinter:
                 pass
 
     def end(self, at: float) -> None:
-        """The turn is over: what was open in it is so no more."""
+        """End the turn: close its text and its unfinished tools."""
         self._end_text()
         self._pieces.clear()
         for tool in self._tools.values():
@@ -78,7 +84,7 @@ class EventPrinter:
         self._tools.clear()
         self._screen.busy(None)
 
-    # -- what the agent says ---------------------------------------------------------------------------------------
+    # -- the agent's updates -----------------------------------------------------------------------
     def _piece(self, update: Event) -> None:
         kind, text = str(update.get("sessionUpdate")), _text_of(update)
         self._pieces[kind] = self._pieces.get(kind, "") + text
@@ -132,7 +138,7 @@ class EventPrinter:
     def _thought(self, update: Event) -> None:
         self._pieces.pop(_THOUGHT, "")
         text = " ".join(_text_of(update).split())
-        # In pieces, as ACP has it, each would be a line.
+        # ACP agents send thoughts in pieces, and each piece would become a line.
         if text and self._screen.is_roomy and self._is_in_blocks:
             self._end_text()
             self._screen.line(f"· {_cut(text, THOUGHT_CHARACTERS_MAX)}")
@@ -142,7 +148,7 @@ class EventPrinter:
         id, title = str(update.get("toolCallId")), _cut(str(update.get("title")), TITLE_CHARACTERS_MAX)
         self._end_text()
         if id not in self._tools and not self._screen.is_watched:
-            # Nobody sees a line that moves: what is read later is to say what was begun, and when.
+            # Without a live status line, the output must record which tool was started, and when.
             self._screen.line(f"[{title}]")
         if len(self._tools) < KNOWN_MAX:
             self._tools[id] = _Tool(title, at)
@@ -181,7 +187,7 @@ class EventPrinter:
                 sign = {"completed": "✓", "in_progress": "→"}.get(str(said.get("status")), "·")
                 self._screen.line(f"  {sign} {_cut(str(said.get('content')), TITLE_CHARACTERS_MAX)}")
 
-    # -- what becomes of the session -------------------------------------------------------------------------------
+    # -- events of the session ---------------------------------------------------------------------
     def _begin(self, event: Event) -> None:
         turn = event["turn"]
         if len(self._started) < KNOWN_MAX:
@@ -237,7 +243,7 @@ class EventPrinter:
 
 
 def outcome_in_words(kind: str, told: Event, at: float | None = None, began: float | None = None) -> str:
-    """`told`: the outcome, or the body of a `turn.ended`."""
+    """Describe an outcome in one line. `told`: the outcome, or the body of a `turn.ended`."""
     clock = f" by the {told['clock']} clock" if told.get("clock") else ""
     money = "" if told.get("cost") is None else f", ${told['cost']:.4f}"
     tokens = tokens_of(told.get("usage"))

@@ -12,14 +12,14 @@ from typing import Self
 
 from banksman.cli.output import as_line, cut, width
 
-# Keys: the terminal in a mode in which each is heard at once, and what its bytes mean.
+# Keys: the terminal mode that delivers each key immediately, and the decoding of its bytes.
 #
-# The mode is left however we leave. Ctrl-C and Ctrl-Z stay signals: they are for the terminal's whole foreground group,
-# and work when we are too busy to read.
+# The mode is restored on every exit. Ctrl-C and Ctrl-Z stay signals: they reach the whole
+# foreground group of the terminal, and work while this process is too busy to read.
 
-# A sequence that does not end within this is none.
+# An escape sequence that does not end within this length is invalid.
 _SEQUENCE_BYTES_MAX = 32
-# What is pasted beyond this is thrown away.
+# Pasted text beyond this size is dropped.
 PASTE_BYTES_MAX = 1 << 20
 _PASTE_BEGIN, _PASTE_END = b"\x1b[200~", b"\x1b[201~"
 _SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|O[@-~]|[^\[O\x1b])")
@@ -64,47 +64,52 @@ _CONTROLS = {
     0x7F: "backspace",
 }
 
-# More is not typed, and what is pasted beyond it is not taken.
+# Maximum length of the line. Further typed or pasted text is dropped.
 LINE_CHARACTERS_MAX = 200_000
 HISTORY_MAX = 200
 _NEWLINE = "⏎"
 
 
 class KeyPress(str):
-    """One that is not a letter, by its name. A letter is plain text, and is one character long."""
+    """A key that is not a letter, by its name. A letter is a plain one-character string."""
 
     __slots__ = ()
 
 
 class Pasted(str):
-    """What was pasted, as it was: nothing in it is a key."""
+    """Pasted text. Nothing in it counts as a key."""
 
     __slots__ = ()
 
 
 class Decoder:
-    """Bytes in, split anywhere; letters, keys and pastes out. What means nothing to us is left out."""
+    """Decode bytes, split anywhere, into letters, keys and pastes.
+
+    Unknown sequences are dropped.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
         self._pasted: bytearray | None = None
         self._tail = b""
-        # Letters may be split as well. A byte that belongs to none is shown as such.
+        # A letter may be split between two reads, too. An invalid byte becomes a replacement
+        # character.
         self._letters = codecs.getincrementaldecoder("utf-8")("replace")
 
     @property
     def is_waiting(self) -> bool:
-        """An Escape was read, which may be the key, or the beginning of one."""
+        """Whether the last byte was an Escape, which may be the key or the start of a sequence."""
         return self._rest == b"\x1b"
 
     def flush(self) -> list[str]:
-        """Nothing came after an Escape: it is the key."""
+        """Return the Escape key: no byte followed it in time."""
         if not self.is_waiting:
             return []
         self._rest = b""
         return [KeyPress("escape")]
 
     def feed(self, data: bytes) -> list[str]:
+        """Decode bytes."""
         found: list[str] = []
         data = self._rest + data
         self._rest = b""
@@ -122,13 +127,13 @@ class Decoder:
                 data = data[1:]
             else:
                 size = next((at for at, byte in enumerate(data) if byte < 0x20 or byte == 0x7F), len(data))
-                # A control that is no key of ours is skipped.
+                # An unknown control character is skipped.
                 found += self._letters.decode(data[:size])
                 data = data[size or 1 :]
         return found
 
     def _sequence(self, data: bytes, found: list[str]) -> int:
-        """How many bytes it has; 0: it is not whole yet."""
+        """Decode an escape sequence. Return its length; 0 if it is incomplete."""
         matched = _SEQUENCE.match(data)
         if matched is None:
             if data[:2] == b"\x1b\x1b":
@@ -143,7 +148,8 @@ class Decoder:
 
     def _paste(self, data: bytes, found: list[str]) -> bytes:
         assert self._pasted is not None
-        # Its end may be split too: as many bytes as that could be are looked at again with the next ones.
+        # The end mark of a paste may be split between reads. So the last few bytes are searched
+        # again together with the next ones.
         window = self._tail + data
         end = window.find(_PASTE_END)
         sure = window[:end] if end >= 0 else window[: 1 - len(_PASTE_END)]
@@ -157,28 +163,36 @@ class Decoder:
 
 
 class Keyboard:
-    """The terminal of this process, each key heard at once while it is entered. Raises OSError if there is none."""
+    """The controlling terminal of this process.
+
+    Between `enter` and `leave` each key arrives immediately. Raises OSError if the process has no
+    terminal.
+    """
 
     def __init__(self) -> None:
-        # Not stdin, which may be where the prompt came from.
+        # stdin is not used, because the prompt may come from it.
         self.fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
         self._before: list[object] | None = None
 
     @property
     def is_ours(self) -> bool:
-        """We are in its foreground: to set it from the background would stop us."""
+        """Whether this process is in the foreground.
+
+        In the background, changing the mode would stop it.
+        """
         try:
             return os.tcgetpgrp(self.fd) == os.getpgrp()
         except OSError:
             return False
 
     def enter(self) -> None:
-        """What was typed before is thrown away: it was meant for something else."""
+        """Set the mode. Earlier input is discarded, because it was meant for something else."""
         if self._before is not None:
             return
         self._before = termios.tcgetattr(self.fd)
         wanted = termios.tcgetattr(self.fd)
-        # Enter and Ctrl-J are two keys; Ctrl-S does not stop the screen; Ctrl-\ would leave the terminal as it is.
+        # Enter and Ctrl-J become different keys. Ctrl-S must not stop the output. Ctrl-\ would kill
+        # the process and leave the terminal in this mode.
         wanted[0] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR | termios.IXON)
         wanted[3] &= ~(termios.ICANON | termios.ECHO | termios.IEXTEN)
         wanted[3] |= termios.ISIG
@@ -189,14 +203,16 @@ class Keyboard:
         termios.tcsetattr(self.fd, termios.TCSAFLUSH, wanted)
 
     def leave(self) -> None:
+        """Restore the mode."""
         if self._before is None:
             return
         before, self._before = self._before, None
-        # The terminal may be gone, and then there is nothing to restore.
+        # If the terminal is gone, there is nothing to restore.
         with contextlib.suppress(termios.error, OSError):
             termios.tcsetattr(self.fd, termios.TCSADRAIN, before)  # pyright: ignore[reportArgumentType]
 
     def close(self) -> None:
+        """Restore the mode and close the terminal."""
         self.leave()
         os.close(self.fd)
 
@@ -210,7 +226,7 @@ class Keyboard:
 
 
 def open_keyboard() -> Keyboard | None:
-    """None: this process has no terminal, or none that it may use now."""
+    """Open the keyboard. Return None without a terminal that this process may use now."""
     try:
         keyboard = Keyboard()
     except OSError:
@@ -221,24 +237,26 @@ def open_keyboard() -> Keyboard | None:
     return keyboard
 
 
-# A line that is being typed. Pure: keys in, a row to draw out.
+# Editor of the input line. Pure: keys in, a row to draw out.
 #
-# It has one row however long it is, and shows the part around the cursor: a prompt of many rows would have to be
-# counted, and what is counted wrongly tears what is above it. A line may hold newlines (pasted, or by Ctrl-J), shown as
-# a sign.
+# The line takes one row, however long it is, and shows the part around the cursor. Several rows
+# would have to be counted, and a wrong count damages the text above them. Newlines in the line
+# (pasted, or typed by Ctrl-J) are shown as a sign.
 
 
 class LineEditor:
+    """Editor of the input line, with history."""
+
     def __init__(self) -> None:
         self.text = ""
         self.cursor = 0
         self._history: list[str] = []
-        # Where in the history we are; at its end is what was being typed.
+        # The position in the history. The position after the last entry is the line being typed.
         self._place = 0
         self._typed = ""
 
     def take(self, key: str) -> str | None:
-        """The line, if this key ends it."""
+        """Handle a key. Return the line if this key completes it."""
         if isinstance(key, Pasted):
             self._insert(key.replace("\r\n", "\n").replace("\r", "\n"))
         elif not isinstance(key, KeyPress):
@@ -250,16 +268,17 @@ class LineEditor:
         return None
 
     def clear(self) -> None:
+        """Empty the line."""
         self.text, self.cursor = "", 0
         self._place = len(self._history)
 
     def put_back(self, line: str) -> None:
-        """It could not be sent: whoever typed it has it again, unless the next one is being typed already."""
+        """Restore a line that could not be sent, unless the user is already typing the next one."""
         if not self.text:
             self.text, self.cursor = line, len(line)
 
     def row(self, columns: int, prompt: str) -> tuple[str, int]:
-        """What is to be drawn, prompt included, and where the cursor is in it. Never wider than that."""
+        """Return the row with the prompt, and the cursor's column. Never wider than `columns`."""
         prompt = cut(prompt, max(columns - 2, 0))
         room = max(columns - width(prompt) - 1, 1)
         before, after = _shown(self.text[: self.cursor]), _shown(self.text[self.cursor :])
@@ -337,7 +356,7 @@ def _shown(text: str) -> str:
 
 
 def _end_of(text: str, columns: int) -> str:
-    """The last of it, as much as there is room for."""
+    """Return the end of the text that fits this width."""
     kept = text[-max(columns, 0) :] if columns > 0 else ""
     while width(kept) > columns:
         kept = kept[1:]
@@ -345,7 +364,7 @@ def _end_of(text: str, columns: int) -> str:
 
 
 def _before(text: str, cursor: int) -> int:
-    """A letter back, with the marks that sit on it."""
+    """Return the position one letter to the left, past its combining marks."""
     cursor = max(0, cursor - 1)
     while cursor and not width(text[cursor]):
         cursor -= 1
@@ -353,6 +372,7 @@ def _before(text: str, cursor: int) -> int:
 
 
 def _after(text: str, cursor: int) -> int:
+    """Return the position one letter to the right, past its combining marks."""
     cursor = min(len(text), cursor + 1)
     while cursor < len(text) and not width(text[cursor]):
         cursor += 1

@@ -1,4 +1,4 @@
-"""A question of the agent: what it wants to do, in full, and the keys that answer it. Pure."""
+"""Show a question of the agent in full, with the keys that answer it. Pure."""
 
 from __future__ import annotations
 
@@ -11,34 +11,37 @@ from typing import Any, cast
 
 from banksman.cli.output import as_line, as_text, rows
 
-# What a person is asked to approve, in full. Pure.
+# The subject of an approval, in full. Pure.
 #
-# A tool decides itself which members of its input it reads, so every member is shown: a command padded with blanks,
-# code beside a harmless description, the new text of a file. The members that usually say what will run come first.
-# What the agent says about the call (a description, a title, a reason) comes last, and is marked as its words.
+# The tool decides which members of its input it reads, so every member is shown: a command padded
+# with blanks, code beside a harmless description, the new text of a file. Members that usually
+# decide what runs come first. The agent's words about the call (description, title, reason) come
+# last and are marked as such.
 #
-# Every line is safe for a terminal. Runs of blanks and of empty lines, which could push the rest out of sight, are
-# replaced by their count.
+# Every line is safe for a terminal. Long runs of blanks and empty lines could push the rest out of
+# sight, so each run is replaced by its length.
 
 Asked = Mapping[str, Any]
 
-# A subject of one line that is no longer than this stands in the title itself.
+# A subject of one line up to this length is part of the title.
 TITLE_CHARACTERS_MAX = 200
-# More blanks within a line, or in front of it, are counted instead. Code is seldom indented deeper.
+# Longer runs of blanks, within a line or before it, are replaced by their length. Code is seldom
+# indented deeper.
 BLANKS_MAX, INDENT_MAX = 8, 64
 EMPTY_LINES_MAX = 2
-# What is nested deeper is shown as JSON.
+# Deeper levels are shown as JSON.
 DEPTH_MAX = 6
 
 _FIRST = ("command", "code", "script", "file_path", "path", "url", "query", "pattern", "prompt")
 _WORDS = ("description", "title", "reason", "decision_reason")
-# Of the details: names and offers for programs. Whatever else an agent adds is shown.
+# Details that are not shown: ids and options for programs. All other details of the agent are
+# shown.
 _NOT_SHOWN = (
     *("options", "permission_suggestions", "availableDecisions", "proposedExecpolicyAmendment", "commandActions"),
     *("toolCallId", "tool_use_id", "agent_id", "status", "_meta", "display_name"),
     *("itemId", "threadId", "turnId", "callId", "conversationId", "approvalId", "startedAtMs"),
 )
-# The braille blank is a picture of nothing.
+# The braille blank (U+2800) looks like a space.
 _BLANKS = re.compile(rf"[\s\u2800]{{{BLANKS_MAX + 1},}}")
 
 _AGENT = "the agent says: "
@@ -46,29 +49,30 @@ OPTIONS_MAX = 9
 
 
 def title_of(asked: Asked) -> str:
-    """The tool, and the subject where that is one short line."""
+    """Return the tool, with the subject if that is one short line."""
     return _titled(asked, _subject(asked))
 
 
 def subject_of(asked: Asked) -> tuple[str, ...]:
-    """What is to be approved, as lines; empty: the title says all."""
+    """Return the lines to approve; empty if the title contains everything."""
     subject = _subject(asked)
     return () if _is_short(subject) else tuple(f"{name}{line}" for name, line in subject)
 
 
 def block_rows(lines: Iterable[str], columns: int | None = None) -> Iterator[str]:
-    """Each line with a mark in front, which nothing inside of it can imitate; cut to the columns, nothing left out."""
+    """Yield the lines with a mark in front that their text cannot imitate, split at the width."""
     for line in map(as_line, lines):
         if columns is None:
             yield f"│ {line}"
             continue
-        # Terminals disagree about the width of letters outside of ASCII, and a row that is too wide is cut by some.
+        # Terminals disagree about the width of non-ASCII letters, and some cut a row that is too
+        # wide. Half the width is safe.
         room = columns - 2 if line.isascii() else (columns - 2) // 2
         for number, row in enumerate(rows(line, max(room, 1)) if line else ("",)):
             yield f"{'┊' if number else '│'} {row}"
 
 
-# A label, and the text behind it.
+# A label and the text behind it.
 _Line = tuple[str, str]
 
 
@@ -91,7 +95,8 @@ def _titled(asked: Asked, subject: list[_Line]) -> str:
 def _subject(asked: Asked) -> list[_Line]:
     given, details = _mapping(asked.get("input")), _mapping(asked.get("details"))
     if asked.get("wants") == "elicitation":
-        return []  # A form is filled in elsewhere, and a key approves nothing.
+        # A form is filled in elsewhere, and a key approves nothing.
+        return []
     first = [name for name in _FIRST if name in given]
     rest = [name for name in given if name not in first and not _is_words(name, given[name])]
     found = [line for name in (*first, *rest) for line in _member(name, given[name])]
@@ -101,7 +106,7 @@ def _subject(asked: Asked) -> list[_Line]:
     words = [each[name] for each in (given, details) for name in _WORDS if _is_words(name, each.get(name))]
     known = {value for name, value in given.items() if isinstance(value, str) and name not in _WORDS}
     for text in dict.fromkeys(words):
-        # A title that only repeats the command says nothing more.
+        # A title that only repeats the command adds nothing.
         if text not in known:
             first_line, *more = _lines(text)
             found += [(_AGENT, first_line), *((" " * len(_AGENT), line) for line in more)]
@@ -134,7 +139,7 @@ def _member(name: str, value: Any, depth: int = 0) -> list[_Line]:
 
 
 def _lines(text: str) -> list[str]:
-    """Safe, and with nothing that is out of sight."""
+    """Split text into safe lines in which nothing is hidden."""
     found: list[str] = []
     empty = 0
     for line in (*as_text(text).expandtabs().rstrip("\n").split("\n"), None):
@@ -162,7 +167,11 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class KeyChoice:
-    """`key`: the letter for it, if it has one; its number always is. `body`: the answer; None: the turn is stopped."""
+    """One possible answer.
+
+    `key`: its letter, if it has one; its number always works. `body`: the answer to send; None
+    interrupts the turn.
+    """
 
     name: str
     key: str
@@ -176,7 +185,10 @@ _INTERRUPT = KeyChoice("interrupt", "i", None)
 
 @dataclass(frozen=True, slots=True)
 class QuestionView:
-    """`subject`: what is to be approved, as lines to be shown above the title; empty: the title says all."""
+    """A question with its choices.
+
+    `subject`: lines to show above the title; empty if the title contains everything.
+    """
 
     id: str
     turn: str | None
@@ -185,13 +197,15 @@ class QuestionView:
     subject: tuple[str, ...] = ()
 
     def line(self) -> str:
+        """Return the title with the keys."""
         return f"{self.title} {self.keys()}"
 
     def keys(self) -> str:
+        """Return the choices with their keys."""
         return " / ".join(_shown(number, choice) for number, choice in enumerate(self.choices, 1))
 
     def chosen(self, key: str) -> KeyChoice | None:
-        """By a letter or a number; None: that key says nothing here."""
+        """Return the choice for a letter or a number; None for another key."""
         if len(key) != 1:
             return None
         if key.isascii() and key.isdigit():
@@ -201,10 +215,10 @@ class QuestionView:
 
 
 def question_of(asked: Asked, turn: str | None) -> QuestionView:
-    """Of the body of a `question.asked`, or of a question that is open."""
+    """Build the view from the body of a `question.asked`, or from a listed open question."""
     id = str(asked.get("question") or asked.get("id"))
     if asked.get("wants") == "elicitation":
-        # What is wanted is a form, and a key fills in none.
+        # The agent wants a form, which a key cannot fill in.
         said = _mapping(asked.get("details")).get("message") or asked.get("tool") or "something is to be filled in"
         title = f"{_cut(said)} — fill it in on the page, or"
         return QuestionView(id, turn, title, (KeyChoice("decline", "d", {"decision": "deny"}), _INTERRUPT))
@@ -212,7 +226,10 @@ def question_of(asked: Asked, turn: str | None) -> QuestionView:
 
 
 def _offered(asked: Asked) -> tuple[KeyChoice, ...]:
-    """The agent's own options, if it has any. The first that allows is `a`, and the first that does not is `d`."""
+    """Return the agent's options, or allow and deny if it gives none.
+
+    The first option that allows gets the key `a`, the first that rejects the key `d`.
+    """
     options = _mapping(asked.get("details")).get("options")
     found: list[KeyChoice] = []
     letters = {"allow": "a", "reject": "d"}

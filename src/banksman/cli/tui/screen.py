@@ -1,4 +1,4 @@
-"""What a turn is told to: the agent's words, lines of our own, and what is going on while nothing is said."""
+"""Screens that show a turn: streamed text, messages, questions and the current activity."""
 
 from __future__ import annotations
 
@@ -29,20 +29,22 @@ from banksman.cli.output import (
 from banksman.cli.tui.keyboard import LineEditor
 from banksman.cli.tui.question_view import QuestionView, block_rows
 
-# Silence that is worth a word.
+# Seconds of silence after which the status line appears.
 QUIET_SECONDS = 1.0
 TICK_SECONDS = 0.25
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 ROOMY_COLUMNS = 40
-# A line of ours is to be read. What is longer is cut, whoever made it long.
+# Maximum length of a message line. Longer ones are cut, whatever their source.
 LINE_CHARACTERS_MAX = 2000
-# So much room is left free at the right edge: terminals disagree about the width of some letters.
+# Columns left free at the right edge: terminals disagree about the width of some letters.
 _MARGIN = 8
 PROMPT = "> "
 
 
 class TextStyle(enum.Enum):
+    """Look of a message line."""
+
     PLAIN, DIM, BOLD, GOOD, BAD, ASKS = range(6)
 
     def on(self, style: Style, text: str) -> str:
@@ -62,45 +64,45 @@ class TextStyle(enum.Enum):
 
 
 class Screen(Protocol):
-    """Nothing that it is given is trusted: it makes it safe to show."""
+    """Output surface for a turn. It trusts no input and escapes everything it shows."""
 
     @property
     def is_roomy(self) -> bool:
-        """There is somebody to look, and room for what is nice to know."""
+        """Whether a person watches and there is room for optional details."""
         ...
 
     @property
     def is_watched(self) -> bool:
-        """It is a terminal that can be drawn on, and somebody sees what goes on."""
+        """Whether the screen is a terminal that can be redrawn, so that a person sees live changes."""
         ...
 
     def text(self, piece: str) -> None:
-        """Words of the agent, which may end in the middle of a line."""
+        """Append text of the agent. It may end in the middle of a line."""
         ...
 
     def end_text(self) -> None:
-        """What it says next begins on a line of its own."""
+        """End the agent's current line. Its next text begins on a new line."""
         ...
 
     def line(self, text: str, look: TextStyle = TextStyle.DIM) -> None:
-        """A line of ours."""
+        """Print a message line of Banksman."""
         ...
 
     def block(self, lines: Sequence[str]) -> None:
-        """What a person decides by: all of it, and marked as not ours."""
+        """Print the subject of a decision in full, marked as text of the agent."""
         ...
 
     def busy(self, what: str | None) -> None:
-        """What is going on from now on; None: nothing."""
+        """Set the current activity; None if nothing happens."""
         ...
 
     def tick(self) -> None:
-        """Time has passed, or something was said: draw what is to be drawn."""
+        """Redraw what has changed. Called when time has passed or output arrived."""
         ...
 
 
 class ScreenStatus:
-    """One line that says what is going on, and for how long."""
+    """Status line with the current activity and its duration."""
 
     def __init__(self, hint: str) -> None:
         self.hint = hint
@@ -121,7 +123,10 @@ class ScreenStatus:
         return self.what is not None and time.monotonic() - self._said_at >= QUIET_SECONDS
 
     def row(self, columns: int) -> str:
-        """As much of it as there is room for; what is going on is cut first, and the hint is left out before that."""
+        """Return the status line for this width.
+
+        If there is not enough room, the hint is dropped first, then the activity is cut.
+        """
         now = time.monotonic()
         sign = _SPINNER[int(now / TICK_SECONDS) % len(_SPINNER)]
         end = f" {seconds_in_words(now - self._since)}"
@@ -136,6 +141,7 @@ class ScreenStatus:
 
 
 def seconds_in_words(seconds: float) -> str:
+    """Format seconds for people, such as "3 min 05 s"."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(int(seconds), 60)
@@ -146,27 +152,33 @@ def seconds_in_words(seconds: float) -> str:
 
 
 def duration_in_words(seconds: float) -> str:
-    """Of something that is over."""
+    """Format the duration of something that is over."""
     return seconds_in_words(seconds) if seconds >= 10 else f"{max(0.0, seconds):.1f} s"
 
 
-# A screen that is only ever added to: the agent's words to stdout, all else to stderr. A pipe gets it, and a terminal.
+# Screen that only appends: the agent's text to stdout, everything else to stderr. For pipes and
+# terminals.
 #
-# On a terminal one line below what was said tells what is going on, when nothing was said for a while. It is drawn over
-# before anything else is. In the middle of a line of the agent's it is drawn right of it, and the cursor put back: so
-# no column has to be known exactly, and nothing that was said can be torn.
+# On a terminal a status line appears below the text after some silence. It is erased before any
+# other output. While a line of the agent is open, the status is drawn to the right of it, and the
+# cursor is put back. So no column must be known exactly, and the status cannot damage the agent's
+# text.
 
 
 class PlainScreen:
-    """`has_text` False: the agent's words are not for here. `has_lines` False: nothing is told aside but questions, and
-    what goes wrong."""
+    """Screen that only appends.
+
+    `has_text`: show the agent's text. `has_lines`: show message lines; without it only questions
+    and failures are shown.
+    """
 
     def __init__(self, *, hint: str = "Ctrl-C interrupts", has_text: bool = True, has_lines: bool = True) -> None:
         self._out, self._err = stdout_style(), stderr_style()
         self._has_text, self._has_lines = has_text, has_lines
         self._status = ScreenStatus(hint)
         self._is_drawn = False
-        # Where the agent's last line ends, if it has not ended: only for how much room there is right of it.
+        # The column at which the agent's open line ends. Only an estimate of the room to the right
+        # of it.
         self._column = 0
         self._is_open = False
 
@@ -215,14 +227,17 @@ class PlainScreen:
             self._draw()
 
     def close(self) -> None:
-        """Leave the line as it would be without us."""
+        """Erase the status line and end an open line."""
         self._erase()
         with contextlib.suppress(Exception):
             self.end_text()
 
     @property
     def _is_ours(self) -> bool:
-        """In the background somebody else has the terminal, and a line that moves is not for him."""
+        """Whether this process is in the foreground.
+
+        In the background another job uses the terminal.
+        """
         try:
             return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
         except (OSError, ValueError):
@@ -231,7 +246,8 @@ class PlainScreen:
     def _begin_line(self) -> None:
         self._said()
         if self._is_open and self._out.is_terminal and self._err.is_terminal:
-            # The same terminal: what the agent goes on saying begins at the left again.
+            # stdout and stderr are the same terminal: the agent's next text begins at the left
+            # edge.
             say_aside("")
             self._is_open, self._column = False, 0
 
@@ -253,7 +269,7 @@ class PlainScreen:
     def _erase(self) -> None:
         if self._is_drawn:
             self._is_drawn = False
-            # The cursor is where the agent's line ends, or at the left.
+            # The cursor is at the end of the agent's line, or at the left edge.
             self._put("\x1b[K")
 
     def _put(self, sequence: str) -> None:
@@ -262,19 +278,20 @@ class PlainScreen:
             sys.stderr.flush()
 
 
-# A screen with a line to type in, below what is said.
+# Screen with an input line at the bottom.
 #
-# What is complete is written once and never touched again. What is not (the agent's last line, what is going on, what
-# it asks, the line that is typed) is a few rows at the bottom, which are drawn over as a whole when anything comes. The
-# terminal does not wrap them: each is cut to the width here, so their number is known, however wide it thinks a letter
-# is. A line of the agent's is written whole when it has ended, for the terminal to wrap and to copy.
+# Complete lines are written once and never touched again. Everything else is a few rows at the
+# bottom, redrawn as a whole on each change: the agent's open line, the activity, the question and
+# the input line. The terminal does not wrap these rows. Each is cut to the width here, so their
+# number is known, whatever width the terminal gives a letter. A line of the agent is written whole
+# when it ends, so that the terminal wraps it and the user can copy it.
 
 _PASTE_ON, _PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"
 _WRAP_ON, _WRAP_OFF = "\x1b[?7h", "\x1b[?7l"
 
 
 class LiveScreen:
-    """`enter` before it is drawn, and `leave` always."""
+    """Screen with an input line. Call `enter` before the first draw, and `leave` in any case."""
 
     is_watched = True
 
@@ -282,14 +299,15 @@ class LiveScreen:
         self._editor = editor
         self._style: Style = stdout_style()
         self._status = ScreenStatus("Ctrl-C interrupts")
-        # A question, and the line with its keys. `_is_kept`: what it is about was written whole, above.
+        # The question and the line with its keys. `_is_kept`: its subject was written in full
+        # above.
         self._question: QuestionView | None = None
         self._asks = ""
         self._is_kept = False
         self._complete: list[str] = []
-        # The agent's line that has not ended.
+        # The agent's open line.
         self._open = ""
-        # What is drawn at the bottom, the cursor in its last row.
+        # The rows at the bottom; the cursor is in the last one.
         self._drawn: list[str] = []
         self._place: tuple[list[str], int] | None = None
 
@@ -299,7 +317,7 @@ class LiveScreen:
 
     @property
     def moves(self) -> bool:
-        """Something in it changes with the time."""
+        """Whether the screen changes with time."""
         return self._status.what is not None
 
     def text(self, piece: str) -> None:
@@ -315,7 +333,7 @@ class LiveScreen:
             self._open = ""
 
     def line(self, text: str, look: TextStyle = TextStyle.DIM) -> None:
-        """Above the agent's line, if that has not ended: that one stays whole."""
+        """Print a message line. It goes above the agent's open line, which stays whole."""
         safe = as_line(text, characters_max=LINE_CHARACTERS_MAX)
         for row in wrapped(safe, size_of(sys.stdout)[0], indent="  "):
             self._complete.append(f"{look.on(self._style, row)}\n")
@@ -324,8 +342,10 @@ class LiveScreen:
         self._complete.extend(f"{row}\n" for row in block_rows(lines, size_of(sys.stdout)[0]))
 
     def ask(self, question: QuestionView | None, line: str = "") -> None:
-        """Show a question at the bottom, with its subject as far as there is room; None: there is none any more. What
-        it was about stays on the screen as a block."""
+        """Show a question at the bottom with as much of its subject as fits; None removes it.
+
+        The subject of a removed question stays on the screen as a block.
+        """
         if question is not self._question:
             if self._question is not None:
                 self._keep(self._question.subject)
@@ -341,17 +361,18 @@ class LiveScreen:
         self._status.busy(None if what is None else as_line(what))
 
     def enter(self) -> None:
+        """Prepare the terminal."""
         self._put(_PASTE_ON)
 
     def leave(self) -> None:
-        """What is complete stays, and nothing else."""
+        """Keep the complete lines on the terminal and erase the rest."""
         self.end_text()
         said = "".join(self._complete)
         self._complete.clear()
         self._put(f"{self._erasing()}{said}{_PASTE_OFF}")
 
     def redraw(self) -> None:
-        """The terminal is not as we left it."""
+        """Draw everything at the next tick, because the terminal has changed."""
         self._place = None
 
     def tick(self) -> None:
@@ -364,20 +385,21 @@ class LiveScreen:
         said = "".join(self._complete)
         self._complete.clear()
         drawn = "\r\n".join(bottom)
-        # To the beginning of the row, and right from there: a column that is counted wrongly moves nothing else.
+        # Return to the left edge, then move right. A miscounted column then affects only the
+        # cursor.
         right = f"\x1b[{cursor}C" if cursor else ""
         self._put(f"{self._erasing()}{said}{_WRAP_OFF}{drawn}\r{right}{_WRAP_ON}")
         self._drawn, self._place = bottom, (bottom, cursor)
 
     def _bottom(self, columns: int, height: int) -> tuple[list[str], int, bool]:
-        """The rows, the cursor's column in the last, and whether a question's subject is not all there."""
+        """Return the rows, the cursor's column in the last one, and whether the question was cut."""
         room = max(1, height - 1)
         is_cut = False
         line, cursor = self._editor.row(columns, PROMPT)
         bottom = [line]
         if self._question is not None:
             asked = wrapped(as_line(self._asks, characters_max=LINE_CHARACTERS_MAX), columns, indent="  ")
-            # The keys are at the end of it, and are what must be seen.
+            # The keys are at the end of the question and must be visible.
             shown = asked[-max(1, room - 2) :]
             bottom = [*(self._style.yellow(row) for row in shown), *bottom]
             free = max(0, room - len(bottom) - 1)
@@ -390,7 +412,7 @@ class LiveScreen:
         elif self._status.what is not None and room > 1:
             bottom = [self._style.dim(self._status.row(columns - 1)), *bottom]
         if self._open:
-            # Of a long one its end.
+            # Only the end of a long open line is shown.
             most = max(1, (room - len(bottom)) // 2)
             tail = self._open[-most * columns :].expandtabs()
             bottom = [*list(rows(tail, columns))[-most:], *bottom]

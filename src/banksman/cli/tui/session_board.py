@@ -1,6 +1,7 @@
-"""The table of all sessions on a screen of its own, kept up to date by what happens and not by asking again and again.
+"""Full-screen table of all sessions for `banksman top`, updated by events instead of polling.
 
-The terminal is put back however we leave: by a key, a signal, a bug, or because we are put aside for a while.
+The terminal is restored on every exit: by a key, a signal, an exception, or while the process is
+suspended.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from banksman.cli.tui.keyboard import Keyboard, KeyPress
 from banksman.cli.tui.session_table import BUSY, SessionRow, SessionRows
 from banksman.errors import BanksmanError
 
-# However much happens, it is not looked at, and not drawn, more often than this.
+# Shortest interval between two refreshes and between two draws, however many events arrive.
 REFRESH_SECONDS = 0.5
-# Times go on being true without anybody telling.
+# Durations on the screen change without an event.
 REDRAW_SECONDS = 1.0
-# Of more than this all is looked at, which is one request.
+# Above this number of changed sessions, one request for all is cheaper.
 SOME_MAX = 20
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HELP = (
@@ -51,7 +52,7 @@ _HELP = (
 
 
 class SessionBoard:
-    """Runs in the loop's thread, the main one."""
+    """Table of all sessions. Runs in the thread of the loop, which is the main thread."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class SessionBoard:
         self._keyboard = keyboard
         self._interval = interval
         self._selected: str | None = None
-        # What is to be looked at again: these, or all. One look at a time.
+        # Sessions to fetch again: these, or all. One fetch runs at a time.
         self._dirty: set[str] = set()
         self._is_all_dirty = False
         self._is_looking = False
@@ -84,6 +85,7 @@ class SessionBoard:
         self._drawn_at = 0.0
 
     def run(self) -> int:
+        """Show the table until the user leaves. Return the exit code."""
         loop = self._loop
         loop.catch(signal.SIGINT, signal.SIGTSTP, signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP)
         try:
@@ -116,7 +118,7 @@ class SessionBoard:
         self._loop.stop_listening()
         self._put(_LEAVE)
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- fetching ----------------------------------------------------------------------------------
     def _wait_seconds(self) -> float:
         if self._is_looking or not (self._dirty or self._is_all_dirty):
             return REDRAW_SECONDS
@@ -127,7 +129,7 @@ class SessionBoard:
         if self._is_looking or self._is_lost or since < REFRESH_SECONDS:
             return
         if since >= self._interval:
-            # Nobody tells of memory, and of what the agent says only the end is told here.
+            # No event reports memory, and this stream carries no frames of the agents.
             self._dirty |= {row.id for row in self._rows.values() if row.state in BUSY}
         if not self._dirty and not self._is_all_dirty:
             return
@@ -141,7 +143,7 @@ class SessionBoard:
         self._is_looking = False
         self._looked_at = time.monotonic()
         if error is not None:
-            # Whoever tells of the connection says the rest; when it is back all is looked at.
+            # `Connected` reports the lost connection. When it is back, everything is fetched.
             self._is_all_dirty = True
         elif errand == "all":
             self._rows = result
@@ -153,7 +155,7 @@ class SessionBoard:
     def _ordered(self) -> list[SessionRow]:
         return sorted(self._rows.values(), key=lambda row: row.rank)
 
-    # -- what comes --------------------------------------------------------------------------------------------------
+    # -- input from the loop -----------------------------------------------------------------------
     def _take(self, thing: Thing) -> None:
         match thing:
             case EventReceived(event):
@@ -174,7 +176,8 @@ class SessionBoard:
             case Signalled(signal.SIGTSTP):
                 self._suspend()
             case Signalled(signal.SIGWINCH):
-                pass  # It is drawn anew after each.
+                # The table is redrawn after every signal.
+                pass
             case Signalled(number):
                 raise SystemExit(128 + number)
             case _:
@@ -214,7 +217,7 @@ class SessionBoard:
     def _move(self, by: int) -> None:
         ids = [row.id for row in self._ordered]
         if ids:
-            # Nothing is selected at first: the first step selects the first, or the last.
+            # Nothing is selected at first. The first step selects the first or the last row.
             place = ids.index(self._selected) + by if self._selected in ids else (0 if by > 0 else len(ids) - 1)
             self._selected = ids[min(max(place, 0), len(ids) - 1)]
 
@@ -246,12 +249,12 @@ class SessionBoard:
     def _suspend(self) -> None:
         self._leave()
         before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        # Stopped in here, until somebody brings us back.
+        # The process stops inside this call, until SIGCONT.
         signal.raise_signal(signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, before)
         self._enter()
 
-    # -- the screen --------------------------------------------------------------------------------------------------
+    # -- drawing -----------------------------------------------------------------------------------
     def _draw(self) -> None:
         columns, height = size_of(sys.stdout)
         rows = self._ordered
@@ -264,7 +267,8 @@ class SessionBoard:
         lines = [look(padded(cut(top, columns), columns)), *self._middle(rows, columns, max(0, height - 2))]
         bottom = padded(cut(as_line(self._bottom()), columns), columns)
         lines = [*lines[: height - 1], self._style.yellow(bottom) if self._to_stop else self._style.dim(bottom)]
-        # As many lines as the screen has, each as wide as it is: nothing has to be cleared, and so nothing flickers.
+        # The drawing has as many lines as the screen, each of full width. Nothing must be cleared
+        # first, so nothing flickers.
         self._put("\x1b[?7l\x1b[H" + "\r\n".join(lines) + "\x1b[?7h")
         self._drawn_at = time.monotonic()
 
@@ -280,7 +284,7 @@ class SessionBoard:
             )
             room = max(1, height - 1)
             place = next((at for at, row in enumerate(rows) if row.id == self._selected), 0)
-            # The selected one is always among those that there is room for.
+            # The selected row is always visible.
             first = min(max(0, place - room // 2), max(0, len(rows) - room))
             drawn = [head, *all_lines[first : first + room]]
         return [*drawn, *([blank] * height)][:height]

@@ -1,4 +1,4 @@
-"""What there is to see of sessions: what `ps` and its like have in common."""
+"""Rows of sessions for `ps` and `top`: fetching, order, columns and layout."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from banksman.cli.tui.screen import seconds_in_words
 
 Shown = dict[str, Any]
 
-# By who is to act: somebody is asked, something is wrong, it runs, it will, it could, it is another's, it is over.
+# States by urgency: a question waits, something is wrong, it runs, it will run, it could run,
+# another host has it, it is over.
 ORDER = ("asks", "wedged", "not movable", "unreachable", "running", "queued", "idle", "elsewhere", "gone")
-# In these somebody holds it, and there is more to tell.
+# In these states a turn holds the session, and more details are fetched.
 BUSY = ("asks", "wedged", "running")
-# So many are looked at closely. What is further down nobody sees.
+# Maximum number of sessions to fetch in detail. Rows further down do not fit a screen.
 CLOSE_MAX = 40
-# How far back the beginning of a turn is looked for.
+# How many events are searched backwards for the start of a turn.
 EVENTS_MAX = 100
 PROMPT_COLUMNS_MIN = 12
 _GAP = 2
-# In the order in which they are shown.
+# Columns in display order.
 _HEADS = {
     "state": "STATE",
     "name": "SESSION",
@@ -37,12 +38,12 @@ _HEADS = {
     "processes": "PIDS",
     "last": "LAST",
 }
-# The first goes first.
+# Columns to drop on a narrow terminal, in this order.
 DROPPED = ("processes", "memory", "agent", "last", "cost", "host", "queue", "prompt", "asks", "for")
 
 
 def sessions(client: Client) -> Iterator[Shown]:
-    """All of them, oldest first, page by page."""
+    """Yield all sessions, oldest first, page by page."""
     after: str | None = None
     while True:
         page = client.get("/v1/sessions", {"after": after})
@@ -53,11 +54,12 @@ def sessions(client: Client) -> Iterator[Shown]:
 
 
 def money(cost: float | None) -> str | None:
+    """Format a cost."""
     return None if cost is None else f"${cost:.4f}"
 
 
 def colour_of(style: Style, state: str) -> Callable[[str], str]:
-    """Of the word for a session's state: who needs somebody, and who is at work."""
+    """Return the colour for a session's state."""
     match state:
         case "asks":
             return style.yellow
@@ -73,7 +75,11 @@ def colour_of(style: Style, state: str) -> Callable[[str], str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRow:
-    """`since`: when the turn that runs began; None: none does, or nobody can tell. `host`: which of many has it."""
+    """One session in the table.
+
+    `since`: when the running turn began; None if no turn runs or the time is unknown. `host`: the
+    owner, if several hosts share the store.
+    """
 
     id: str
     state: str
@@ -93,25 +99,27 @@ class SessionRow:
 
     @property
     def rank(self) -> tuple[int, float, str]:
+        """Sort key: the most urgent sessions first."""
         place = ORDER.index(self.state) if self.state in ORDER else len(ORDER)
         return place, self.created, self.id
 
 
 class SessionRows:
-    """Asks, and remembers what does not change. Used by one thread at a time."""
+    """Fetch rows, and cache the parts that do not change. Used by one thread at a time."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        # When the turn began that a session is busy with.
+        # The turn that holds each session, and its start.
         self._began: dict[str, tuple[str, float | None]] = {}
 
     def all(self) -> dict[str, SessionRow]:
+        """Fetch all sessions, and details of the first `CLOSE_MAX` busy ones."""
         found = {row.id: row for row in map(_row, sessions(self._client))}
         close = sorted((row for row in found.values() if row.state in BUSY), key=lambda row: row.rank)
         return {**found, **{row.id: row for row in self.some(each.id for each in close[:CLOSE_MAX]).values() if row}}
 
     def some(self, ids: Iterable[str]) -> dict[str, SessionRow | None]:
-        """These, closely. None: it was deleted."""
+        """Fetch these sessions with details. A deleted session maps to None."""
         found: dict[str, SessionRow | None] = {}
         for id in ids:
             try:
@@ -156,29 +164,29 @@ def _row(session: dict[str, Any], **more: Any) -> SessionRow:
         cost=session["cost"],
         queue=len(session["queue"]),
         questions=len(session["questions"]),
-        # A server of an older release does not say.
+        # A server of an older release does not send this field.
         host=session.get("host"),
         turn=session["holder"],
         **more,
     )
 
 
-# Rows of sessions, laid out for a width. Pure.
+# Layout of the rows for a width. Pure.
 #
-# Where there is not room for all columns they go in a fixed order, and what is left is readable: the state and the
-# session. The prompt takes what room is left, and goes when that is too little to read.
+# If the width is too small, columns are dropped in a fixed order. The state and the session always
+# stay. The prompt takes the remaining room, and is dropped if that is too small to read.
 
 NAME_COLUMNS_MAX, NAME_COLUMNS_MIN = 24, 8
 
 
 def heads(rows: Sequence[SessionRow]) -> dict[str, str]:
-    """Where the store is of one machine, nobody asks which host it is."""
+    """Return the column headings. The host column is dropped if all sessions are on one machine."""
     has_hosts = any(row.host is not None for row in rows)
     return {name: head for name, head in _HEADS.items() if name != "host" or has_hosts}
 
 
 def cells(row: SessionRow, now: float) -> dict[str, str]:
-    """As words, none of which a terminal obeys. Nothing to say is a dash."""
+    """Return the cells as safe text. An empty cell is a dash."""
     said: dict[str, object] = {
         "state": row.state,
         "name": row.name,
@@ -197,13 +205,16 @@ def cells(row: SessionRow, now: float) -> dict[str, str]:
 
 
 def plain(rows: Sequence[SessionRow], now: float) -> tuple[Sequence[str], list[list[str]]]:
-    """A head and rows, for a table."""
+    """Return headings and rows for a plain table."""
     head = heads(rows)
     return tuple(head.values()), [[cells(row, now)[name] for name in head] for row in rows]
 
 
 def lines(rows: Sequence[SessionRow], columns: int, now: float, *, style: Style, selected: str | None) -> list[str]:
-    """The head, and a line for each row; each exactly that wide, so that nothing is left of what it is drawn over."""
+    """Return the heading and one line per row, each exactly `columns` wide.
+
+    Full-width lines overwrite everything that was drawn before.
+    """
     said = [cells(row, now) for row in rows]
     head = heads(rows)
     widths = _widths(head, said, columns)
@@ -214,19 +225,20 @@ def lines(rows: Sequence[SessionRow], columns: int, now: float, *, style: Style,
             drawn.append(f"\x1b[7m{line}\x1b[0m")
         else:
             colour = colour_of(style, row.state)
-            # Only the word for the state: a table in colours is one that nobody reads.
+            # Only the state is coloured, because a table full of colours is hard to read.
             drawn.append(colour(line[: widths["state"]]) + line[widths["state"] :])
     return drawn
 
 
 def summary(rows: Sequence[SessionRow]) -> str:
+    """Count the sessions by state, in words."""
     counts = [(state, sum(row.state == state for row in rows)) for state in ORDER]
     said = ", ".join(f"{count} {state}" for state, count in counts if count)
     return f"{len(rows)} session{'' if len(rows) == 1 else 's'}{': ' if said else ''}{said}"
 
 
 def _widths(heads: dict[str, str], said: list[dict[str, str]], columns: int) -> dict[str, int]:
-    """Of the columns that there is room for."""
+    """Return the widths of the columns that fit."""
     widths = {name: max([width(head), *(width(each[name]) for each in said)]) for name, head in heads.items()}
     widths["name"] = min(widths["name"], NAME_COLUMNS_MAX)
     wanted, widths["prompt"] = widths["prompt"], PROMPT_COLUMNS_MIN
@@ -237,7 +249,7 @@ def _widths(heads: dict[str, str], said: list[dict[str, str]], columns: int) -> 
     if "prompt" in widths:
         widths["prompt"] = min(max(wanted, PROMPT_COLUMNS_MIN), PROMPT_COLUMNS_MIN + columns - _total(widths))
     elif _total(widths) > columns:
-        # A terminal of a few columns: the name is cut, and what is still too wide ends at the edge.
+        # On a very narrow terminal the name is cut. A line that is still too wide ends at the edge.
         widths["name"] = max(NAME_COLUMNS_MIN, widths["name"] - (_total(widths) - columns))
     return widths
 

@@ -1,4 +1,4 @@
-"""One turn, watched to its end: what `ask` and `run` share, with Ctrl-C."""
+"""Show one turn until its end, with questions and Ctrl-C. `ask` and `run` share this."""
 
 from __future__ import annotations
 
@@ -20,33 +20,35 @@ from banksman.cli.tui.keyboard import Keyboard, open_keyboard
 from banksman.cli.tui.screen import TICK_SECONDS, PlainScreen, TextStyle
 from banksman.errors import BanksmanError
 
-# Ctrl-C, counted. The first stops the turn and not us: its ending is what was asked for, and comes in a moment. A
-# second one leaves, and raises `KeyboardInterrupt` wherever we are.
+# Count Ctrl-C. The first stops the turn and not the program: the turn's end follows in a moment.
+# The second raises `KeyboardInterrupt` in the main thread, which ends the program.
 #
-# The turn is stopped by a thread of its own, so that a reader of ours who is slow to take what the agent says does not
-# keep it from being stopped.
+# A separate thread stops the turn. A slow reader of stdout can block the main thread, and must not
+# delay the stop.
 
-# Errands, as they come back: it is being stopped; it is.
+# Names of the two `CallDone` that the thread posts: the stop was sent; the receipt came.
 STOPPING, STOPPED = "stopping", "stopped"
 
 
 class Stops:
+    """Handle Ctrl-C for one turn."""
+
     def __init__(self, loop: ScreenLoop, client: Client) -> None:
         self.count = 0
-        # Somebody wanted it stopped, and the receipt has not come.
+        # A stop was requested and its receipt has not arrived.
         self.is_due = False
         self._loop = loop
         self._client = client
-        # True: stop it. To put into one of these is allowed in a signal handler.
+        # SimpleQueue.put is reentrant, so a signal handler may call it.
         self._wishes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         loop.handle(signal.SIGINT, self._on_signal)
 
     def begin(self, session: str, turn: str) -> None:
-        """The turn is known from here on. One who wanted it stopped before that has his wish now."""
+        """Set the turn. A stop that was requested earlier is sent now."""
         threading.Thread(target=self._stop, args=(session, turn), name="banksman-interrupt", daemon=True).start()
 
     def stop(self) -> None:
-        """As a first Ctrl-C does, without counting as one."""
+        """Stop the turn as the first Ctrl-C does, without counting as one."""
         if not self.is_due:
             self.is_due = True
             self._wishes.put(True)
@@ -66,32 +68,36 @@ class Stops:
             self._loop.post(CallDone(STOPPED, error=exc))
 
 
-# One turn, watched to its end: what `ask` and `run` have in common.
+# One turn, shown until its end.
 #
-# What the agent says goes to stdout, everything else to stderr. A question is asked here if there is somebody to ask;
-# else it is told how to answer it from another terminal, and waited.
+# The agent's text goes to stdout, everything else to stderr. A question is asked here if there is a
+# terminal. Otherwise the output says how to answer it from another terminal, and the turn waits.
 
-# How long the server may hold one question for the outcome; then it is put again.
+# How long one request for the outcome may wait in the server. Then it is sent again.
 WAIT_SECONDS = 30
-# The receipt of a stop comes about when the turn ends; who waits for it longer waits for somebody who is gone.
+# The receipt of a stop arrives about when the turn ends. After this time it will not come.
 RECEIPT_SECONDS_MAX = 5.0
-# An answer's errand ends with the question's id.
+# The name of an answer's call ends with the id of the question.
 _OUTCOME, _ANSWER = "outcome", "answer "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOptions:
-    """`form`: text, json or quiet. `on_question`: ask, allow, deny or fail. `seconds_max`: then it is stopped."""
+    """Options of a turn's display.
+
+    `form`: text, json or quiet. `on_question`: ask, allow, deny or fail. `seconds_max`: stop the
+    turn after this time.
+    """
 
     form: str
     on_question: str = "ask"
     seconds_max: float | None = None
-    # What is said when it is stopped: what a second Ctrl-C does.
+    # The message about the effect of a second Ctrl-C, shown when the turn is being stopped.
     twice: str = "once more leaves at once"
 
 
 class TurnWatch:
-    """Enter the loop first. Everything here happens in its thread."""
+    """Show one turn. Enter the loop first; everything here runs in its thread."""
 
     def __init__(
         self, loop: ScreenLoop, stops: Stops, client: Client, session: dict[str, Any], wishes: TurnOptions
@@ -104,10 +110,12 @@ class TurnWatch:
         self.screen = PlainScreen(has_text=wishes.form == "text", has_lines=wishes.form == "text")
         self._teller = EventPrinter(self.screen, session["agent"])
         self._questions: list[question_view.QuestionView] = []
-        # Those that were answered by a key, until the log says so: what was sent may not have come there.
+        # Questions answered by a key, until the log confirms the answer. The request may fail, and
+        # the question is then asked again.
         self._sent: dict[str, question_view.QuestionView] = {}
         self._keyboard: Keyboard | None = None
-        # A prompt that was added to another turn, or joined to one, is answered in that one.
+        # The turns to show. A prompt that was added to another turn, or joined to it, is answered
+        # there.
         self._mine: set[str] = set()
         self._turn = ""
         self._tells_gaps = True
@@ -116,7 +124,11 @@ class TurnWatch:
         self._ended_at = 0.0
 
     def watch(self, turn: str, *, after: str | None, follows: bool = True, tells_gaps: bool = True) -> dict[str, Any]:
-        """The turn, ended. `follows` False: it was over before; only its outcome is told."""
+        """Show the turn until its end and return it.
+
+        `after`: the cursor to follow from. `follows`: False for a turn that is over, whose outcome
+        alone is shown. `tells_gaps`: report events that retention removed.
+        """
         self._turn, self._mine, self._tells_gaps = turn, {turn}, tells_gaps
         self._stops.begin(self._session["id"], turn)
         self.screen.busy("waiting for the agent")
@@ -147,7 +159,7 @@ class TurnWatch:
             return False
         return not self._stops.is_due or time.monotonic() > self._ended_at + RECEIPT_SECONDS_MAX
 
-    # -- what comes --------------------------------------------------------------------------------------------------
+    # -- input from the loop -----------------------------------------------------------------------
     def _take(self, thing: Thing) -> None:
         match thing:
             case EventReceived(event):
@@ -156,7 +168,8 @@ class TurnWatch:
                 raise error
             case Connected(is_there):
                 if not is_there:
-                    # Also to whoever has piped us: it may take minutes, and nothing else would say why.
+                    # Pipes get this line, too: the outage may last minutes, and nothing else would
+                    # explain the pause.
                     self.screen.line("banksman: the connection is lost, and is tried again", TextStyle.ASKS)
                 self.screen.busy("waiting for the agent" if is_there else "connection lost, trying again")
             case Typed(key):
@@ -219,11 +232,11 @@ class TurnWatch:
                 pass
 
     def _fetch_outcome(self) -> None:
-        """It has ended, or does so in a moment."""
+        """Request the outcome of the turn, which has ended or is about to."""
         path = f"/v1/sessions/{segment(self._session['id'])}/turns/{segment(self._turn)}"
         self._loop.send(_OUTCOME, lambda: self._client.get(path, {"wait": WAIT_SECONDS}))
 
-    # -- questions ---------------------------------------------------------------------------------------------------
+    # -- questions ---------------------------------------------------------------------------------
     def _asked(self, event: Event) -> None:
         body = event["body"]
         question = question_view.question_of(body, event["turn"])
@@ -245,7 +258,7 @@ class TurnWatch:
                 self.screen.line(f"  {how_to_answer(name, question.id)}", TextStyle.ASKS)
 
     def _can_ask(self) -> bool:
-        """There is a terminal where the question is seen, and it is ours to take a key from."""
+        """Return whether a terminal shows the question and this process may read its keys."""
         if self._wishes.form == "json" or not stderr_style().is_terminal:
             return False
         if self._keyboard is None:
@@ -254,7 +267,8 @@ class TurnWatch:
 
     def _put(self) -> None:
         assert self._keyboard is not None
-        # First the keys, which throws away what was typed before, and then the question: no key can be older than it.
+        # Enter the keyboard first, which discards earlier input, and then show the question. So no
+        # key can be older than the question.
         self._loop.listen(self._keyboard)
         self.screen.block(self._questions[0].subject)
         self.screen.line(self._questions[0].line(), TextStyle.ASKS)
@@ -306,9 +320,9 @@ class TurnWatch:
             self._keyboard.close()
             self._keyboard = None
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------
     def _tell_end(self, ended: dict[str, Any]) -> None:
-        """How it ended; and what it said, if that was not shown as it came."""
+        """Print the outcome, and the agent's text if it was not streamed."""
         form, outcome = self._wishes.form, ended["outcome"]
         if form == "json":
             say_json(ended)

@@ -1,4 +1,4 @@
-"""What a host does because it is one of many: see member.py."""
+"""A host as a member of a cluster: see member.py."""
 
 from banksman.cluster.host.member import Member
 

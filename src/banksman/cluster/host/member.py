@@ -1,11 +1,15 @@
-"""A host as one of many: it says what it has room for, takes what others offer, answers for what it has, and leaves.
+"""Cluster member: announce this host, pull sessions, answer for its sessions, and drain.
 
-It adds no state of its own about sessions. What is open here is the host's; who owns what is the store's; this only
-tells each of the other. It pulls while there is room, answers on the bus for every session from the moment that it is
-ours to the moment that it is not, and offers what it leaves, or what a dead host left, to the others.
+The member keeps no state about sessions. The host knows which sessions are open here, and the store
+knows which host owns what. The member connects the two:
 
-The order of a fence is kept by who calls: `on_lost` comes before any session is told, and from then on nothing is
-answered. What was lost is closed by the host, as always, and pulled again by whoever is first.
+- It pulls jobs while the host has room.
+- It answers requests of other hosts for a session while this host owns it.
+- It offers the sessions that this host leaves, or that a dead host left, to other hosts.
+
+The caller keeps the order of a fence: `on_lost` comes before any session learns of the loss, and
+from then on nothing is answered. The host closes the lost sessions as usual. The first host that
+pulls one of them resumes it.
 """
 
 from __future__ import annotations
@@ -33,25 +37,29 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("banksman")
 
-# Jobs at a time. To take one over is mostly waiting: for the store, and for what is left of its last process.
+# Concurrent jobs. A take-over mostly waits: for the store, and for the end of the last process.
 JOBS_MAX = 16
-# Where nothing can be taken now, it is tried again after this time.
+# The retry interval while no job can be pulled.
 AGAIN_SECONDS = 1.0
-# How often one that was left is offered before it is left to those who look: once in a lease somebody does.
+# How often a session that left is offered. After that the scan of some host finds it, once per
+# lease.
 OFFERS_MAX = 5
 
 CLOSE_SECONDS_MAX = 5.0
 
 
 class MemberPhase(enum.Enum):
+    """The phases of a member, in order."""
+
     NEW, UP, DRAINING, CLOSED = range(4)
 
 
 class Member:
-    """`async with Member(…)`, inside of the host's own. The host must be one on the store that the cluster is of.
+    """The membership of a host in a cluster: `async with Member(…)`, inside that of the host.
 
-    `room`: how many sessions it takes; 0: none, it only asks others. `agents`: whose programs are here. `application`
-    answers what was asked of us elsewhere, as if it had been asked here. `mirrors_transcripts`: see
+    The host must use the cluster's store. `room`: how many sessions it accepts; 0: none, it only
+    sends requests. `agents`: the agents whose programs are installed here. `application`: answers
+    requests that other hosts forward, like local ones. `mirrors_transcripts`: see
     transcript_copies.py.
     """
 
@@ -81,7 +89,7 @@ class Member:
         self._jobs = OwnedTasks()
         self._loops = OwnedTasks()
         self._pulling: asyncio.Task[None] | None = None
-        # Until others can ask us for them.
+        # By session: the task that makes it reachable for other hosts.
         self._heard: dict[str, asyncio.Task[None]] = {}
         self._change = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
@@ -103,15 +111,17 @@ class Member:
 
     @property
     def used(self) -> int:
-        """The sessions that are here."""
+        """The number of open sessions on this host."""
         return len(self._here())
 
     @property
     def is_draining(self) -> bool:
+        """True unless the member accepts sessions."""
         return self._phase is not MemberPhase.UP
 
     @property
     def has_room(self) -> bool:
+        """True if another job may be pulled. Jobs in progress count as sessions."""
         return self._phase is MemberPhase.UP and self.used + len(self._jobs) < self._card.room
 
     def _is_up(self) -> bool:
@@ -121,6 +131,7 @@ class Member:
         return [session for session in self._host.our_sessions() if not session.is_closed]
 
     async def start(self) -> None:
+        """Announce the host, answer for its sessions, and start to pull."""
         assert self._phase is MemberPhase.NEW
         await self._host.log.ready()
         self._phase = MemberPhase.UP
@@ -142,13 +153,15 @@ class Member:
     def _announce(self) -> None:
         self._cluster.hosts.announce(self._card._replace(used=self.used, is_draining=self._phase is not MemberPhase.UP))
 
-    # -- what is here ------------------------------------------------------------------------------------------------
+    # -- sessions on this host ---------------------------------------------------------------------
     def on_open(self, session: Session) -> None:
+        """Answer for a session from now on."""
         if self._phase is not MemberPhase.CLOSED:
             self._heard[session.id] = self._chores.start(self._answer_for(session.id))
             self._on_change()
 
     def on_closed(self, session: Session) -> None:
+        """Stop answering for a session: it is closed, left or lost."""
         if self._phase is not MemberPhase.CLOSED:
             self._heard.pop(session.id, None)
             self._chores.start(self._cluster.bus.leave(session.id))
@@ -157,18 +170,22 @@ class Member:
             self._on_change()
 
     def on_turn_over(self, session: Session, turn: str) -> None:
+        """Copy the transcript after a turn."""
         if self._transcripts is not None and self._phase is not MemberPhase.CLOSED:
             self._transcripts.mirror(session, turn)
 
     async def bring(self, session: str, spec: SessionSpec, past: SessionHistory) -> Sequence[Entry]:
+        """Restore the transcript of a session that this host is about to start."""
         return () if self._transcripts is None else await self._transcripts.bring(session, spec, past)
 
     async def wait_heard(self, session: Session) -> None:
+        """Wait until other hosts can reach the session here."""
         heard = self._heard.get(session.id)
         if heard is not None:
             await asyncio.wait((heard,))
 
     def _on_change(self) -> None:
+        """Announce the new state, and wake the pull loop."""
         self._change.set()
         self._announce()
 
@@ -176,14 +193,18 @@ class Member:
         try:
             await self._cluster.bus.answer_for(session, self._application)
         except StoreError as exc:
-            # The next fence is near, or the end.
+            # The cluster is silent, so either a fence or a reconnect follows.
             log.warning("! session %s is here, and others cannot ask for it: %s", session, exc)
 
     async def _answer_for_host(self) -> None:
         await self._answer_for(f"host:{self._cluster.hosts.id}")
 
     def _on_lost(self) -> None:
-        """Nothing here is ours any more. Under another id we begin anew, as soon as the cluster can be reached."""
+        """Fall silent: this host lost its lease and every session.
+
+        It continues under a new id as soon as the cluster is reachable. Falling silent is
+        synchronous, so no answer leaves this host after the loss.
+        """
         if self._phase is not MemberPhase.CLOSED:
             self._cluster.bus.fall_silent_nowait()
             self._heard.clear()
@@ -191,8 +212,9 @@ class Member:
                 self._transcripts.stop()
             self._chores.start(self._answer_for_host())
 
-    # -- what others offer -------------------------------------------------------------------------------------------
+    # -- jobs --------------------------------------------------------------------------------------
     async def _pull(self) -> None:
+        """Pull jobs while there is room, until cancelled."""
         while True:
             self._change.clear()
             if not self.has_room or len(self._jobs) >= JOBS_MAX:
@@ -205,21 +227,23 @@ class Member:
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
             except Exception:
-                # A bug of ours. A host that says that it has room, and takes nothing, would be worse.
+                # A bug in this program. A host that announces room and takes nothing would be
+                # worse.
                 log.exception("! no session can be taken now")
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
             if not self.has_room:
-                await job.again(0.0)  # Somebody opened one here meanwhile.
+                await job.again(0.0)  # A session was opened here during the pull.
                 continue
             self._jobs.start(self._taking.take(job)).add_done_callback(lambda _: self._change.set())
 
-    # -- leaving -----------------------------------------------------------------------------------------------------
+    # -- draining ----------------------------------------------------------------------------------
     async def drain(self, *, timeout: float | None = None) -> None:
-        """Take nothing more, let each turn that runs come to its end, and pass every session on. Past `timeout` seconds
-        what still runs is stopped; of several deadlines the first one counts. Returns when none is left here.
+        """Accept no session, let each running turn end, and hand every session over.
 
-        Cancelled, it only stops waiting: the draining goes on.
+        After `timeout` seconds running turns are stopped; the earliest of several deadlines counts.
+        Returns when no session is left here. A cancelled call only stops waiting: the drain
+        continues.
         """
         if self._phase is MemberPhase.CLOSED:
             return
@@ -228,7 +252,8 @@ class Member:
             self._announce()
         if self._draining is None:
             self._draining = self._loops.start(self._leave_all())
-        # Before any of them is told to leave: one that has left is not here any more, and is still to be offered.
+        # Start the moves before any session leaves. A session that has left is not listed here, and
+        # would not be offered.
         self._move_all()
         if timeout is not None:
             for session in self._here():
@@ -238,6 +263,7 @@ class Member:
         await asyncio.wait((self._draining,))
 
     async def _leave_all(self) -> None:
+        """Stop pulling, finish the jobs in progress, and move all sessions."""
         if self._pulling is not None:
             self._pulling.cancel()
             await asyncio.wait((self._pulling,))
@@ -253,6 +279,7 @@ class Member:
                 self._moves.start(self._move(session))
 
     async def _move(self, session: Session) -> None:
+        """Leave a session, then offer it."""
         try:
             await self._leave(session)
             await self._offer(session.id)
@@ -264,18 +291,20 @@ class Member:
         try:
             await session.leave(None if until is None else max(0.0, until - now))
         except BanksmanError as exc:
-            # Lost in this moment, say. The others leave all the same, and this one is offered.
+            # For example, the session was lost just now. The others leave all the same, and this
+            # one is offered.
             log.warning("! session %s has not left in good order: %s", session.id, exc)
         if self._transcripts is not None:
             await self._transcripts.wait_mirrored(session.id)
 
     async def _offer(self, session: str) -> None:
+        """Offer a session that left this host, unless it is deleted or another host has it."""
         for _ in range(OFFERS_MAX):
             known = self._host.log.find(session)
             if known is None or (known.owner is not None and known.owner.is_alive and not known.owner.is_here):
-                return  # Deleted, or somebody has it.
+                return  # It is deleted, or another host has it.
             try:
-                # That it is let go of may be news to others: whoever takes it waits for that.
+                # The release may not have reached other hosts yet. The taker waits for that.
                 if await is_to_go_on(self._host.log, known._replace(owner=None)):
                     await offer_one(self._host.log, self._cluster, known)
             except BanksmanError as exc:
@@ -285,12 +314,15 @@ class Member:
                 return
 
     async def close(self) -> None:
-        """Others are answered no more. What is here stays open: it is the host's to close."""
+        """Stop answering other hosts. The open sessions stay open: the host closes them."""
         if self._phase is MemberPhase.CLOSED:
             return
         if self._draining is not None:
-            # Those that have left are still to be offered. One that does not leave is the host's to end.
+            # Sessions that left still have to be offered. The host ends a session that does not
+            # leave.
             await asyncio.wait((self._draining,), timeout=CLOSE_SECONDS_MAX)
+        # Set the phase first: from here on the hooks ignore sessions, so `_heard` does not change
+        # until the loop below has left all of them.
         self._phase = MemberPhase.CLOSED
         await self._loops.end()
         await self._moves.end()

@@ -1,4 +1,4 @@
-"""Take over sessions: find those that lost their owner, and perform the jobs that this host has pulled."""
+"""Take over sessions: find those that lost their owner, and run the jobs that this host pulled."""
 
 from __future__ import annotations
 
@@ -30,48 +30,57 @@ from banksman.sessions import known_agents, recovery, session_spec
 from banksman.sessions.recovery import is_unsettled
 from banksman.store.log import KnownSession, Log
 
-# What becomes of sessions whose host is dead: each is offered to whoever can take it.
+# Sessions of dead hosts: each is offered to the hosts that can take it.
 #
-# That a host is dead is heard by all of them at about the same time. Not all of them need to say so: of those that
-# live, each session has `SPEAKERS` that are to speak for it, by a draw that needs no word between them. All of them
-# look again once in a lease, since somebody may have died before it spoke, and a job may have been lost with its queue.
-# What nobody has is looked for beside it (`UnownedScan`), so that no death waits for that.
+# All hosts learn of a death at about the same time, but not all need to offer its sessions. For
+# each session, `SPEAKERS` of the live hosts make the offer. A rendezvous hash selects them, without
+# any communication. Every host repeats the search once per lease: a speaker may die before it
+# offers, and a job may be lost with its queue. `UnownedScan` searches for sessions without an owner
+# separately, so that an offer after a death never waits for that search.
 
 log = logging.getLogger("banksman")
 
 SPEAKERS = 3
-# How often all of them look again, in leases.
+# The interval of the repeated search, in leases.
 LOOK_LEASES = 1.0
-# Sessions that are offered at a time.
+# Concurrent offers.
 OFFERS_MAX = 16
-# Where the cluster did not answer, the dead are spoken for again after this time.
+# The retry interval of offers while the cluster does not answer.
 AGAIN_SECONDS = 1.0
 
-# "Lately": with room for clocks that differ, and for three looks.
+# A session changed recently if it changed within this time. It leaves room for clocks that differ
+# and for three searches.
 LATELY_SECONDS = 60.0
 LATELY_LEASES = 3
-# Of those that are older, with each look.
+# Sessions per search that did not change recently.
 LOOKS_MAX = 200
-# The longest that an opening takes: patience with the cluster for the claim, the fence and the lease of its
-# conversation; processes of its last host that are waited for; a transcript that is brought along.
+# The longest time that an opening takes. It includes the steps on a slow cluster: the claim, the
+# fence and the conversation lease. It also includes the end of processes of the last host, and the
+# copy of a transcript.
 GRACE_SECONDS = 180.0
-# How often it is said that we are at it: several times in the ten seconds after which a job is offered to others.
+# The interval of progress reports: several within the ten seconds after which a job is delivered to
+# another host.
 WORKING_SECONDS = 2.5
-# A job that is not for us, or not now, comes back after this time, twice as long each time, up to a bound.
+# The delay before a job that this host returned is delivered again. It doubles each time, up to a
+# limit.
 RETRY_SECONDS = 0.2
 RETRY_SECONDS_MAX = 15.0
-# One whose owner lives after all, so often: whoever said otherwise was wrong.
+# How often a job with a live owner is returned. After that the offer was wrong.
 ALIVE_MAX = 20
-# One that is refused here more often than that is refused for good, as by the policy of this host.
+# How often a refused take-over is retried. After that the refusal is permanent, as by this host's
+# policy.
 REFUSALS_MAX = 5
-# A new one that fails here so often fails everywhere.
+# How often the opening of a new session is tried. After that it would fail everywhere.
 OPEN_TRIES_MAX = 5
-# A label of a session's own: see `_check_workspace`.
+# A label of a session: see `_check_workspace`.
 ANY_WORKSPACE = "workspace=any"
 
 
 class LossAnnouncer:
-    """For as long as `run` runs. `is_on` False: this host has nothing to say, for it is leaving."""
+    """Offer the sessions of dead hosts, while `run` runs.
+
+    `is_on`: False while this host is leaving, and makes no offers.
+    """
 
     def __init__(self, store: Log, cluster: Cluster, is_on: Callable[[], bool]) -> None:
         self._store = store
@@ -86,6 +95,7 @@ class LossAnnouncer:
         self._woken.set()
 
     async def run(self) -> None:
+        """Offer sessions after each death, and search again once per lease, until cancelled."""
         between = LOOK_LEASES * self._cluster.hosts.lease_seconds
         look_at = time.monotonic() + between
         while True:
@@ -100,6 +110,8 @@ class LossAnnouncer:
             is_due = time.monotonic() >= look_at
             if is_due:
                 look_at = time.monotonic() + between
+            # The dead hosts are dropped here without an offer. A leaving host is not among the
+            # speakers, so other hosts offer their sessions.
             if not self._is_on():
                 continue
             try:
@@ -107,15 +119,16 @@ class LossAnnouncer:
                 await self._offer([known for known in self._lost(gone, is_due) if speaks_for(known.id)])
             except Unreachable as exc:
                 log.debug("! the sessions of dead hosts cannot be offered now: %s", exc)
+                # Keep the dead hosts: their deaths are not announced a second time.
                 self._gone |= gone
             except BanksmanError as exc:
                 log.warning("! the sessions of dead hosts cannot be offered: %s", exc)
             except Exception:
-                # A bug of ours, with one of them. Nobody else looks for the others.
+                # A bug in this program with one session. No other task searches for the others.
                 log.exception("! the sessions of dead hosts cannot be offered")
 
     def _lost(self, gone: set[str], is_due: bool) -> list[KnownSession]:
-        """Those whose host has just died; or all whose host is dead, if there is any."""
+        """Return the sessions of hosts in `gone`, or of all dead hosts if the search is due."""
         dead = [owner for owner, _ in self._store.owned() if owner is not None and not owner.is_alive]
         if not dead or not (gone or is_due):
             return []
@@ -123,6 +136,7 @@ class LossAnnouncer:
         return lost if is_due else [known for known in lost if known.owner and host_of(known.owner.address) in gone]
 
     async def _offer(self, lost: list[KnownSession]) -> None:
+        """Offer sessions concurrently. Raises `Unreachable` after all were tried."""
         places = asyncio.Semaphore(OFFERS_MAX)
         failures: list[Unreachable] = []
 
@@ -133,7 +147,7 @@ class LossAnnouncer:
                 except Unreachable as exc:
                     failures.append(exc)
                 except BanksmanError as exc:
-                    # One that cannot be read must not keep the others from being found.
+                    # An unreadable session must not keep the others from being offered.
                     log.warning("! session %s lost its host, and cannot be offered to another: %s", known.id, exc)
 
         async with asyncio.TaskGroup() as group:
@@ -144,29 +158,41 @@ class LossAnnouncer:
 
 
 def speaker(hosts: Hosts) -> Callable[[str], bool]:
-    """Whether this host is to speak for a session, as of now."""
-    # Who has no room may be no member at all, but somebody who only reads; who leaves says nothing more, however long
-    # its last turn takes. Of ourselves we know.
+    """Return a function that tells whether this host offers a session.
+
+    The choice is as of now: it uses the hosts that live at the time of this call.
+    """
+    # A host without room may not be a member at all, only a reader. A draining host makes no
+    # offers, however long its last turn takes. This host always counts itself.
     ours = hosts.id
     living = {ours, *(host.id for host in hosts.all() if host.room and not host.is_draining)}
 
     def speaks_for(session: str) -> bool:
         draw = sorted(living, key=lambda host: hashlib.sha256(f"{session} {host}".encode()).digest())
+        # Every host computes the same order for the same set of hosts. Where views differ for a
+        # moment, several hosts offer, and the queue stores one job.
         return ours in draw[:SPEAKERS]
 
     return speaks_for
 
 
 async def is_to_go_on(store: Log, known: KnownSession) -> bool:
-    """Of one that nobody has: it has left its host, somebody waits in it, or it was never settled. One that was closed
-    is let be."""
+    """Return whether a session without an owner has to be resumed.
+
+    It has to if it left its host, if an ask waits in it, or if it was never settled. A session that
+    was closed stays closed.
+    """
     page = await store.read(known.id, max(0, known.seq - 1), 1)
     has_left = bool(page.events) and page.events[-1].kind == SESSION_LEFT
     return has_left or await is_unsettled(store, known)
 
 
 async def offer_one(store: Log, cluster: Cluster, known: KnownSession) -> None:
-    """To whoever has what it needs. It is said if nobody has, and it is offered all the same: somebody may come."""
+    """Offer a session to the hosts that have what it needs.
+
+    If no host has that, the session is recorded as stuck. It is offered all the same, because such
+    a host may start later.
+    """
     need = await session_spec.read(store, known)
     await cluster.placement.resume(known.id, need, known.epoch)
     hosts = [host for host in cluster.hosts.all() if host.room]
@@ -177,58 +203,69 @@ async def offer_one(store: Log, cluster: Cluster, known: KnownSession) -> None:
 
 
 def host_of(address: str) -> str:
-    """As owners are addressed: `<host id>@<hostname>`."""
+    """Return the host id of an owner's address, `<host id>@<hostname>`."""
     return address.partition("@")[0]
 
 
-# What no death tells of, looked for once in a lease: sessions that nobody has though they are to go on, and sessions
-# that this host has by their record alone.
+# The periodic search, once per lease, for sessions that no death announces: sessions without an
+# owner that have to be resumed, and sessions that this host owns by their record only.
 #
-# **Left.** Whoever leaves a session offers it. It may die before it does, its job may be lost with its queue, or nobody
-# have room for hours. So each that nobody has is looked at once, by those that are to speak for it; what was found
-# holds for as long as nobody claims it, and is remembered. One that is to go on is offered again with every look, which
-# costs a message that is not stored if the job is there; the others cost nothing more. Those that changed lately come
-# first, and of the older ones so many with each look: a store of many years is known after an hour, and is not read at
-# once.
+# **Left sessions.** A host offers the sessions that it leaves. It may die before it does. The job
+# may be lost with its queue, or no host may have room for hours. So each session without an owner
+# is examined once, by its speakers. The finding holds until a host claims the session, and is
+# remembered. A session that has to be resumed is offered again in every search, which costs one
+# message that is not stored if the job exists. The others cost nothing. Recently changed sessions
+# come first, and a limited number of older ones per search. So a store of many years is known after
+# an hour, and is not read in one go.
 #
-# **Stray.** A host that lives is not taken over from. A session that is its own by the record, and that it has not,
-# would be nobody's for as long as it lives: a release was not heard for longer than it was tried, or it is a bug of
-# ours. A claim, an opening and a release on their way look just so, and therefore one is let go of only when it has
-# looked so for `GRACE_SECONDS`, under one epoch. If that is too early after all, nothing is harmed: a release stands in
-# the session's line behind all that was asked before it, and whoever still opens it is told `NotOwner`.
+# **Stray sessions.** No host takes a session over from a live host. A session that is recorded for
+# a live host that does not have it would have no owner for as long as that host lives. Either a
+# release got no ack for as long as it was retried, or this is a bug. A claim, an opening and a
+# release in progress look the same. Therefore a session is released only after it looked so for
+# `GRACE_SECONDS` under one epoch. If that is still too early, nothing is harmed. The release waits
+# in the session's queue behind all earlier calls, and an opening in progress then fails with
+# `NotOwner`.
 
 
 class SeenSession(NamedTuple):
-    """What was found of one that nobody has, as of its epoch and seq. `need` None: it is let be."""
+    """The finding about a session without an owner, as of its epoch and seq.
+
+    `need`: the labels that it needs; None: it does not have to be resumed.
+    """
 
     epoch: int
     seq: int
     need: Sequence[str] | None
 
     def holds_for(self, known: KnownSession | None) -> bool:
+        """Return whether the session is unchanged since the finding."""
         return known is not None and (known.epoch, known.seq) == (self.epoch, self.seq)
 
 
 class UnownedSince:
-    """Since when each has been seen, and under which epoch."""
+    """Since when each stray session has been seen, and under which epoch."""
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[int, float]] = {}
 
     def look(self, sessions: Collection[KnownSession], here: Collection[str], now: float) -> list[KnownSession]:
-        """Those to let go of. `here`: the ids of those that are open here."""
+        """Return the stray sessions to release. `here`: the ids of the sessions open here."""
         ours = {known.id: known for known in sessions if known.owner is not None and known.owner.is_here}
         before, self._since = self._since, {}
         for known in ours.values():
             if known.id not in here:
                 epoch, since = before.get(known.id, (0, now))
+                # A new epoch is a new claim, so its grace starts over.
                 self._since[known.id] = known.epoch, since if epoch == known.epoch else now
         return [ours[id] for id, (_, since) in self._since.items() if now - since >= GRACE_SECONDS]
 
 
 class UnownedScan:
-    """For as long as `run` runs. `here`: the ids of the sessions that are open here. `is_on` False: this host has
-    nothing to say, for it is leaving."""
+    """Search for sessions without an owner, while `run` runs.
+
+    `here`: the ids of the sessions open here. `is_on`: False while this host is leaving, and makes
+    no offers.
+    """
 
     def __init__(
         self, store: Log, cluster: Cluster, here: Callable[[], Collection[str]], is_on: Callable[[], bool]
@@ -242,6 +279,7 @@ class UnownedScan:
         self._looked_at = ""
 
     async def run(self) -> None:
+        """Search once per lease, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_LEASES * self._cluster.hosts.lease_seconds)
             try:
@@ -252,18 +290,20 @@ class UnownedScan:
             except BanksmanError as exc:
                 log.warning("! sessions that nobody has cannot be looked for: %s", exc)
             except Exception:
-                # A bug of ours. Nobody else looks for them.
+                # A bug in this program. No other task searches for these sessions.
                 log.exception("! sessions that nobody has cannot be looked for")
 
     async def _look(self) -> None:
+        """Release stray sessions, and offer the sessions without an owner."""
         sessions = self._store.sessions()
         for known in self._strays.look(sessions, self._here(), time.monotonic()):
             log.warning("! session %s is this host's by its record, and is not here: it is let go of", known.id)
             self._store.release(known.id, known.epoch)
         await self._offer_left({known.id: known for known in sessions if known.owner is None})
 
-    # -- those that nobody has ---------------------------------------------------------------------------------------
+    # -- sessions without an owner -----------------------------------------------------------------
     async def _offer_left(self, free: dict[str, KnownSession]) -> None:
+        """Examine new sessions without an owner, and offer those that have to be resumed."""
         self._seen = {id: seen for id, seen in self._seen.items() if seen.holds_for(free.get(id))}
         speaks_for = speaker(self._cluster.hosts)
         for known in self._next_of([known for known in free.values() if known.id not in self._seen]):
@@ -277,11 +317,11 @@ class UnownedScan:
             except Unreachable:
                 raise
             except BanksmanError as exc:
-                # One that cannot be offered must not keep the others from it.
+                # A session that cannot be offered must not keep the others from it.
                 log.warning("! session %s has no host, and cannot be offered to one: %s", id, exc)
 
     def _next_of(self, unseen: list[KnownSession]) -> list[KnownSession]:
-        """Those that changed lately, and some of the older ones; the next time those that come after."""
+        """Return the recently changed sessions, and the next `LOOKS_MAX` older ones in turns."""
         since = time.time() - LATELY_SECONDS - LATELY_LEASES * self._cluster.hosts.lease_seconds
         older = sorted((known for known in unseen if known.changed < since), key=lambda known: known.id)
         begin = bisect_right(older, self._looked_at, key=lambda known: known.id)
@@ -291,7 +331,10 @@ class UnownedScan:
         return [known for known in unseen if known.changed >= since] + some
 
     async def _need_of(self, known: KnownSession) -> Sequence[str] | None:
-        """What it needs to go on; None: it is let be. So is one that cannot be read: another host could not either."""
+        """Return the labels that a session needs; None: it does not have to be resumed.
+
+        An unreadable session is not resumed either: another host could not read it.
+        """
         try:
             if await is_to_go_on(self._store, known):
                 return await session_spec.read(self._store, known)
@@ -302,22 +345,23 @@ class UnownedScan:
         return None
 
 
-# What a host does with a job that it has pulled: a session that is new, or one that lost its owner.
+# Execution of a pulled job: a new session, or one that lost its owner.
 #
-# A job is in our hands until it is done or given back, and meanwhile we say now and then that we are at it. It may have
-# been begun by another that died over it, so what is there already is looked at first. Whatever keeps *us* from doing
-# it is no reason to drop it: it is given back, later each time, and another may have what we lack.
+# This host holds the job until it is done or returned, and reports progress now and then. Another
+# host may have started the job and died, so the current state is read first. A reason that keeps
+# *this* host from the job never drops it. The job is returned with a growing delay, and another
+# host may have what this one lacks.
 
 
 Application = Callable[[bytes], Awaitable[bytes]]
 
 
 class StuckTakeover(Exception):
-    """This host cannot go on with it, and why. Another may."""
+    """This host cannot resume the session, for the given reason. Another host may."""
 
 
 class JobRunner:
-    """`name` is this host's, for people."""
+    """Execute pulled jobs. `name`: the name of this host, for messages."""
 
     def __init__(self, host: Host, cluster: Cluster, application: Application, name: str) -> None:
         self._host = host
@@ -326,7 +370,11 @@ class JobRunner:
         self._name = name
 
     async def take(self, job: Job) -> None:
-        """Cancelled, it is given back at once; what was opened by then is ours, and stays."""
+        """Execute one job.
+
+        A cancelled call returns the job immediately. A session that it has opened stays on this
+        host.
+        """
         working = asyncio.get_running_loop().create_task(_say_working(job))
         try:
             await (self._open(job) if job.kind == "open" else self._resume(job))
@@ -335,15 +383,16 @@ class JobRunner:
                 await job.again(0.0)
             raise
         except Exception:
-            # A bug of ours: others may be of another version.
+            # A bug in this program. Another host may run another version, so return the job.
             log.exception("! session %s: a job failed (%s)", job.session, job.kind)
             await job.again(again_seconds(job.deliveries))
         finally:
             working.cancel()
             await asyncio.wait((working,))
 
-    # -- new ones ----------------------------------------------------------------------------------------------------
+    # -- new sessions ------------------------------------------------------------------------------
     async def _open(self, job: Job) -> None:
+        """Open a new session, if its caller still waits."""
         try:
             if not await job.is_wanted():
                 await job.done()
@@ -353,7 +402,7 @@ class JobRunner:
             return
         known = self._host.log.find(job.session)
         if job.deliveries > 1 and known is not None and known.seq:
-            # Whoever had it before us has made it, and did not come to say so.
+            # The previous host of this job created the session, and died before it reported that.
             await self._resume(job)
             return
         try:
@@ -363,18 +412,26 @@ class JobRunner:
             if job.deliveries < OPEN_TRIES_MAX:
                 await job.again(again_seconds(job.deliveries))
                 return
+            # An empty answer sends the caller to the session's owner. It finds none, and fails by
+            # its deadline.
             answer = b""
         await job.done(answer)
 
-    # -- those that lost their owner ---------------------------------------------------------------------------------
+    # -- sessions that lost their owner ------------------------------------------------------------
     async def _resume(self, job: Job) -> None:
-        """The loser of a claim forgets it: whoever has it goes on with it."""
+        """Take a session over.
+
+        If another host wins the claim, the next delivery of the job finds that owner and drops the
+        job.
+        """
         known = self._host.log.find(job.session)
         if known is None:
-            await job.done()  # Deleted.
+            await job.done()  # The session was deleted.
             return
         if known.owner is not None and known.owner.is_alive:
-            # Under the epoch that was to be lost: it is just leaving, or that its host is dead is news to us.
+            # The owner lives under the old epoch. Either it is just leaving, or this host has not
+            # learned of its death yet. So try again later. A newer epoch means that another host
+            # has already taken over.
             is_old = known.epoch <= job.epoch and not known.owner.is_here
             if is_old and job.deliveries <= ALIVE_MAX:
                 await job.again(again_seconds(job.deliveries))
@@ -383,9 +440,11 @@ class JobRunner:
             return
         try:
             if known.owner is None and known.epoch > job.epoch and not await is_to_go_on(self._host.log, known):
-                # Somebody has had it since, and has closed it in good order.
+                # Another host had the session since, and closed it in good order.
                 await job.done()
                 return
+            # Check the folder before the claim: a claim that then fails would raise the epoch and
+            # fence for nothing.
             await self._check_workspace(job.session)
             await self._host.take_over(job.session)
         except NotFound:
@@ -393,8 +452,8 @@ class JobRunner:
         except (StuckTakeover, UsageError, StoreDamaged) as exc:
             await self._say_stuck(job, str(exc))
         except (NotOwner, StoreError, Refused) as exc:
-            # Another was faster, which the next look will show; what its last host left is still being ended; or the
-            # cluster has a bad moment.
+            # Another host was faster, which the next delivery shows. Or processes of the last host
+            # are still being ended. Or the cluster does not answer at the moment.
             log.info("session %s cannot be taken over now: %s", job.session, exc)
             if isinstance(exc, NotOwner | StoreError) or job.deliveries <= REFUSALS_MAX:
                 await job.again(again_seconds(job.deliveries))
@@ -405,7 +464,10 @@ class JobRunner:
             await job.done()
 
     async def _check_workspace(self, session: str) -> None:
-        """Its folder is here. For one that does not mind what is in it, an empty one is made."""
+        """Check that the session's folder exists here.
+
+        For a session with the label `workspace=any` an empty folder is created.
+        """
         known = self._host.log.find(session)
         if known is None:
             raise NotFound(f"there is no session {session!r}")
@@ -422,8 +484,9 @@ class JobRunner:
             raise StuckTakeover(f"its folder {cwd} cannot be made: {exc.strerror}") from exc
 
     async def _say_stuck(self, job: Job, why: str) -> None:
+        """Record why this host cannot resume the session, and return the job."""
         said = f"{self._name}: {why}"
-        # It comes back now and then: what was said stands.
+        # The job comes back now and then. Do not record the same reason again.
         if self._cluster.records.stuck_of(job.session) != said:
             log.warning("! session %s cannot be gone on with here: %s", job.session, why)
             with suppress(BanksmanError):
@@ -432,10 +495,12 @@ class JobRunner:
 
 
 def again_seconds(deliveries: int) -> float:
+    """Return the delay before the next delivery, after this many."""
     return min(RETRY_SECONDS * 2 ** min(deliveries - 1, 10), RETRY_SECONDS_MAX)
 
 
 async def _say_working(job: Job) -> None:
+    """Report progress until cancelled."""
     while True:
         await asyncio.sleep(WORKING_SECONDS)
         with suppress(StoreError):

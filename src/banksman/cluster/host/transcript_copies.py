@@ -1,17 +1,17 @@
-"""The agent's own memory of a conversation, for whoever takes the session over: a copy of its transcript in the store.
+"""Copies of agents' transcripts in the store, so that a take-over keeps the agent's memory.
 
-The log has what was said; the agent remembers by a file of its own, on the machine that it ran on. Where its profile
-says which file that is (sessions/profile.py), the owner puts a copy into the store after each turn, and the
-next owner puts it where its agent looks for it, before a process is started. Where nobody knows the file, or nothing
-was copied, the agent is asked to go on with a conversation that it does not know, says so, and the log has
-`session.context_lost`.
+The log has the conversation. The agent remembers it by a file on the machine where it ran. If the
+agent's profile names that file (sessions/profile.py), the owner stores a copy after each turn. The
+next owner writes the copy to the place where its agent looks, before it starts a process. Without a
+known file, or without a copy, the agent is asked to resume a conversation that it does not know. It
+reports that, and the log gets `session.context_lost`.
 
-A turn never waits for its copy, so a copy may be behind the log: its host died before, or could not write it. A copy
-says up to which event of the log it goes; what was said since is counted when it is brought along, and the log has it
-(`session.context_restored`). What is brought is never silently less than what was there.
+A turn never waits for its copy. So a copy may be behind the log: its host died first, or could not
+write it. A copy states the last event that it covers. When it is restored, the later turns are
+counted and the log gets `session.context_restored` with their number. So nothing is lost silently.
 
-A copy is as the agent wrote it, or there is none: an agent may not know its own words again if something was redacted
-from them, so what holds one of the host's secrets is not copied.
+A copy is exactly the agent's file, or it does not exist. An agent may not accept a redacted
+transcript, so a file that contains one of the host's secrets is not copied.
 """
 
 from __future__ import annotations
@@ -46,20 +46,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("banksman")
 
-# A transcript that is longer is not copied, and a copy that says it is longer is not believed.
+# A longer transcript is not copied, and a copy that claims to be longer is rejected.
 FILE_BYTES_MAX = 16 << 20
-# On their way at a time, of all sessions of a host: what else goes to the servers is more urgent.
+# Concurrent copies of all sessions of a host: other traffic to the servers is more urgent.
 COPIES_MAX = 2
-# An agent may write the last of a turn a moment after it has said that it is over: so the file is looked at once more.
+# An agent may write the end of a turn a moment after it reported the boundary. So the file is read
+# once more after this time.
 SETTLE_SECONDS = 1.0
 COPY_SECONDS_MAX = 60.0
-# To bring one along is tried so often. If the cluster is away, whoever takes over cannot go on anyway.
+# Attempts to fetch a copy. If the cluster is away, the take-over cannot continue anyway.
 BRING_ATTEMPTS_MAX = 2
 BRING_SECONDS_MAX = 15.0
-# How long a session that leaves may wait for its last copy, and a host that closes for all of them.
+# How long a leaving session waits for its last copy, and a closing host for all copies.
 WAIT_SECONDS_MAX = 5.0
 
-# What is looked at of a log that its copy is behind of. Beyond this there are more turns missing than are counted.
+# How many pages of a log are read to count the turns that a copy lacks. More are not counted.
 PAGES_MAX = 100
 
 VERSION = 1
@@ -67,8 +68,11 @@ _UNSENT = frozenset((Kind.WITHDRAWN, Kind.REFUSED))
 
 
 class TranscriptHead(NamedTuple):
-    """What a copy is of. `seq`: all turns that had ended by this event of the log are in it; `turn`: the last of them.
-    `mtime_ns`: of the file."""
+    """The header of a copy.
+
+    `seq`: the copy covers all turns that had ended by this event. `turn`: the last of these turns.
+    `mtime_ns`: the modification time of the file.
+    """
 
     version: int
     conversation: str
@@ -79,7 +83,7 @@ class TranscriptHead(NamedTuple):
 
 
 class _Due(NamedTuple):
-    """A turn that is over: what the copy is of that is to be made."""
+    """A finished turn whose copy has to be made."""
 
     conversation: str
     seq: int
@@ -88,7 +92,7 @@ class _Due(NamedTuple):
 
 
 class _File(NamedTuple):
-    """A transcript, as it was found. `seen`: it is another one when this has changed."""
+    """A transcript as it was read. `seen`: its identity; a change means another content."""
 
     text: bytes
     mtime_ns: int
@@ -96,31 +100,32 @@ class _File(NamedTuple):
 
 
 class _Mirror:
-    """Of one session."""
+    """The copy state of one session."""
 
     def __init__(self) -> None:
-        # The last one that is not copied yet.
+        # The latest finished turn that is not copied yet.
         self.due: _Due | None = None
         self.task: asyncio.Task[None] | None = None
-        # What was copied last.
+        # The identity of the last copied file.
         self.seen: tuple[Path, int, int] | None = None
-        # What was last wrong: the same is not said after each turn.
+        # The last error, so that it is not logged again after each turn.
         self.wrong = ""
-        # Its process is gone, or we go: nothing more will be written, and nothing is waited for.
+        # Set when the process is gone or this host closes: the file is final, so nothing waits for
+        # it to settle.
         self.is_final = asyncio.Event()
 
 
 class CopyResult(enum.Enum):
-    """What became of a copy that was to be put where the agent looks."""
+    """The result of writing a copy to the place where the agent looks."""
 
     WRITTEN, SAME, KEPT = range(3)
 
 
 class TranscriptCopies:
-    """Of one host. `close` ends what is on its way."""
+    """Store and restore the transcripts of one host's sessions. `close` ends copies in progress."""
 
     def __init__(self, store: Log, kept: interfaces.Transcripts, redactor: Redactor | None = None) -> None:
-        """`redactor`: of what must not be written to the store."""
+        """Use `redactor` to find secrets that must not be written to the store."""
         self._store = store
         self._kept = kept
         self._redactor = redactor
@@ -128,9 +133,12 @@ class TranscriptCopies:
         self._copies = asyncio.Semaphore(COPIES_MAX)
         self._tasks = OwnedTasks()
 
-    # -- out ---------------------------------------------------------------------------------------------------------
+    # -- to the store ------------------------------------------------------------------------------
     def mirror(self, session: Session, turn: str) -> None:
-        """The turn is over. One copy at a time: what ends meanwhile is in the next one."""
+        """Copy the transcript after a turn.
+
+        One copy per session runs at a time. A turn that ends during a copy goes into the next one.
+        """
         conversation, find = session.conversation, session.transcript_of
         if conversation is None or find is None:
             return
@@ -141,7 +149,10 @@ class TranscriptCopies:
             mirror.task = self._tasks.start(self._mirror(session.id, mirror))
 
     def finish(self, session: str) -> None:
-        """It is here no more. What is on its way goes on, for it is what the next host needs."""
+        """Finish the copies of a session that left this host.
+
+        A copy in progress continues, because the next host needs it.
+        """
         mirror = self._mirrors.get(session)
         if mirror is not None:
             mirror.is_final.set()
@@ -149,17 +160,21 @@ class TranscriptCopies:
                 del self._mirrors[session]
 
     async def wait_mirrored(self, session: str) -> None:
-        """Until what is over is copied, as far as that takes no longer than a bound."""
+        """Wait until the finished turns are copied, up to `WAIT_SECONDS_MAX`."""
         mirror = self._mirrors.get(session)
         if mirror is not None and mirror.task is not None:
             await asyncio.wait((mirror.task,), timeout=WAIT_SECONDS_MAX)
 
     def stop(self) -> None:
-        """What is here is not ours any more."""
+        """Cancel all copies: this host lost its sessions.
+
+        The store does not compare writers, so a late copy would overwrite that of the new owner.
+        """
         self._tasks.cancel()
         self._mirrors.clear()
 
     async def close(self) -> None:
+        """End all copies, after waiting for up to `WAIT_SECONDS_MAX`."""
         for mirror in self._mirrors.values():
             mirror.is_final.set()
         with suppress(TimeoutError):
@@ -168,6 +183,11 @@ class TranscriptCopies:
         await self._tasks.end()
 
     async def _mirror(self, session: str, mirror: _Mirror) -> None:
+        """Copy until no finished turn is left.
+
+        Each turn is copied immediately, in case this host dies, and once more after the file has
+        settled.
+        """
         while (due := mirror.due) is not None:
             mirror.due = None
             await self._copy(session, mirror, due)
@@ -180,7 +200,7 @@ class TranscriptCopies:
             del self._mirrors[session]
 
     async def _copy(self, session: str, mirror: _Mirror, due: _Due) -> None:
-        """Whatever is wrong is a warning: the turn is over, and the next one may go better."""
+        """Make one copy. Errors are only logged: the next copy, after another turn, may succeed."""
         try:
             async with self._copies, asyncio.timeout(COPY_SECONDS_MAX):
                 found = await asyncio.to_thread(_find, due, mirror.seen)
@@ -190,17 +210,21 @@ class TranscriptCopies:
                 await self._kept.put(session, data)
                 mirror.seen, mirror.wrong = found.seen, ""
                 if self._store.find(session) is None:
-                    await self._kept.forget(session)  # It was deleted meanwhile, with all that was kept of it.
-        except (OSError, BanksmanError) as exc:  # A timeout is an OSError.
+                    # The session was deleted during the copy, and its copy with it.
+                    await self._kept.forget(session)
+        except (OSError, BanksmanError) as exc:  # TimeoutError is an OSError.
             why = str(exc) or "it takes too long"
             if why != mirror.wrong:
                 mirror.wrong = why
                 log.warning("! session %s: its transcript is not copied, and stays on this host: %s", session, why)
 
-    # -- in ----------------------------------------------------------------------------------------------------------
+    # -- from the store ----------------------------------------------------------------------------
     async def bring(self, session: str, spec: SessionSpec, past: SessionHistory) -> Sequence[Entry]:
-        """Put the conversation that it is to go on with where its agent looks for it. What is to be said of that; what
-        is not brought the agent will say itself."""
+        """Write the copy of a conversation to the place where its agent looks.
+
+        Returns the log entries about it. Without a copy it returns nothing: the agent reports the
+        loss.
+        """
         conversation = past.session.conversation
         path = None if conversation is None else await asyncio.to_thread(spec.transcript, conversation)
         copy = None if path is None else await self._get(session)
@@ -232,7 +256,10 @@ class TranscriptCopies:
         return None
 
     async def _missing(self, session: str, seq: int, past: SessionHistory) -> int:
-        """The turns that were begun since that event, as far as the log says; also the one that its host died over."""
+        """Count the turns that began after an event, according to the log.
+
+        The turn during which the host died counts too.
+        """
         turns = {turn.id for turn in (past.session.turn, past.session.own) if turn is not None}
         for _ in range(PAGES_MAX):
             events = (await self._store.read(session, seq)).events
@@ -244,17 +271,18 @@ class TranscriptCopies:
         return len(turns)
 
 
-# -- copies ------------------------------------------------------------------------------------------------------------
+# -- copy format -----------------------------------------------------------------------------------
 def pack(due: _Due, found: _File, redactor: Redactor | None) -> bytes:
+    """Build a copy. Raises `Refused` if the file contains a secret."""
     if redactor is not None and any(redactor.redact(line) is not line for line in found.text.split(b"\n")):
         raise Refused("it holds a secret")
     head = TranscriptHead(VERSION, due.conversation, due.seq, due.turn, len(found.text), found.mtime_ns)
-    # It is text that repeats itself, and all of it goes over the wire after each turn.
+    # Compress it: transcripts are repetitive text, and the whole file is sent after each turn.
     return json.dumps(head).encode() + b"\n" + zlib.compress(found.text, 1)
 
 
 def unpack(data: bytes) -> tuple[TranscriptHead, bytes]:
-    """`ValueError`: it is none."""
+    """Decode a copy. Raises `ValueError` if it is invalid."""
     line, _, body = data.partition(b"\n")
     found = json.loads(line)
     if not isinstance(found, list) or found[:1] != [VERSION]:
@@ -274,15 +302,18 @@ def unpack(data: bytes) -> tuple[TranscriptHead, bytes]:
     return head, text
 
 
-# -- files, in a thread, for a home may be on a network ----------------------------------------------------------------
+# -- files, read and written in a thread because a home may be on a network ------------------------
 def _find(due: _Due, seen: tuple[Path, int, int] | None) -> _File | None:
-    """None: there is nothing to copy. An agent need not have written anything, or may do so elsewhere."""
+    """Read the transcript of a turn; None if there is nothing to copy.
+
+    An agent may have written nothing, or may have written elsewhere.
+    """
     path = due.find(due.conversation)
     return None if path is None else read(path, seen)
 
 
 def read(path: Path, seen: tuple[Path, int, int] | None = None) -> _File | None:
-    """None: there is none, or it is as it was seen."""
+    """Read a transcript; None if it does not exist or equals `seen`."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -298,14 +329,18 @@ def read(path: Path, seen: tuple[Path, int, int] | None = None) -> _File | None:
     if len(text) > FILE_BYTES_MAX:
         raise OSError(errno.EFBIG, f"{path} has more than {FILE_BYTES_MAX >> 20} MiB")
     if path.suffix == ".jsonl":
-        # The agent may be in the middle of a line.
+        # The agent may be in the middle of writing a line.
         text = text[: text.rfind(b"\n") + 1]
     return _File(text, found.st_mtime_ns, now)
 
 
 def write(path: Path, head: TranscriptHead, text: bytes) -> CopyResult:
-    """Whole or not at all, for its user only. What is there is kept if it goes on where the copy ends, or is newer, as
-    far as two machines have one time; what the copy goes on from is replaced."""
+    """Write a copy atomically, readable by its user only.
+
+    A local file is kept if it continues where the copy ends, or if it is newer. The second test
+    trusts the clocks of two machines to agree. A local file that is a prefix of the copy is
+    replaced.
+    """
     there = read(path)
     if there is not None:
         if there.text == text:
@@ -328,6 +363,7 @@ def write(path: Path, head: TranscriptHead, text: bytes) -> CopyResult:
 
 
 def _make_folders(folder: Path) -> None:
+    """Create missing folders, accessible by their user only."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     for each in reversed(missing):
         with suppress(FileExistsError):

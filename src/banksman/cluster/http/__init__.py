@@ -1,1 +1,1 @@
-"""The HTTP side of a cluster: forwarded requests, lists from many hosts, and where a new session goes."""
+"""HTTP side of a cluster: forwarded requests, lists from many hosts, placement of new sessions."""

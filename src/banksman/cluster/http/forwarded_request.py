@@ -1,12 +1,13 @@
-"""A request as bytes, to the host that has the session, and its answer back: one API, and no second protocol.
+"""Encode an HTTP request as bytes, forward it to the owner of a session, and decode the answer.
 
-A front end takes a request apart, finds that another host has the session, and sends that host what it got: method,
-path, the few headers that mean something there, and the body. The other one puts it through its own application, as if
-it had come by a socket. Whoever may speak on the bus was let in by the bus, so there is no door; what callers may start
-is for the policy of the host that starts it.
+There is no second protocol beside the HTTP API. A front end parses a request and finds that another
+host owns the session. It sends the request to that host: method, path, the few relevant headers and
+the body. The owner runs it through its own application, as if it came from a socket. NATS has
+authenticated the sender, so there is no authentication here. The policy of the starting host
+decides what callers may start.
 
-What came so is never sent on. A host that does not have the session any more says so (421), and whoever sent it looks
-again who has it.
+A forwarded request is never forwarded again. A host that does not have the session answers 421, and
+the sender looks up the owner again.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from starlette.types import ASGIApp, Message
 
 from banksman.server.problems import MEDIA_TYPE, Problem
 
-# An answer that is larger is none that a session gives: a page of events is read from the log, and never asked for.
+# No answer about a session is larger: pages of events are read from the log and never forwarded.
 ANSWER_BYTES_MAX = 64 << 20
-# What means something at the other end, and what means something back here.
+# Headers that matter to the owner, and headers that matter to the client.
 HEADERS_THERE = ("content-type", "idempotency-key")
 HEADERS_BACK = ("content-type", "location", "retry-after")
-# All that is asked of another host.
+# The only paths that may be forwarded.
 PATHS = ("/v1/sessions", "/v1/drain")
 NOT_HERE = 421
 
 
 class ForwardedRequest(msgspec.Struct, frozen=True):
-    """`path`: as it was sent, with its query."""
+    """An HTTP request in transit. `path`: as it was sent, with its query."""
 
     method: str
     path: str
@@ -42,6 +43,8 @@ class ForwardedRequest(msgspec.Struct, frozen=True):
 
 
 class ForwardedResponse(msgspec.Struct, frozen=True):
+    """An HTTP response in transit."""
+
     status: int
     headers: dict[str, str] = {}
     body: bytes = b""
@@ -51,7 +54,7 @@ class ForwardedResponse(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """Of a problem; of anything else, none."""
+        """The title of a problem; empty for any other response."""
         if self.headers.get("content-type") != MEDIA_TYPE:
             return ""
         try:
@@ -62,11 +65,12 @@ class ForwardedResponse(msgspec.Struct, frozen=True):
 
 
 def request_of(data: bytes) -> ForwardedRequest:
+    """Decode a request."""
     return msgspec.json.decode(data, type=ForwardedRequest)
 
 
 def response_of(data: bytes) -> ForwardedResponse:
-    """`Problem` for what is none: the other host is of another version, or it is no host."""
+    """Decode a response. Raises `Problem` if it is invalid: the other host runs another version."""
     try:
         return msgspec.json.decode(data, type=ForwardedResponse)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
@@ -77,8 +81,11 @@ def response_of(data: bytes) -> ForwardedResponse:
 
 
 class _Caller:
-    """In the place of a connection. Whoever asks over the bus cannot be seen to leave: it is answered within its time,
-    or cancelled with the task that answers it."""
+    """Stand-in for the client's connection.
+
+    A disconnect of the remote caller is not visible. The request is answered in time, or its task
+    is cancelled.
+    """
 
     def __init__(self) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -86,11 +93,13 @@ class _Caller:
 
 
 class Application:
-    """The application of this process, for requests as bytes. Cancelled, what the request began is cancelled as with a
-    client that goes."""
+    """The ASGI application of this process, for forwarded requests.
+
+    Cancelling a call cancels the request, as a disconnect of its client does.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
-        """`app`: what is behind the door."""
+        """Wrap `app`, the application behind the authentication middleware."""
         self._app = app
 
     async def __call__(self, data: bytes) -> bytes:
@@ -115,7 +124,7 @@ class Application:
             "raw_path": path.encode("ascii"),
             "query_string": query.encode(),
             "root_path": "",
-            # None that asks for a stream: those are for who reads the log itself.
+            # No header asks for a stream: stream readers read the log themselves.
             "headers": [
                 (name.encode(), request.headers[name].encode("latin-1", "replace"))
                 for name in HEADERS_THERE
@@ -140,7 +149,7 @@ class Application:
 
 
 class _Collected:
-    """What an application sends, up to a bound."""
+    """Collect the response of an application, up to a size limit."""
 
     def __init__(self) -> None:
         self._status = 500

@@ -1,4 +1,4 @@
-"""The hosts of the cluster as this server sees them, and the sessions that no host owns."""
+"""The hosts of the cluster as this server sees them, and the state of sessions without an owner."""
 
 from __future__ import annotations
 
@@ -18,29 +18,33 @@ from banksman.sessions.session import Session
 from banksman.sessions.status import UNOWNED_PHASES, Status, Waiting
 from banksman.store.log import KnownSession
 
-# The hosts that share a store, as they are seen from here: which of them has a session, and which could take one.
+# The hosts that share a store: which of them has a session, and which could take one.
 #
-# Of the others it is what they said last. Of ourselves it is what is so now: what we say is heard by us, too, a moment
-# after it was said, and who answers in that moment must not say that it has no room.
+# For other hosts this is their last heartbeat. For this host it is the current state. Its own
+# heartbeat arrives here a moment after it was sent, and a request in that moment must not see an
+# old room.
 
-# Among the labels of a host: callers come in there. One that has neither room nor this is a program that uses the store
-# for itself, or a verb that ends in a moment.
+# The label of a host that accepts callers. A host with neither room nor this label is a program
+# that uses the store itself, or a short-lived command.
 FRONT = "banksman=front"
-# Names of hosts that were seen, for as long as sessions are said to be with them.
+# How many host names are remembered, for sessions that still name a dead host.
 NAMES_MAX = 1000
-# They are looked up anew after so long, and not for each session of a list.
+# How long names are reused, so that a list does not look them up for each session.
 NAMES_SECONDS = 1.0
 
-# For one list, which is a page of at most a thousand. A verb with a host inside, which has nothing to remember from,
-# asks for ten of them where there are ten thousand: that is three seconds, and not a minute.
+# Limits for one list, which is a page of at most a thousand sessions. A command with an embedded
+# host remembers nothing, and reads ten pages for ten thousand sessions. These limits make that
+# three seconds, and not a minute.
 LOOKS_MAX = 100
 LOOK_SECONDS_MAX = 0.3
 LOOKS_AT_ONCE_MAX = 16
-# Of so many it is remembered who waits there: mostly nobody.
+# How many sessions have a remembered queue. Most queues are empty.
 REMEMBERED_MAX = 20_000
 
 
 class HostView:
+    """The hosts of the cluster. `ourselves`: returns the current report of this host."""
+
     def __init__(self, hosts: Hosts, ourselves: Callable[[], HostReport]) -> None:
         self._hosts = hosts
         self._ourselves = ourselves
@@ -48,6 +52,7 @@ class HostView:
         self._named_at = float("-inf")
 
     def all(self) -> list[HostSeen]:
+        """Return the hosts with a valid lease; this one with its current state."""
         hosts = self._hosts.all()
         self._note_names(hosts)
         return [host if host.id != self._hosts.id else host._replace(**self._ourselves()._asdict()) for host in hosts]
@@ -59,7 +64,11 @@ class HostView:
             del self._names[next(iter(self._names))]
 
     def is_silent(self, host: HostSeen) -> bool:
-        """For longer than its lease: would we hear anything, we would have heard of its end."""
+        """Return whether a host's last heartbeat is older than a lease.
+
+        With a working connection this host would have seen either a newer heartbeat or the end of
+        the lease.
+        """
         return time.monotonic() - host.seen > self._hosts.lease_seconds
 
     @property
@@ -67,22 +76,29 @@ class HostView:
         return self._hosts.id
 
     def find(self, id_or_name: str) -> list[HostSeen]:
-        """By its id, else all of that name: those that take sessions, else front ends. Who only looks is called like
-        its machine, as a host is that was given no name; and it may be the very one that asks."""
+        """Return the host with this id, or the hosts with this name.
+
+        Of hosts with the name, those that take sessions come first, then front ends. A program that
+        only reads is named after its machine, like a host without a configured name. It may even be
+        the one that asks.
+        """
         hosts = self.all()
         by_id = [host for host in hosts if host.id == id_or_name]
         named = [host for host in hosts if host.name == id_or_name]
         return by_id or [host for host in named if host.room] or [host for host in named if FRONT in host.labels]
 
     def host_of(self, known: KnownSession | None) -> HostSeen | None:
-        """Whoever has it, if it is heard of. An address is `ID@MACHINE`."""
+        """Return the owner of a session, if its lease is valid. An address is `ID@MACHINE`."""
         if known is None or known.owner is None:
             return None
         id = known.owner.address.partition("@")[0]
         return next((host for host in self.all() if host.id == id), None)
 
     def name_of(self, known: KnownSession | None) -> str | None:
-        """Of the host that has it; of one that is not heard of any more, as it was called, or its machine."""
+        """Return the name of a session's owner.
+
+        For a host without a lease it is the last known name, or its machine.
+        """
         if known is None or known.owner is None:
             return None
         id, _, machine = known.owner.address.partition("@")
@@ -92,26 +108,30 @@ class HostView:
             self._note_names(self._hosts.all())
         return self._names.get(id, machine)
 
-    # -- ourselves ---------------------------------------------------------------------------------------------------
+    # -- this host ---------------------------------------------------------------------------------
     def _me(self) -> HostSeen | None:
         return next((host for host in self.all() if host.id == self._hosts.id), None)
 
     def has_room(self) -> bool:
+        """Return whether this host accepts another session."""
         me = self._me()
         return me is not None and not me.is_draining and me.used < me.room
 
     def can_take(self, need: Sequence[str]) -> bool:
+        """Return whether this host accepts another session with this need."""
         me = self._me()
         return me is not None and self.has_room() and not session_spec.lacking(need, me.labels, me.agents)
 
-    # -- where sessions could go -------------------------------------------------------------------------------------
+    # -- destinations of sessions ------------------------------------------------------------------
     def takers(self, wanted: Sequence[Sequence[str]], *, but: str) -> list[str | None]:
-        """For sessions with these needs, in the same order: the name of a host that has room for each, as it looks now
-        and without the one of the id `but`; None: there is none. Nobody is asked, and nothing is kept free for them."""
+        """Return, for each need, the name of a host that has room for it now, or None.
+
+        `but`: the id of a host to leave out. This neither asks nor reserves anything.
+        """
         free = {host: host.room - host.used for host in self.all() if host.id != but and not host.is_draining}
         fits = [[host for host in free if not session_spec.lacking(need, host.labels, host.agents)] for need in wanted]
         found: list[str | None] = [None] * len(wanted)
-        # Those that fit in few places come first: the others find another.
+        # Assign needs with few candidates first: the others have more choice.
         for index in sorted(range(len(wanted)), key=lambda index: len(fits[index])):
             taker = max(fits[index], key=free.__getitem__, default=None)
             if taker is not None and free[taker] > 0:
@@ -119,9 +139,13 @@ class HostView:
                 found[index] = taker.name
         return found
 
-    # -- refusals ----------------------------------------------------------------------------------------------------
+    # -- errors ------------------------------------------------------------------------------------
     def check_satisfiable(self, need: Sequence[str]) -> None:
-        """Said at once, for to wait would not help: somebody has to start such a host, or to ask for less."""
+        """Raise `Problem` if no host could ever satisfy the need.
+
+        This is raised immediately, because waiting would not help. The operator has to start a
+        host, or the caller has to ask for less.
+        """
         hosts = [host for host in self.all() if host.room > 0]
         lacks = {host.name: session_spec.lacking(need, host.labels, host.agents) for host in hosts}
         if not hosts:
@@ -133,6 +157,7 @@ class HostView:
             raise Problem(422, "NoSuchHost", f"no host has what the session needs: {told}", hint=hint)
 
     def no_room(self, need: Sequence[str]) -> Problem:
+        """Build the error for a session that no host took in time."""
         fit = [host for host in self.all() if host.room and not session_spec.lacking(need, host.labels, host.agents)]
         told = ", ".join(
             f"{host.name} has {host.used} of {host.room}{' and drains' * host.is_draining}" for host in fit
@@ -142,32 +167,35 @@ class HostView:
 
 
 def _hint(missing: Collection[str]) -> str:
-    """An agent is no label: it is there where its program is."""
+    """Return the hint for missing labels and agents.
+
+    An agent is not a label: a host has it if its program is installed.
+    """
     labels = [word for word in missing if not word.startswith(session_spec.agent_word(""))]
     agents = [word for word in missing if word not in labels]
     wanted = ["where that agent is installed"] * bool(agents) + ["that has the labels (--label)"] * bool(labels)
     return f"start a host {' and '.join(wanted)}{', or ask for less (labels)' * bool(labels)}"
 
 
-# Sessions that nobody has: what a list says of them.
+# The state of sessions without an owner in a list.
 #
-# At a glance they are gone. But an ask that was accepted is kept, whatever became of its host, and in one that was
-# left, or lost, somebody may wait until a host comes. Only its log says so, and a store may have ten thousand that were
-# closed long since. So of those in a list that nobody has, the ones that changed last are looked at, a bounded number
-# in a bounded time; what a log said is remembered for as long as the log is the same. A server that is asked again goes
-# on where it was.
+# At first sight they are gone. But an accepted ask survives the death of its host. So an ask may
+# wait in a session that was left or lost, until a host resumes it. Only the log of the session
+# shows that, and a store may have ten thousand closed sessions. So a list reads the logs of the
+# sessions without an owner that changed last, a bounded number in a bounded time. The result is
+# remembered while the log is unchanged. The next list of the same server continues with the rest.
 
 
 class UnownedSessions:
-    """Of one host's store. Belongs to its loop."""
+    """The queues of sessions without an owner. Belongs to the event loop of its host."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        # By id: the epoch and the seq up to which it was read, and who waited.
+        # By id: the epoch and seq up to which the log was read, and the waiting asks.
         self._seen: OrderedDict[str, tuple[tuple[int, int], tuple[Waiting, ...]]] = OrderedDict()
 
     async def glance(self, sessions: Sequence[Session]) -> list[Status]:
-        """What each is doing, in the same order."""
+        """Return the status of each session, in the same order."""
         found = [session.status() for session in sessions]
         unknown = [
             session
@@ -180,12 +208,14 @@ class UnownedSessions:
         return [self._told(status) for status in found]
 
     def _waiting(self, status: Status) -> tuple[Waiting, ...] | None:
-        """None: it was not looked at, or something has happened in it since."""
+        """Return the waiting asks; None if the log was not read, or has changed since."""
         place, waiting = self._seen.get(status.id, ((0, 0), ()))
-        # At a glance less may be known than was read. Whoever writes in it has claimed it first, under a higher epoch.
+        # The status may be older than what was read. A writer raises the epoch by its claim first,
+        # so an equal or lower place cannot hide a new event.
         return waiting if (status.epoch, status.seq) <= place else None
 
     def _told(self, status: Status) -> Status:
+        """Return the status with the waiting asks, if there are any."""
         waiting = self._waiting(status) if status.phase in UNOWNED_PHASES else None
         return replace(status, state="queued", queue=waiting) if waiting else status
 
@@ -193,7 +223,7 @@ class UnownedSessions:
         places = asyncio.Semaphore(LOOKS_AT_ONCE_MAX)
 
         async def look(session: Session) -> None:
-            # One that cannot be read keeps no other from being listed.
+            # An unreadable session must not keep the others from being listed.
             async with places:
                 with suppress(BanksmanError):
                     await self._look(session)
@@ -203,15 +233,17 @@ class UnownedSessions:
                 await asyncio.gather(*map(look, sessions))
 
     async def _look(self, session: Session) -> None:
+        """Read the queue of one session and remember it."""
         known = session.known
         if known is None:
             return
-        # Of one that was closed in good order, which nearly all were, the last event is enough.
-        # That we have let go of it the store may say a moment later.
+        # For a session that was closed in good order, as most were, reading the last event is
+        # enough. The mirror may still show an owner that has released the session, so ignore the
+        # owner.
         has_waiting_asks = await self._host.has_waiting_asks(known._replace(owner=None))
         status = await session.look() if has_waiting_asks else session.status()
         if status.phase not in UNOWNED_PHASES:
-            return  # Somebody has it by now, and says it better.
+            return  # A host has claimed it and knows its state.
         self._seen[session.id] = (status.epoch, status.seq), status.queue
         self._seen.move_to_end(session.id)
         while len(self._seen) > REMEMBERED_MAX:

@@ -1,7 +1,7 @@
-"""This process among the hosts that share its store: announced, asked, and left in good order.
+"""Membership of this server in the cluster of its store: announce it, and leave in good order.
 
-Without such a store there is nothing to it. With one, a server is a front end: it asks the others, and takes sessions
-itself as far as it has room.
+A store on one machine has no cluster, and this does nothing. On a shared store a server is a front
+end: it forwards requests to other hosts, and takes sessions itself if it has room.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ from banksman.sessions import known_agents
 
 
 def name_of(settings: ServerSettings) -> str:
+    """Return the name of this host: the configured one, or that of the machine."""
     return settings.name or socket.gethostname()
 
 
 @asynccontextmanager
 async def of(context: Context, *, is_front: bool) -> AsyncGenerator[None]:
-    """Until it is left; then nobody is answered any more. `is_front`: callers come in here."""
+    """Join the cluster for the duration of the context.
+
+    `is_front`: callers connect to this server.
+    """
     settings = context.settings
     if not settings.is_clustered:
         yield
         return
-    # Not before it is needed: whoever has a store of its own machine pays for none of it.
+    # Import it only when needed: a store on one machine does not pay for the cluster code.
     from banksman.cluster.host import Member  # noqa: PLC0415
 
     cluster = context.host.cluster
@@ -38,11 +42,13 @@ async def of(context: Context, *, is_front: bool) -> AsyncGenerator[None]:
     card = HostReport(
         name=name_of(settings),
         labels=(*settings.labels, *([FRONT] if is_front else ())),
-        # Those whose program is here. One that is installed later is announced after the next start.
+        # The agents that are installed here. One that is installed later is announced after a
+        # restart.
         agents=tuple(agent.name for agent in known_agents.find_agents() if agent.path is not None),
         room=settings.room or 0,
     )
-    # Before the first heartbeat goes out, which would call us by our machine. Room there is when somebody pulls.
+    # Announce the name before the first heartbeat, which would otherwise use that of the machine.
+    # The room is 0 until the member pulls jobs.
     cluster.hosts.announce(card._replace(room=0))
     await context.host.ready()
     context.proxy = OwnerProxy(context.host, cluster, HostView(cluster.hosts, lambda: _now(context, card)))
@@ -61,7 +67,7 @@ async def of(context: Context, *, is_front: bool) -> AsyncGenerator[None]:
 
 
 def _now(context: Context, card: HostReport) -> HostReport:
-    """What it says of us, as it is in this moment."""
+    """Return this host's report with its current state."""
     member = context.member
     return card._replace(
         used=sum(not session.is_closed for session in context.host.our_sessions()),

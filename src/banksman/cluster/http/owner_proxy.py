@@ -1,16 +1,21 @@
-"""A request about a session that another host has: who is asked, and what is said if nobody answers.
+"""Forward requests about a session to its owner, with retries, deadlines and fallbacks.
 
-Three answers are never given. That something is gone, because its owner is silent: the log has what was accepted, and
-another host goes on with it. That something was done, or was not, where nobody knows. And none: every wait has an end,
-the *patience*, which is as long as a lease may take to run out, and what a take-over takes.
+Three answers are never given:
 
-So it goes by what a request means (`OwnerFallback`). What only reads is asked of the owner, for it knows best, and else
-of the log. An ask has a key, always, and is sent again with it until somebody has taken it: it is in the log before it
-is answered, and the log knows the key. What names its subject is sent again as long as nobody got it; and if somebody
-may have, the caller is told that this is not known.
+- That a session or ask is gone because its owner is silent. The log has what was accepted, and
+  another host resumes it.
+- That an action was performed, or was not, if that is unknown.
+- No answer at all. Every wait ends after the *patience*: the time for a lease to expire plus the
+  time of a take-over.
 
-A session without an owner, or whose owner is dead, is offered to all hosts (`resume`) when somebody asks in it; or it
-is taken by this very host, if it has room.
+The rest depends on the kind of request (`OwnerFallback`). A read goes to the owner, which knows
+best, and otherwise to the log. An ask always has an idempotency key, and is sent again with it
+until a host has accepted it. It is in the log before it is answered, and the log knows the key. A
+request that names its target is sent again while no host has received it. If one may have received
+it, the caller learns that the result is unknown.
+
+If a caller asks in a session that has no owner or a dead one, the session is offered to all hosts
+(`resume`). If this host has room, it takes the session instead.
 """
 
 from __future__ import annotations
@@ -59,26 +64,26 @@ from banksman.sessions.session import Session
 from banksman.sessions.status import Status
 from banksman.store.log import KnownSession
 
-# What a take-over takes, beyond the lease: a claim, a look at the log, the end of what is left.
+# The time of a take-over beyond the lease: a claim, a read of the log, the end of old processes.
 TAKE_OVER_SECONDS = 10.0
-# The log can answer, too: so nobody waits long for an owner that only knows better.
+# Reads wait only briefly for the owner, because the log can answer too.
 READ_SECONDS_MAX = 2.0
-# To stop something takes as long as the ladder takes.
+# Stopping a process takes as long as the ladder.
 WRITE_SECONDS_MAX = 60.0
-# Who waits for an outcome is answered at once when it is there. This long at a time, because an owner that dies in
-# between says nothing.
+# A wait for an outcome is forwarded in slices of this length, because an owner that dies in between
+# sends nothing. An outcome within a slice returns immediately.
 WAIT_SLICE_SECONDS = 5.0
-# Between two looks who has the session now, if nothing happens in it.
+# The pause between two lookups of the owner, if nothing happens in the session.
 PAUSE_SECONDS = 0.05
 PAUSE_SECONDS_MAX = 0.5
-# So many sessions that were offered are remembered; of one that is forgotten it is said again.
+# How many offered sessions are remembered. A forgotten one is offered again.
 OFFERED_MAX = 10_000
-# The session was here, or seemed to be, and is not any more.
+# Errors that mean that the session left this host.
 LEFT = (NotOwner, Closed, Moving, Moved)
 
 
 class RetryPause:
-    """Between attempts: short at first, for a take-over may be over in a moment."""
+    """Pauses between attempts: short at first, because a take-over may be over in a moment."""
 
     def __init__(self, patience: float) -> None:
         self._until = time.monotonic() + patience
@@ -87,36 +92,42 @@ class RetryPause:
 
     @property
     def left(self) -> float:
+        """The time that is left."""
         return max(0.0, self._until - time.monotonic())
 
     def take(self) -> float:
+        """Return the next pause, twice as long as the one before."""
         seconds, self._next = min(self._next, self.left), min(2 * self._next, PAUSE_SECONDS_MAX)
         return seconds
 
 
 class OwnerSilent(msgspec.Struct, frozen=True):
-    """Why there is no answer."""
+    """The reason why no owner answered."""
 
     why: str
 
 
 class OwnerProxy:
-    """How the other hosts of a store are asked. All of it belongs to the loop of `host`, which is ours."""
+    """Requests of this server to the owners of sessions. Belongs to the event loop of `host`."""
 
     def __init__(self, host: Host, cluster: Cluster, hosts_view: HostView) -> None:
         self._host = host
         self.cluster = cluster
         self.hosts_view = hosts_view
-        # What was offered, under which epoch and when: to say so once a lease is enough.
+        # By session: the epoch and time of the last offer. One offer per lease is enough.
         self._offered: dict[str, tuple[int, float]] = {}
 
     @property
     def patience(self) -> float:
+        """The time until a request without an answer fails."""
         return self.cluster.hosts.lease_seconds + TAKE_OVER_SECONDS
 
     async def know(self, id_or_name: str) -> None:
-        """Another front end may have told somebody of it a moment ago, who asks here now. `Unreachable`: nobody can be
-        asked, and so it is not said that there is none."""
+        """Fetch a session's record if it is unknown here.
+
+        Another front end may have shown the session to this caller a moment ago. Raises
+        `Unreachable` if the store cannot be asked: then "not found" would be a guess.
+        """
         try:
             session_of(self._host, id_or_name)
         except NotFound:
@@ -124,11 +135,12 @@ class OwnerProxy:
                 await self.cluster.records.look_for(id_or_name)
 
     async def answer(self, call: RouteCall, route: Route) -> Result:
+        """Answer a request here, or forward it to the owner."""
         try:
             session = session_of(self._host, call.path["id"])
         except NotFound:
             if isinstance(call.query, DeleteSession) and call.query.forget:
-                await self._host.delete(call.path["id"])  # An earlier deletion may have been cut short.
+                await self._host.delete(call.path["id"])  # Finish an interrupted deletion.
             raise
         if call.is_forwarded:
             return await self._as_owner(call, route, session)
@@ -137,6 +149,7 @@ class OwnerProxy:
         return await self._write(call, route, session)
 
     async def _as_owner(self, call: RouteCall, route: Route, session: Session) -> Result:
+        """Answer a forwarded request, or refuse it with 421 if this host lost the session."""
         if not is_here(session):
             raise _not_here(session)
         try:
@@ -144,18 +157,20 @@ class OwnerProxy:
         except LEFT as exc:
             if not _is_about(exc, session):
                 raise
-            # Lost in this moment, or on its way to another host: whoever sent it finds out which.
+            # The session was lost just now, or moves to another host. The sender finds out which.
             raise _not_here(session) from exc
         if _is_lost(result):
             raise _not_here(session)
         return result
 
-    # -- what only reads ---------------------------------------------------------------------------------------------
+    # -- reads -------------------------------------------------------------------------------------
     async def _read(self, call: RouteCall, route: Route, session: Session) -> Result:
         if isinstance(call.query, WaitFor):
             return await self._wait_turn(call, route, session)
         if is_here(session):
             return await route.handle(call)
+        # A keyed request may stay unknown: the retry sends the same key, and the log knows whether
+        # it was accepted.
         answer = await self.ask(session.id, _request(call, session), READ_SECONDS_MAX) if has_owner(session) else None
         if isinstance(answer, ForwardedResponse):
             return answered(answer)
@@ -165,8 +180,12 @@ class OwnerProxy:
         return told
 
     async def _wait_turn(self, call: RouteCall, route: Route, session: Session) -> Result:
-        """Of its owner, and of the log whenever that does not answer: an outcome that another host writes is one. What
-        is said here of a session that was just lost is none: the log will say how it ended."""
+        """Wait for the outcome of a turn.
+
+        The owner is asked, and the log whenever the owner is silent: another host may write the
+        outcome. An outcome of a session that this host just lost does not count, because the log
+        will have the real one.
+        """
         query: WaitFor = call.query
         pause = RetryPause(min(query.wait, WAIT_SECONDS_MAX))
         while True:
@@ -194,12 +213,13 @@ class OwnerProxy:
             if is_over or not pause.left:
                 return result
 
-    # -- what changes something --------------------------------------------------------------------------------------
+    # -- writes ------------------------------------------------------------------------------------
     async def _write(self, call: RouteCall, route: Route, session: Session) -> Result:
+        """Perform a request that changes something, and retry while that is safe."""
         kind = route.to_owner
         assert kind is not None
         if kind is OwnerFallback.KEYED and call.key is None:
-            # Whoever is told that nobody answers is told it, too, and may come again with it.
+            # Errors repeat this key, so that the caller may retry with it.
             call = replace(call, key=uuid.uuid4().hex)
         pause = RetryPause(self.patience)
         while True:
@@ -214,9 +234,10 @@ class OwnerProxy:
     async def _attempt(
         self, call: RouteCall, route: Route, session: Session, pause: RetryPause
     ) -> Result | OwnerSilent:
+        """Try once: at the owner, by a take-over, or on this host."""
         kind = route.to_owner
         if not is_here(session) and has_owner(session):
-            # An owner that is at it says so, and one that says nothing for a while is not waited for.
+            # An owner that works on the request signals that. A silent owner ends the wait early.
             seconds = max(0.1, pause.left) if kind is OwnerFallback.KEYED else WRITE_SECONDS_MAX
             answer = await self.ask(
                 session.id, _request(call, session), seconds, is_known=kind is not OwnerFallback.KEYED
@@ -228,7 +249,8 @@ class OwnerProxy:
             try:
                 await self.offer(session)
             except Unreachable as exc:
-                return OwnerSilent(str(exc.args[0]))  # Nothing was done yet but to look for somebody who could.
+                # Nothing was done: the session was only offered.
+                return OwnerSilent(str(exc.args[0]))
             if (why := self._stuck(session.id)) is not None:
                 hint = "it waits for a host that can, or to be opened by its name with what it lacks; nothing is lost"
                 raise Problem(503, "NotMovable", f"no host can go on with the session: {why}", hint=hint)
@@ -241,8 +263,11 @@ class OwnerProxy:
             return OwnerSilent(str(exc.args[0]))
 
     async def _needs_owner(self, session: Session, kind: OwnerFallback | None) -> bool:
-        """Also to end it, if its host died with it open, or if somebody still waits there: who is to be refused is the
-        owner's to say."""
+        """Return whether a request needs an owner.
+
+        Even a close does if the host died with the session open, or if an ask waits in it. Only an
+        owner can refuse that ask.
+        """
         known = session.known
         if kind is not OwnerFallback.ENDS or known is None:
             return kind is not OwnerFallback.ENDS
@@ -251,8 +276,10 @@ class OwnerProxy:
     async def ask(
         self, session: str, request: ForwardedRequest, seconds: float, *, is_known: bool = False
     ) -> ForwardedResponse | OwnerSilent:
-        """What its owner says; or why nobody says anything. `is_known`: whether it was done must be known, else it is
-        an error (`Unanswered`)."""
+        """Send a request to the owner. Returns its answer, or the reason of its silence.
+
+        `is_known`: the result must not stay unknown; raises `Unanswered` if it does.
+        """
         try:
             data = await self.cluster.bus.ask_owner(session, request.encoded(), timeout=seconds)
         except NoOwner:
@@ -271,13 +298,13 @@ class OwnerProxy:
         return response
 
     async def offer(self, session: Session) -> None:
-        """To every host that could go on with it. However many offer it, it is one job."""
+        """Offer a session to every host that could resume it. Any number of offers are one job."""
         known = session.known
         now = time.monotonic()
         epoch, at = (0, 0.0) if known is None else self._offered.get(known.id, (0, 0.0))
         if known is None or (epoch == known.epoch and now < at + self.cluster.hosts.lease_seconds):
             return
-        # Not before it is needed: whoever has a store of its own machine pays for none of it.
+        # Import it only when needed: a store on one machine does not pay for the cluster code.
         from banksman.cluster.host.takeover import offer_one  # noqa: PLC0415
 
         await offer_one(self._host.log, self.cluster, known)
@@ -286,14 +313,18 @@ class OwnerProxy:
         self._offered[known.id] = known.epoch, now
 
     async def _may_take(self, session: Session) -> bool:
+        """Return whether this host has room for the session and satisfies its need."""
         return self.may_take() and self.hosts_view.can_take(await self._host.need_of(session.id))
 
     def may_take(self) -> bool:
-        """Whether there is room on this very host."""
+        """Return whether this host has room."""
         return self.hosts_view.has_room()
 
     def state_of(self, status: Status, known: KnownSession | None) -> str:
-        """As people are told it. Of one whose owner has died it is not said that it is gone: it is being taken over."""
+        """Return the state of a session for display.
+
+        A session with a dead owner is not shown as gone: it is being taken over.
+        """
         if status.phase in ("lost", "asleep") and known is not None and self._stuck(known.id) is not None:
             return "not movable"
         return "unreachable" if status.phase == "lost" else status.state
@@ -302,19 +333,22 @@ class OwnerProxy:
         return self.cluster.records.stuck_of(session)
 
     async def wait_news(self, session: str, seconds: float) -> None:
-        """For so long, or until something happens in it: a host that takes it over says so there first."""
+        """Wait for `seconds`, or until an event in the session: a take-over writes one first."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 try:
                     found = self._host.session(session)
                     await found.wait_past(found.committed)
-                    # It says so before it can be asked: by a few milliseconds.
+                    # The event precedes the new owner's subscription by a few milliseconds.
                     await asyncio.sleep(min(seconds, PAUSE_SECONDS / 5))
                 except BanksmanError:
                     await asyncio.sleep(seconds)
 
     def unreachable(self, session: str, why: str, pause: RetryPause, key: str | None = None) -> Problem:
-        """The end of our patience, and what is known. `key`: under which it was asked for."""
+        """Build the error for a request that ran out of patience.
+
+        `key`: the idempotency key of the request.
+        """
         waited = time.monotonic() - pause.began
         known: dict[str, Any] = {"session": session, **({} if key is None else {"key": key})}
         told = why
@@ -336,12 +370,16 @@ class OwnerProxy:
 
 
 def answered(response: ForwardedResponse) -> SlicedResponse:
+    """Return the owner's response to the client."""
     return SlicedResponse(response.body, response.status, dict(response.headers))
 
 
 def _request(call: RouteCall, session: Session, *, query: str | None = None) -> ForwardedRequest:
-    """By its id: a name may be another's by the time it is there."""
-    # As it was sent, but for that: what follows the id may hold a slash that is none.
+    """Build the forwarded request.
+
+    It names the session by id: a name may belong to another session when the request arrives.
+    """
+    # Keep the rest of the raw path: it may contain an escaped slash.
     raw = call.request.scope["raw_path"].decode("ascii")
     rest = raw.removeprefix("/v1/sessions/").partition("/")[2]
     path = f"/v1/sessions/{quote(session.id, safe='')}{'/' * bool(rest)}{rest}"
@@ -354,18 +392,24 @@ def _request(call: RouteCall, session: Session, *, query: str | None = None) -> 
 
 
 def is_here(session: Session) -> bool:
-    """In our hands, and to be asked: not on its way to another host, nor taken by one."""
+    """Return whether this host owns the session and answers for it.
+
+    False if the session moves to another host, or was taken by one.
+    """
     return session.is_open or (session.is_ours and not session.is_closed and session.status().phase == "closing")
 
 
 def has_owner(session: Session) -> bool:
-    """Somebody whose lease stands, as far as is known here."""
+    """Return whether the session has an owner with a valid lease, according to the mirror."""
     known = session.known
     return known is not None and known.owner is not None and known.owner.is_alive
 
 
 def _is_lost(result: Result) -> bool:
-    """A turn's outcome that is none: of a session that was ours, and of which another says how it ended."""
+    """Return whether a turn's outcome is that of a session this host just lost.
+
+    That outcome is not durable. Another host will write how the turn ended.
+    """
     if not isinstance(result, HttpAnswer) or not isinstance(result.value, Turn):
         return False
     outcome = result.value.outcome
@@ -373,7 +417,10 @@ def _is_lost(result: Result) -> bool:
 
 
 def _is_about(error: BanksmanError, session: Session) -> bool:
-    """And not about another session, which drives the same conversation."""
+    """Return whether an error is about this session.
+
+    It may be about another session that drives the same conversation.
+    """
     return error.ids.get("session") in (None, session.id)
 
 

@@ -1,9 +1,11 @@
-"""A new session, where many hosts could take it: here, if there is room and this host has what the session needs; else
-it is offered, and the first host with room takes it.
+"""Open a session on a suitable host of the cluster, and list sessions of many hosts.
 
-Its id is made of the key of the request, so whoever sends that again, to whichever front end, means the same session: a
-host that is offered it a second time finds it. One that is opened by the name of a session that somebody has is that
-session, and its owner is asked.
+A new session opens on this host if it has room and satisfies the session's need. Otherwise it is
+offered, and the first host with room takes it.
+
+The id of a new session is derived from the idempotency key. So a repeated request, at any front
+end, means the same session, and a host that gets the offer a second time finds it. A request with
+the name of a session that a host owns means that session, and is forwarded to its owner.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 
 async def open_session(proxy: OwnerProxy, call: RouteCall, here: Any) -> Result:
-    """`here`: opens it on this host, given the call."""
+    """Open a session here or on another host. `here`: opens it on this host, given the call."""
     body: messages.OpenSession = call.body
     call = call if call.key is not None else replace(call, key=uuid.uuid4().hex)
     assert call.key is not None
@@ -65,7 +67,7 @@ async def open_session(proxy: OwnerProxy, call: RouteCall, here: Any) -> Result:
             except NotOwner as exc:
                 if not _is_meant(call, id, body.name, exc.ids.get("session")):
                     raise
-                # Another one was faster: it is asked next.
+                # Another host was faster. The next attempt asks it.
             await proxy.wait_news(id, pause.take())
             continue
         proxy.hosts_view.check_satisfiable(need)
@@ -77,7 +79,8 @@ async def open_session(proxy: OwnerProxy, call: RouteCall, here: Any) -> Result:
             continue
         except NoOwner as exc:
             raise proxy.hosts_view.no_room(need) from exc
-        # Empty: a host has opened it before, and could not say so. It is asked next.
+        # An empty answer: a host opened the session earlier, and could not report it. The next
+        # attempt asks that host.
         if data:
             answer = response_of(data)
             if answer.title == "NotOwner":
@@ -93,13 +96,16 @@ async def open_session(proxy: OwnerProxy, call: RouteCall, here: Any) -> Result:
 
 
 def _is_meant(call: RouteCall, id: str, name: str | None, holder: object) -> bool:
-    """Whether it is this session that another host has; and not one that has the conversation, which is no loss."""
+    """Return whether `holder`, which another host has, is this session.
+
+    Otherwise it is another session that holds the conversation, and this one is not lost.
+    """
     known = _known(call, id, name)
     return holder in (None, id) or (known is not None and known.id == holder)
 
 
 def _known(call: RouteCall, id: str, name: str | None) -> Session | None:
-    """Made with this key before, or of this name."""
+    """Return the session that was created with this key or has this name; None without one."""
     for word in (id, name):
         if word is not None:
             with suppress(NotFound):
@@ -107,20 +113,20 @@ def _known(call: RouteCall, id: str, name: str | None) -> Session | None:
     return None
 
 
-# A list of sessions that many hosts have: each host says what its own are doing, and the store says the rest.
+# Lists of sessions on many hosts.
 #
-# The store knows which sessions there are and who has them, and that is the list. What a session is doing at this
-# moment (it runs, it asks something) only its owner knows without reading its log. So the owners of what is listed are
-# asked, all at once and not for long; of one that is silent it is said that it is unreachable, and nothing else is
-# guessed.
+# The store knows the sessions and their owners, and that is the list. Only an owner knows the
+# current activity of a session (a running turn, an open question) without reading its log. So all
+# owners of listed sessions are asked concurrently, with a short timeout. A session of a silent
+# owner is shown as unreachable, and nothing is guessed.
 
 LOOK_SECONDS_MAX = 1.0
-# Owners that are asked at a time.
+# Owners that are asked concurrently.
 HOSTS_AT_ONCE_MAX = 64
 
 
 async def filled(proxy: OwnerProxy, listed: Sequence[messages.Session]) -> list[messages.Session]:
-    """The same sessions in the same order, with what their owners say of them."""
+    """Return the same sessions in the same order, with the state that their owners report."""
     owners = {_host(session) for session in listed if session.phase == "elsewhere"}
     places = asyncio.Semaphore(HOSTS_AT_ONCE_MAX)
 
@@ -138,7 +144,7 @@ def _filled(session: messages.Session, told: dict[str, messages.Session] | None)
     if told is None:
         session.state = "unreachable"
         return session
-    # It may have come there, or have left, since the store was looked at.
+    # The session may have moved since the store was read.
     found = told.get(session.id)
     if found is None:
         return session
@@ -147,7 +153,7 @@ def _filled(session: messages.Session, told: dict[str, messages.Session] | None)
 
 
 async def _told(proxy: OwnerProxy, host: str) -> dict[str, messages.Session] | None:
-    """By id, what a host says of those that it has; None: it says nothing, or nothing that we understand."""
+    """Return the sessions that a host reports, by id; None without a valid answer."""
     with suppress(Problem, msgspec.DecodeError):
         answer = await proxy.ask(f"host:{host}", ForwardedRequest("GET", "/v1/sessions"), LOOK_SECONDS_MAX)
         if isinstance(answer, ForwardedResponse) and answer.status == 200:

@@ -1,4 +1,4 @@
-"""The store on NATS JetStream, for many hosts. `ClusterLog` is the log; what it is made of is in the files beside."""
+"""The log on NATS JetStream, for many hosts. `ClusterLog` is its entry point."""
 
 from banksman.cluster.log.cluster_log import ClusterLog
 

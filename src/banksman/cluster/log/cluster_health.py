@@ -1,11 +1,13 @@
-"""A look at a cluster that changes nothing, for whoever wants to know how it is: no stream is made, nothing is stored.
+"""Read-only health check of a NATS cluster, for `banksman doctor`: servers, streams, sync, storage.
 
-Each server is asked by itself first, on a plain connection: it introduces itself before it asks who we are, so one that
-is down, too old or without JetStream is known by its name, whatever the others say. Then we come in as a host would,
-and ask JetStream for our streams.
+It creates no stream and stores nothing. First it opens a plain connection to each server. A server
+introduces itself before it asks for credentials. So a server that is down, too old or without
+JetStream is known by name, whatever the others say. Then it connects like a host, and asks
+JetStream for the streams.
 
-What no client is told is when a server syncs its files. The server says it on its monitoring port only, so that one is
-asked where it can be reached, and believed if it is of the same server (`server_id`).
+Clients cannot ask when a server syncs its files. The server reports that on its monitoring port
+only. So that port is asked if it is reachable, and the answer counts if it comes from the same
+server (`server_id`).
 """
 
 from __future__ import annotations
@@ -27,19 +29,24 @@ from banksman.cluster.nats import Nats
 from banksman.cluster.store_address import StoreAddress
 from banksman.errors import StoreError, Unanswered, Unreachable, UsageError
 
-# A server on the same network introduces itself in a millisecond.
+# A server on the same network introduces itself within a millisecond.
 LOOK_SECONDS_MAX = 3.0
-# Servers that have lost their leader choose another in about five.
+# Servers that lost their leader elect another in about five seconds.
 ENTER_SECONDS_MAX = 10.0
 AGAIN_SECONDS = 0.1
 MONITOR_PORT = 8222
-# Also "unavailable", as is one that chooses a leader, but not for the moment: JetStream is off, for us or for all.
+# These errors have the code "unavailable", like a leader election. But they last: JetStream is off,
+# for this account or on all servers.
 NOT_ENABLED = (10039, 10076)
 ANSWER_BYTES_MAX = 1 << 20
 
 
 class NatsServer(Struct, frozen=True):
-    """`place`: as it was named. `fault`: it did not introduce itself, and why; then all else is empty."""
+    """A server as it introduced itself.
+
+    `place`: the address as the operator wrote it. `fault`: why the server did not introduce itself;
+    then all other fields are empty.
+    """
 
     place: str
     id: str = ""
@@ -48,9 +55,9 @@ class NatsServer(Struct, frozen=True):
     has_jetstream: bool = False
     payload_bytes_max: int = 0
     fault: str = ""
-    # Where clients reach the others of its cluster, as it says itself.
+    # Client addresses of the other servers of its cluster, as the server reports them.
     others: tuple[str, ...] = ()
-    # It encrypts every connection, or none comes in.
+    # The server requires TLS on every connection.
     has_tls: bool = False
 
     @property
@@ -59,8 +66,11 @@ class NatsServer(Struct, frozen=True):
 
 
 class NatsStream(Struct, frozen=True):
-    """`late`: the names of servers that should have it and are gone, or lag behind. `leader` empty: nobody takes
-    anything for it. `lease`: of the stream of hosts, the time after which they are dead."""
+    """A stream of the store.
+
+    `late`: names of replicas that are offline or lag. `leader`: empty if no server accepts writes.
+    `lease`: only for the stream of hosts, the lease in seconds.
+    """
 
     name: str
     replicas: int
@@ -70,15 +80,21 @@ class NatsStream(Struct, frozen=True):
 
 
 class SyncInterval(Struct, frozen=True):
-    """Of one server, by its monitoring port. `seconds` 0: always, before anything is acknowledged. None: not known."""
+    """The sync interval of one server, from its monitoring port.
+
+    `seconds`: 0 means before every ack; None means unknown.
+    """
 
     place: str
     seconds: float | None = None
 
 
 class ClusterHealth(Struct, frozen=True):
-    """`entered` empty: we were let in and JetStream answered; else why not. `missing`: streams that nobody has made
-    yet. `cluster_size`: as many servers as are known of."""
+    """The result of a health check.
+
+    `entered`: why the check could not use JetStream; empty if it could. `missing`: streams that no
+    host has created yet. `cluster_size`: the number of known servers.
+    """
 
     servers: tuple[NatsServer, ...]
     entered: str = ""
@@ -86,7 +102,7 @@ class ClusterHealth(Struct, frozen=True):
     streams: tuple[NatsStream, ...] = ()
     missing: tuple[str, ...] = ()
     syncing: tuple[SyncInterval, ...] = ()
-    # A client without credentials is let in, to the same streams.
+    # A client without credentials reaches the same streams.
     is_open: bool = False
 
     @property
@@ -96,7 +112,11 @@ class ClusterHealth(Struct, frozen=True):
 
 
 async def look(address: StoreAddress, *, monitors: Sequence[str] = ()) -> ClusterHealth:
-    """`monitors`: where monitoring is, as `http://HOST:PORT`; without any, the usual port of each server is tried."""
+    """Check the servers and streams of a store.
+
+    `monitors`: monitoring addresses as `http://HOST:PORT`; by default the usual port of each
+    server.
+    """
     servers = await asyncio.gather(*(_introduced(server) for server in address.servers))
     up = [server for server in servers if not server.fault]
     if not up:
@@ -116,13 +136,14 @@ async def look(address: StoreAddress, *, monitors: Sequence[str] = ()) -> Cluste
 
 
 async def _is_open(address: StoreAddress, *, is_made: bool) -> bool:
-    """Come in as a client that knows the servers and nothing else, and look for our streams.
+    """Return whether a client without credentials reaches the streams of this store.
 
-    A server may let strangers into another account (`no_auth_user`), where our streams are not: that one is not open.
-    Before our streams are made, JetStream's answer has to do."""
+    A server may map such clients to another account (`no_auth_user`) without these streams. That
+    does not count as open. Before the streams exist, any answer of JetStream counts.
+    """
     stranger = address.without_credentials
     if stranger == address:
-        return True  # We came in, and had none.
+        return True  # The check itself had no credentials.
     nats = Nats(stranger, name="banksman doctor")
     verb = f"STREAM.INFO.{StreamNames(address.prefix).events}" if is_made else "INFO"
     try:
@@ -136,6 +157,7 @@ async def _is_open(address: StoreAddress, *, is_made: bool) -> bool:
 
 
 async def _introduced(url: str) -> NatsServer:
+    """Read the introduction of one server."""
     parts = urlsplit(url)
     place = f"{parts.hostname}:{parts.port}"
     writer: asyncio.StreamWriter | None = None
@@ -149,7 +171,7 @@ async def _introduced(url: str) -> NatsServer:
     except TimeoutError:
         return NatsServer(place, fault=f"it has said nothing for {LOOK_SECONDS_MAX:g} s")
     except OSError as exc:
-        # asyncio has words of its own for what the system says; a name that is not known has no number of the system's.
+        # asyncio words system errors differently. An unknown host name has no errno of the system.
         number = exc.errno or 0
         return NatsServer(place, fault=os.strerror(number) if number > 0 else exc.strerror or str(exc))
     except (ValueError, TypeError, AttributeError) as exc:
@@ -162,7 +184,7 @@ async def _introduced(url: str) -> NatsServer:
 
 
 def _server(place: str, said: dict[str, Any]) -> NatsServer:
-    # As in 2.15.1-RC.2; what is no number counts for nothing.
+    # Versions look like 2.15.1-RC.2. Parts that are not numbers are ignored.
     version = str(said.get("version", "")).partition("-")[0].split(".")
     return NatsServer(
         place,
@@ -206,7 +228,10 @@ async def _streams(address: StoreAddress) -> tuple[tuple[NatsStream, ...], tuple
 
 
 async def _answer(nats: Nats, verb: str) -> dict[str, Any]:
-    """Asked again until somebody else's patience is over: while servers choose a leader nobody answers."""
+    """Retry until JetStream answers, for example after a leader election.
+
+    The caller sets the deadline.
+    """
     while True:
         with suppress(Unanswered):
             answer = await nats.api(verb, {}, timeout=1.0)
@@ -223,7 +248,7 @@ def _stream(name: str, answer: dict[str, Any], *, is_hosts: bool) -> NatsStream:
     return NatsStream(
         name,
         replicas=config["num_replicas"],
-        # A server that is alone leads, and does not say so.
+        # A single server is the leader and does not report one.
         leader=str(cluster.get("leader") or "") if cluster else "itself",
         late=tuple(late),
         lease=config["max_age"] / 1e9 if is_hosts else None,
@@ -237,10 +262,10 @@ async def _syncing(servers: Sequence[NatsServer], monitors: Sequence[str]) -> tu
 
 
 def varz(monitor: str) -> dict[str, Any] | None:
-    """What a server says of itself on its monitoring port; None: nobody does there."""
+    """Return what a monitoring port reports; None without an answer."""
     if not monitor.startswith(("http://", "https://")):
         return None
-    # Never by a proxy: it may answer for a server that does not.
+    # Never use a proxy: it may answer in place of a dead server.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{monitor.rstrip('/')}/varz", timeout=LOOK_SECONDS_MAX) as answer:
@@ -259,20 +284,23 @@ def _sync_seconds(said: dict[str, Any] | None) -> float | None:
 
 
 def _part(said: dict[str, Any], name: str) -> dict[str, Any]:
-    """Empty where there is none: a server leaves out what it has not got."""
+    """Return a nested object; empty if it is missing, because servers omit what they lack."""
     return said.get(name) or {}
 
 
-# How full JetStream is: a look that changes nothing, for the doctor. Where it is full, nothing is accepted any more.
+# Storage use of JetStream, for the doctor. A full store accepts nothing.
 #
-# There are two bounds. The account may have one, and says so to every client. The server has one always, the share of
-# its disk that it may take (`max_file_store`), and says so on its monitoring port only.
+# There are two limits. The account may have one, and reports it to every client. Each server always
+# has one, its share of the disk (`max_file_store`), and reports it on its monitoring port only.
 
 USAGE_SECONDS_MAX = 5.0
 
 
 class StorageUse(Struct, frozen=True):
-    """`place`: whose it is, the account's or a server's. `limit_bytes` None: there is none, or it is not told."""
+    """The storage that an account or a server uses.
+
+    `place`: which account or server. `limit_bytes`: None if there is no limit, or it is unknown.
+    """
 
     place: str
     used_bytes: int
@@ -286,8 +314,11 @@ class StorageUse(Struct, frozen=True):
 async def look_at_usage(
     address: StoreAddress, servers: Collection[str], *, monitors: Sequence[str] = ()
 ) -> tuple[StorageUse, ...]:
-    """`servers`: the ids of those that are meant; on the port of another cluster somebody else may answer. `monitors`:
-    as in `look`. `StoreError`: we are not let in, or nobody answers."""
+    """Return the storage use of the account and of the servers.
+
+    `servers`: ids of the servers that count, because another cluster may answer on a port.
+    `monitors`: as in `look`. Raises `StoreError` if the connection is refused or no server answers.
+    """
     usual = [f"http://{urlsplit(server).hostname}:{MONITOR_PORT}" for server in address.servers]
     answers = await asyncio.gather(*(asyncio.to_thread(varz, monitor) for monitor in monitors or usual))
     known = {str(answer.get("server_id")): answer for answer in answers if answer is not None}
@@ -308,11 +339,11 @@ async def _account(address: StoreAddress) -> dict[str, Any]:
 
 
 def _of_account(said: dict[str, Any]) -> Iterator[StorageUse]:
-    """An account may have a bound for each number of replicas, and is then told by them."""
+    """Return the use of an account. It has a limit per number of replicas, or one in total."""
     if "error" in said:
         return
     for name, tier in _part(said, "tiers").items() or [("", said)]:
-        # Without a bound it says -1.
+        # The account reports -1 without a limit.
         limit = _number(_part(tier, "limits").get("max_storage"))
         yield StorageUse(
             f"this account{', ' * bool(name)}{name}", _number(tier.get("storage")), limit if limit > 0 else None

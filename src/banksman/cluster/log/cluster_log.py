@@ -1,15 +1,17 @@
-"""The log on NATS JetStream: what the loop sees of it.
+"""The log on NATS JetStream: implementation of the `Log` protocol for many hosts.
 
-It promises what every engine does (`store/log.py`): what is answered is stored by as many servers as the store has
-replicas for, as durably as they sync. A session's claim is a change of its record and a fence in its events
-(`session_ownership.py`); its appends go through its line (`session_queue.py`), journal first; readers read from the
-servers, whoever owns it (`event_reader.py`).
+It promises the same as every engine (`store/log.py`). An acknowledged append is stored by as many
+servers as the store has replicas, as durably as those servers sync. The parts:
 
-What other hosts have done is known a moment later, never in another order: `head`, `find` and `sessions` answer from
-what was last heard. What decides something (a claim, a change of a name) asks the leader.
+- A claim changes the session's record and fences its events (`session_ownership.py`).
+- Appends go through the session's write queue, journal first (`session_queue.py`).
+- Readers read from the servers, whichever host owns the session (`event_reader.py`).
 
-A host has what it claimed for as long as its lease stands (`host_leases.py`). Beyond that all of it is refused, and
-whatever was on its way waits in the journal: see `journal_recovery.py`.
+Changes of other hosts arrive a moment later, and always in their order: `head`, `find` and
+`sessions` answer from local mirrors. A decision (a claim, a rename) asks the leader.
+
+A host owns its claims while its lease is valid (`host_leases.py`). After that every call is
+refused, and messages in flight wait in the journal (`journal_recovery.py`).
 """
 
 from __future__ import annotations
@@ -66,19 +68,22 @@ from banksman.store.memory_session import TurnIndexes
 
 log = logging.getLogger("banksman")
 
-# How long a close waits for a cluster that does not answer. What is not in it by then is in the journal.
+# How long a close waits for a silent cluster. Messages that are not stored then stay in the
+# journal.
 CLOSE_SECONDS_MAX = 5.0
-# For what we said last, and nobody has answered for: a claim of ours before it is in its place makes it a report.
+# How long a claim waits for this host's own messages to be recovered. A claim before that would
+# fence them off, and they would end as a report.
 SALVAGE_SECONDS_MAX = 3.0
-# What is said to who comes too early: the connection is made where somebody awaits something.
+# The hint for a call before `ready`: the connection is made in an awaited call.
 _EARLY = "enter the host first (async with), or await something of it"
 
 
 class ClusterLog:
-    """A `Log` on NATS at an address. Opened inside a loop, and belongs to it; connected by `ready`.
+    """A `Log` on NATS at an address.
 
-    `folder`: where its journal is. `bytes_max`: what is kept of each session, about, besides what its last snapshot
-    does not hold.
+    It is created inside an event loop and belongs to that loop; `ready` connects it. `folder`: the
+    folder of its journal. `bytes_max`: how much is kept of each session, approximately, beside the
+    events that its last snapshot does not cover.
     """
 
     is_durable: bool = True
@@ -130,7 +135,7 @@ class ClusterLog:
             ensure_anew=self._streams.ensure_anew,
         )
         self._tasks: set[asyncio.Task[Any]] = set()
-        # What was on its way when the lease was lost, on its way again.
+        # The task that publishes messages from journals: after the start, and after a lost lease.
         self._salvaging: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -138,17 +143,20 @@ class ClusterLog:
 
     @property
     def cluster(self) -> ClusterLog:
-        """What binds its hosts: see `cluster/interfaces.py`."""
+        """The cluster protocol of this store: see `cluster/interfaces.py`."""
         return self
 
     @property
     def records(self) -> ClusterLog:
+        """The records protocol, which this class implements."""
         return self
 
-    # -- its life ----------------------------------------------------------------------------------------------------
+    # -- start and close ---------------------------------------------------------------------------
     async def ready(self) -> None:
-        """Connected, with a lease, and all that is stored is known. `Unreachable` if nobody answers: it may be tried
-        again."""
+        """Connect, get a lease, and load the mirrors.
+
+        Raises `Unreachable` if no server answers; a later call tries again.
+        """
         if self._phase is LogPhase.NEW:
             if self._starting is None or (self._starting.done() and self._phase is LogPhase.NEW):
                 self._starting = self._loop.create_task(self._start())
@@ -172,19 +180,25 @@ class ClusterLog:
             self._phase = LogPhase.OPEN
 
     def guard(self, guard: OwnershipListener) -> None:
+        """Register the listener that ends processes when ownership is lost."""
         self.hosts.guard(guard)
 
     def _on_up(self) -> None:
-        """The connection was away: what rang meanwhile was missed."""
+        """Reload after a reconnect: notifications during the gap were missed."""
         self.hosts.reload_soon()
         self._records.reload_soon()
         self._heads.look_soon()
         self.placement.on_up()
 
     def _on_lost(self) -> None:
+        """Give up all sessions and fall silent: the lease is lost.
+
+        Both are synchronous. When this returns, no queue starts another publish, and no answer
+        leaves as an owner's.
+        """
         self._lines.lose()
         self.bus.fall_silent_nowait()
-        # What was on its way may still find its place, once somebody answers.
+        # Messages in flight may still be stored in their place, once the cluster answers again.
         self._salvaging = self._spawn(self._journal_recovery.later(self._journal, self.hosts))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -199,6 +213,7 @@ class ClusterLog:
             log.error("! what was begun beside the log has failed: %r", exc)
 
     async def close(self) -> None:
+        """Release all sessions, and stop."""
         if self._closing is None:
             self._phase = LogPhase.CLOSING
             self._lines.release()
@@ -209,6 +224,9 @@ class ClusterLog:
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.wait((self._starting,))
+        # The order matters. The queues publish and release first. The lease ends last among the
+        # cluster parts, because it protects everything before it. The journal closes after all its
+        # writers.
         await self._lines.stop(CLOSE_SECONDS_MAX)
         for task in list(self._tasks):
             task.cancel()
@@ -225,6 +243,7 @@ class ClusterLog:
         self._phase = LogPhase.CLOSED
 
     def abandon(self) -> None:
+        """Drop all resources without waiting: the event loop is already closed."""
         self._phase = LogPhase.CLOSED
         self.hosts.abandon()
         self._journal.abandon()
@@ -236,14 +255,18 @@ class ClusterLog:
         if self._phase is not LogPhase.OPEN:
             raise StoreError("the log is closed")
 
-    # -- owning ------------------------------------------------------------------------------------------------------
+    # -- ownership ---------------------------------------------------------------------------------
     async def claim(self, session: str, *, name: str | None = None, agent: str | None = None) -> int:
-        """Cancelled, it claims nothing: what was claimed by then is released."""
+        """Claim the session and return its epoch.
+
+        A cancelled claim claims nothing: a claim that took effect is released.
+        """
         await self.ready()
         check_text(session, name, agent)
         check_no_host(session)
         if self._salvaging is not None:
-            # What we said last finds its place first, or it would be refused for our own claim.
+            # Let this host's recovered messages be stored first. Its own claim would fence them
+            # off.
             await asyncio.wait((self._salvaging,), timeout=SALVAGE_SECONDS_MAX)
         return await self._ask(session, Claim(self._loop.create_future(), name, agent))
 
@@ -261,7 +284,7 @@ class ClusterLog:
         line = self._lines.of(session)
         line.put(QueuedLease(epoch, line.told, done, self._late(session), name=name))
 
-    # -- writing -----------------------------------------------------------------------------------------------------
+    # -- writes ------------------------------------------------------------------------------------
     def append(  # noqa: PLR0917  The protocol's own signature, called once per chunk: names would cost.
         self,
         session: str,
@@ -273,7 +296,7 @@ class ClusterLog:
         snapshot: bytes | None = None,
     ) -> None:
         line = self._lines.of(session)
-        # A copy: the caller may go on using its list.
+        # Copy the entries: the caller may reuse its list.
         part = MessagePart(at, tuple(entries))
         line.put(
             QueuedAppend(
@@ -297,6 +320,7 @@ class ClusterLog:
         await restored.restore(session, name, agent, chunks, snapshot)
 
     def _late(self, session: str) -> StoreError | None:
+        """Return the error of a call that came after the close began."""
         if self._phase in (LogPhase.OPEN, LogPhase.NEW):
             return None
         return StoreError("the log is closed", session=session)
@@ -306,21 +330,22 @@ class ClusterLog:
         self._lines.of(session).put(call)
         return await call.answer
 
-    # -- what is heard of others ---------------------------------------------------------------------------------------
+    # -- changes by other hosts --------------------------------------------------------------------
     def _on_record(self, session: str, record: SessionRecord | None) -> None:
         self._directory.on_change()
         if record is None:
             self._lines.on_deleted(session)
         elif (place := self._heads.known(session)) is not None:
-            # Its first event may have been heard of before it was.
+            # The first event may have arrived before the record did.
             self._on_moved(session, place)
 
     def _on_moved(self, session: str, place: MessagePlace) -> None:
         record = self._directory.record(session)
+        # An older epoch belongs to a deleted session of the same id.
         if record is not None and place.epoch >= record.born:
             self._waiting.on_moved(session, place)
 
-    # -- reading -----------------------------------------------------------------------------------------------------
+    # -- reads -------------------------------------------------------------------------------------
     def head(self, session: str) -> Head:
         self._check_open()
         return self._directory.head(session)
@@ -337,12 +362,15 @@ class ClusterLog:
         seq = max(after + 1, record.first)
         events = await self._reading.read(session, seq, limit, place, project)
         if events and events[0].seq > seq:
-            seq = events[0].seq  # It was trimmed in this moment.
+            seq = events[0].seq  # It was trimmed during the read.
         return Page(events, (after + 1, seq - 1) if after + 1 < seq else None)
 
     async def _look(self, session: str, after: int) -> tuple[SessionRecord | None, MessagePlace | None]:
-        """Whoever was told elsewhere that something is stored finds it here: where nothing is known behind `after`, the
-        leader is asked."""
+        """Return the session's record and its last place, fresh enough for this reader.
+
+        A client that learned of an event on another host must find it here. So if nothing is known
+        behind `after`, this asks the leader.
+        """
         place = await self._heads.look(session)
         if self._directory.record(session) is None:
             await self._records.find(session)
@@ -351,8 +379,12 @@ class ClusterLog:
         return self._directory.record(session), place
 
     async def find_turn(self, session: str, turn: str) -> TurnPlace | None:
-        """The servers have no index of turns. The first lookup in a session reads its history once, and each later one
-        reads what was written since, as long as this process remembers it (`store/memory_session.py`)."""
+        """Find where a turn is in the log.
+
+        The servers have no index of turns. The first lookup in a session reads its history once.
+        Later lookups read only newer events, while this process remembers the index
+        (`store/memory_session.py`).
+        """
         await self.ready()
         record, _ = await self._look(session, NUMBER_MAX)
         if record is None:
@@ -372,7 +404,7 @@ class ClusterLog:
     async def wait_past(self, session: str, seq: int, *, is_known: bool = False) -> None:
         check_seq(session, seq)
         await self.ready()
-        # Before the look: what comes in between lets it through.
+        # Register before the look, so that an event in between finishes the wait.
         async with self._waiting.past(session, seq) as moved:
             await self._heads.look(session)
             head = self.head(session)
@@ -397,7 +429,7 @@ class ClusterLog:
         await self.ready()
         await self._many.wait_past(position)
 
-    # -- the sessions of the store -----------------------------------------------------------------------------------
+    # -- sessions of the store ---------------------------------------------------------------------
     def sessions(self, after: str | None = None, limit: int | None = None) -> list[KnownSession]:
         self._check_open()
         return self._directory.sessions(after, limit)
@@ -425,9 +457,9 @@ class ClusterLog:
         await self.ready()
         await self._ask(session, Delete(self._loop.create_future()))
 
-    # -- what is known of it besides ---------------------------------------------------------------------------------
+    # -- shared records ----------------------------------------------------------------------------
     async def look_for(self, id_or_name: str) -> None:
-        """As the leader has it; what is known here may be a moment old."""
+        """Fetch a session's record from the leader: the local mirror may be a moment old."""
         await self.ready()
         if (await self._records.find(id_or_name)).record is None:
             id, _ = await self._records.find_name(id_or_name)
@@ -435,17 +467,17 @@ class ClusterLog:
                 await self._records.find(id)
 
     async def note_stuck(self, session: str, why: str | None) -> None:
-        """Why nobody can take it over, for people; None: somebody can. The next claim forgets it."""
+        """Record why no host can take the session over. None or the next claim clears it."""
         await self.ready()
         await self._ownership.update(session, lambda record: msgspec.structs.replace(record, stuck=why))
 
     def stuck_of(self, session: str) -> str | None:
         record, damaged = self._directory.record(session), self._records.damage_of(session)
         if damaged is not None:
-            return str(damaged)  # Nor can anybody note it there.
+            return str(damaged)  # A damaged record cannot hold a note.
         return None if record is None else record.stuck
 
-    # -- looking at the store itself ---------------------------------------------------------------------------------
+    # -- checks and counters -----------------------------------------------------------------------
     def check(self) -> None:
         self.head("")
 

@@ -1,8 +1,4 @@
-"""The newest messages of the sessions that somebody follows or writes: what all who are woken by one bell want.
-
-Of each session it is one piece without a hole, up to its newest; whoever is behind it reads from the servers. So a
-session's followers at one host cost the servers one read together, and its owner's cost none.
-"""
+"""Read events of one or many sessions from any replica, with a cache of the newest messages."""
 
 from __future__ import annotations
 
@@ -23,32 +19,45 @@ from banksman.errors import StoreDamaged, Unanswered
 
 SESSION_BYTES_MAX = 256 << 10
 BYTES_MAX = 32 << 20
-# What a message weighs besides its body.
+# The assumed overhead of a message, beside its body.
 MESSAGE_BYTES = 512
 
 PAGE_MESSAGES = 64
-# The first question for a page of events: full messages would fill it. What is read beyond a page is read again for the
-# next one, so not more; where they are smaller, what is missing is asked for by what they hold.
+# Messages in the first read of a page: full ones would fill the page. Messages beyond the page are
+# read again for the next one, so the first read stays small. If they hold fewer events, the next
+# read is sized by what they held.
 FIRST_MESSAGES = 6
-# A replica lags by milliseconds. One that lags for longer than these looks together is as good as none.
+# A replica lags by milliseconds. One that lags for longer than all these reads counts as absent.
 LAG_SECONDS = 0.01
 LAG_LOOKS_MAX = 200
 
 
 class _Piece:
+    """The cached messages of one session, consecutive and up to the newest."""
+
     def __init__(self) -> None:
         self.messages: deque[tuple[MessagePlace, MessageBody, int]] = deque()
         self.size = 0
 
 
 class RecentMessages:
+    """Cache of the newest messages of the sessions that are read or written here.
+
+    Per session the cache is consecutive up to the newest message. A reader behind it reads from the
+    servers. So all followers of a session on one host cost the servers one read together, and
+    followers on the owner's host cost none.
+    """
+
     def __init__(self) -> None:
         self._pieces: OrderedDict[str, _Piece] = OrderedDict()
         self._size = 0
 
     def keep(self, session: str, place: MessagePlace, body: MessageBody) -> None:
-        """A message with events that is stored. One that does not follow what is kept begins anew; one that is older
-        than the newest changes nothing."""
+        """Add a stored message with events.
+
+        A message that does not follow the cached ones restarts the cache of its session. A message
+        older than the newest is ignored.
+        """
         if not place.held:
             return
         piece = self._pieces.setdefault(session, _Piece())
@@ -81,7 +90,7 @@ class RecentMessages:
             self._drop(piece, len(piece.messages))
 
     def events(self, session: str, seq: int, limit: int, project: Project | None) -> list[Event]:
-        """From this one on, at most so many; none if it is not kept."""
+        """Return up to `limit` events from `seq` on; empty if `seq` is not cached."""
         piece = self._pieces.get(session)
         if piece is None or not piece.messages or seq < piece.messages[0][0].first:
             return []
@@ -95,36 +104,40 @@ class RecentMessages:
         return made
 
 
-# Reading a session's events, and those of many, from whichever replica answers.
+# Reads of events, from whichever replica answers.
 #
-# A message holds many events, and knows its place among them; a sequence of the stream is all that one can ask for.
-# Where a session's event lies is found by halves (a look is a millisecond), unless it was read before: then it is
-# known.
+# A message holds many events and knows their seqs, but the servers can only search by stream
+# sequence. The message of an event is found by bisection (a probe takes a millisecond), unless an
+# earlier read noted its place.
 
-# Of so many sessions it is remembered where some of their events lie, and of each so many.
+# How many sessions have noted places, and how many places each may have.
 SESSIONS_MAX, ANCHORS_MAX = 1024, 512
 
 
 class StoredMessages(NamedTuple):
+    """A stored message with its place and its decoded body."""
+
     subject: str
     place: MessagePlace
     body: MessageBody
 
 
 class EventReader:
+    """Read events of sessions from the servers."""
+
     def __init__(self, nats: Nats, streams: NatsStreams) -> None:
         self._nats = nats
         self._streams = streams
         self._names = streams.names
         self._all = f"{streams.names.prefix}.ev.*"
-        # For each session, first seqs and the sequences of their messages, both rising.
+        # By session: seqs of first events and the sequences of their messages, both ascending.
         self._anchors: OrderedDict[str, tuple[list[int], list[int]]] = OrderedDict()
         self.recent = RecentMessages()
         self._gates: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    # -- where it is -------------------------------------------------------------------------------------------------
+    # -- places of events --------------------------------------------------------------------------
     def note(self, session: str, place: MessagePlace) -> None:
-        """A message with events begins there."""
+        """Note that a message with events starts at this place."""
         if not place.held:
             return
         firsts, seqs = self._anchors.setdefault(session, ([], []))
@@ -144,7 +157,7 @@ class EventReader:
         self.recent.forget(session)
 
     async def find(self, session: str, seq: int, head: MessagePlace) -> int:
-        """The sequence of the message with this event, or of one before it that has none behind."""
+        """Return the sequence of the message with this event, or of the last one before it."""
         firsts, seqs = self._anchors.get(session, ([], []))
         index = bisect_right(firsts, seq)
         low = seqs[index - 1] if index else 1
@@ -169,13 +182,13 @@ class EventReader:
                 return place.seq
         return low
 
-    # -- one session -------------------------------------------------------------------------------------------------
+    # -- one session -------------------------------------------------------------------------------
     async def read(
         self, session: str, seq: int, limit: int, head: MessagePlace, project: Project | None
     ) -> list[Event]:
-        """The events from `seq` on, at most `limit`; all that are kept of them are behind `head`."""
+        """Return up to `limit` events from `seq` on; `head` is the session's last message."""
         async with self._gates.setdefault(session, asyncio.Lock()):
-            # Whoever came first may have read them for all.
+            # One reader at a time per session: the first one fills the cache for all.
             made = self.recent.events(session, seq, limit, project)
             seq += len(made)
             if seq <= head.last and len(made) < limit:
@@ -199,8 +212,10 @@ class EventReader:
     async def messages(
         self, session: str, begin: int, end: int, wanted: int | None = None
     ) -> AsyncGenerator[StoredMessages]:
-        """The session's messages from one sequence to another, both included, those that are kept. `wanted`: so many
-        events are enough."""
+        """Yield the session's kept messages between two sequences, both included.
+
+        `wanted`: the number of events that the caller needs.
+        """
         subject = self._names.event(session)
         looks = events = messages = 0
         while begin <= end:
@@ -217,7 +232,7 @@ class EventReader:
                 begin = message.seq + 1
             if found or left:
                 continue
-            # The last one is known to be there, unless it was purged: this replica lags.
+            # The message at `end` exists unless it was purged, so this replica lags.
             looks += 1
             if looks > LAG_LOOKS_MAX:
                 raise Unanswered("the replicas lag behind what was committed", session=session)
@@ -230,7 +245,7 @@ class EventReader:
         return self._names.blobs
 
     async def blobs(self, session: str, end: int) -> AsyncGenerator[str]:
-        """The names of those that the session's messages up to a sequence have, without opening them."""
+        """Yield the blob names of the session's messages up to a sequence, without opening them."""
         begin, subject = 1, self._names.event(session)
         while begin <= end:
             found, left = await self._nats.read(self._names.events, begin, subject, PAGE_MESSAGES)
@@ -239,7 +254,7 @@ class EventReader:
                 try:
                     name = message_codec.place_of(message).blob_name
                 except StoreDamaged:
-                    continue  # It is not ours, and so has none.
+                    continue  # A foreign message names no blob.
                 if message.seq <= end and name is not None:
                     yield name
             if not (found and left):
@@ -249,13 +264,13 @@ class EventReader:
         last = await self._nats.last(self._names.events, subject)
         return last is not None and last.seq >= seq
 
-    # -- many --------------------------------------------------------------------------------------------------------
+    # -- many sessions -----------------------------------------------------------------------------
     async def page(self, begin: int, count: int) -> tuple[list[StreamMessage], int]:
-        """Messages of all sessions from a sequence on, not opened, and how many are behind them."""
+        """Read messages of all sessions from a sequence on, and the number behind them."""
         return await self._nats.read(self._names.events, begin, self._all, count)
 
     async def page_as_led(self, begin: int, count: int) -> list[StreamMessage]:
-        """The same, and empty only if the leader has none: a replica may lag."""
+        """Do the same, and return empty only if the leader has no message: a replica may lag."""
         for _ in range(LAG_LOOKS_MAX):
             found, _ = await self.page(begin, count)
             if found or not await self._is_there(self._all, begin):
@@ -264,6 +279,7 @@ class EventReader:
         raise Unanswered("the replicas lag behind what was committed")
 
     async def opened(self, message: StreamMessage) -> StoredMessages:
+        """Decode a message, and fetch its blob if it has one."""
         place = message_codec.place_of(message)
         data: bytes | None = message.data
         if place.blob_name is not None:
@@ -276,14 +292,14 @@ class EventReader:
         return StoredMessages(message.subject, place, message_codec.body_of(message, data))
 
     async def last_seq(self) -> int:
-        """Of the whole stream, as its leader has it."""
+        """Return the last sequence of the event stream, from its leader."""
         info = await self._nats.api(f"STREAM.INFO.{self._names.events}", {})
         if "error" in info:
             raise Unanswered(f"{self._names.events} cannot be asked: {info['error'].get('description')}")
         return int(info["state"]["last_seq"])
 
     async def one(self, session: str, seq: int) -> StoredMessages | None:
-        """The session's message with this sequence."""
+        """Return the session's message with this sequence; None if it does not exist."""
         for looks in range(LAG_LOOKS_MAX):
             found, _ = await self._nats.read(self._names.events, seq, self._names.event(session), 1)
             if found:
@@ -295,7 +311,7 @@ class EventReader:
 
 
 def _page_messages(wanted: int | None, events: int, messages: int) -> int:
-    """How many to ask for, after so many that held so much."""
+    """Return how many messages to read next, after `messages` that held `events`."""
     if wanted is None:
         return PAGE_MESSAGES
     if not messages:

@@ -1,14 +1,21 @@
-"""Who lives: each host by a lease that it renews, and that the servers end when it does not.
+"""Host leases on NATS: heartbeats, expiry, fencing and detection of dead hosts.
 
-No clock of one machine is compared with another's. The servers count from when a heartbeat arrived; we count from when
-it was *sent*, and only if it was acknowledged, so by our count the lease ends earlier than by theirs. At `FENCE` of it
-we stop being the owner of anything, and all our processes are dead before the rest is over (`OwnershipListener`).
-Others may take our sessions only after the servers say that the lease has ended.
+A host holds a lease that it renews by heartbeats. The servers delete a heartbeat that is not
+renewed for a lease, and that deletion is the death of the host.
 
-A heartbeat goes out often: the servers may need seconds to choose a leader, and a host must not be fenced by that.
+Clocks of two machines are never compared. The servers count from the arrival of a heartbeat. The
+host counts from the moment it *sent* the heartbeat, and only if that heartbeat was acknowledged. So
+the lease ends earlier by the host's count than by the servers' count. At `FENCE` of the lease the
+host gives up every session. All its processes are dead before the rest of the lease is over
+(`OwnershipListener`). Other hosts may claim its sessions only after the servers have ended the
+lease.
 
-A host that was fenced begins anew under another id, as if it had been started just now. The old id never comes back:
-each heartbeat is stored behind the one before it, and once the servers have ended a lease there is none.
+Heartbeats are frequent: the servers may need seconds to elect a leader, and an election must not
+fence a host.
+
+A fenced host continues under a new id, as if it had just started. The old id never returns: each
+heartbeat is a compare-and-set on the one before it, and fails once the servers have ended the
+lease.
 """
 
 from __future__ import annotations
@@ -34,7 +41,8 @@ from banksman.store.log import OwnershipListener
 
 log = logging.getLogger("banksman")
 
-# Of the lease, without an acknowledged heartbeat.
+# The part of a lease after which a host without an acknowledged heartbeat gives up its sessions.
+# The remaining 0.4 is the time to end the host's processes.
 FENCE = 0.6
 BEATS_PER_LEASE = 15
 BEAT_SECONDS_MIN = 0.2
@@ -42,7 +50,7 @@ RETRY_SECONDS = 0.1
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """A heartbeat."""
+    """The content of a heartbeat."""
 
     card: HostReport
     pid: int
@@ -51,7 +59,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 class HostLeases:
-    """The hosts of a cluster, as one handle sees them, and its own place among them."""
+    """The hosts of a cluster as this process sees them, and its own lease."""
 
     def __init__(self, nats: Nats, names: StreamNames, lease: float, ensure: Callable[[str], Awaitable[None]]) -> None:
         self.lease_seconds = lease
@@ -61,7 +69,8 @@ class HostLeases:
         self._id = _new_id()
         self._card = HostReport(name=socket.gethostname())
         self._since = time.time()
-        # Of our last heartbeat, as far as we know: the next one is stored behind it, or not at all.
+        # The sequence of this host's last stored heartbeat, as it is known here. The next heartbeat
+        # expects it.
         self._seq = 0
         self._mirror = StreamMirror(
             nats, names.hosts, f"{names.prefix}.host.*", f"{names.prefix}.live.host.*", self._on_change
@@ -70,16 +79,16 @@ class HostLeases:
         self._gone: list[Callable[[str], None]] = []
         self._lost: list[Callable[[], None]] = []
         self._guards: list[OwnershipListener] = []
-        # Why the last heartbeat was refused, by servers that can be reached.
+        # Why reachable servers refused the last heartbeat; None if they did not.
         self._refusal: StoreError | None = None
-        # When the heartbeat was sent that was acknowledged last; None: we have no lease.
+        # When the last acknowledged heartbeat was sent; None: this host has no lease.
         self._held_since: float | None = None
         self._beats: asyncio.Task[None] | None = None
         self._fence: asyncio.TimerHandle | None = None
         self._hurry = asyncio.Event()
         self._is_closed = False
 
-    # -- our own -----------------------------------------------------------------------------------------------------
+    # -- this host ---------------------------------------------------------------------------------
     @property
     def id(self) -> str:
         return self._id
@@ -90,7 +99,11 @@ class HostLeases:
 
     @property
     def is_held(self) -> bool:
-        """By our own count: what we claim now is ours."""
+        """Return whether the lease is valid by this host's count, so that a claim made now counts.
+
+        This compares with the clock instead of relying on the fence timer: a blocked event loop
+        runs that timer too late.
+        """
         return self._held_since is not None and time.monotonic() < self._fence_at
 
     @property
@@ -104,17 +117,21 @@ class HostLeases:
         return self._held_since + self.lease_seconds
 
     def check_held(self) -> None:
+        """Raise `Unreachable` if the lease is not held."""
         if not self.is_held:
             raise Unreachable("this host cannot reach its cluster", hint="it goes on as soon as it can")
 
     def guard(self, guard: OwnershipListener) -> None:
+        """Register a listener that must end its processes before the lease ends."""
         self._guards.append(guard)
         if self.is_held:
             guard.on_held(self._fence_at, self._dead_by)
 
     async def start(self) -> None:
-        """The first heartbeat is acknowledged, and all others are known."""
-        self._is_closed = False  # A start that failed has stopped it.
+        """Start the heartbeats. On return the first is acknowledged and all hosts are known."""
+        self._is_closed = False  # A failed start has called `stop`.
+        # The lease comes before the mirror: without a lease this host may not claim anything,
+        # whatever it knows of the others.
         while self._held_since is None:
             await self._beat(ANSWER_SECONDS_MAX * 5)
         if self._beats is not None:
@@ -123,7 +140,11 @@ class HostLeases:
         self._beats = asyncio.get_running_loop().create_task(self._go_on())
 
     async def stop(self) -> None:
-        """Nobody needs to wait for the end of the lease: there is nothing left that it would protect."""
+        """End the lease now, instead of letting it expire.
+
+        That is safe because the sessions are released and the processes are dead: the lease
+        protects nothing that other hosts would have to wait for.
+        """
         self._is_closed = True
         if self._fence is not None:
             self._fence.cancel()
@@ -137,10 +158,11 @@ class HostLeases:
             try:
                 await self._nats.publish(self._names.host(self._id), b"", headers={"Nats-TTL": "60s"})
             except StoreError:
-                pass  # Then it ends by itself.
+                pass  # Then the lease expires.
         self._id, self._seq = _new_id(), 0
 
     def abandon(self) -> None:
+        """Stop without a word to the servers: the lease expires there."""
         self._is_closed = True
         self._held_since = None
 
@@ -152,7 +174,10 @@ class HostLeases:
         self._lost.append(callback)
 
     async def _go_on(self) -> None:
+        """Send heartbeats until cancelled, at intervals and whenever `_hurry` is set."""
         seconds = max(BEAT_SECONDS_MIN, self.lease_seconds / BEATS_PER_LEASE)
+        # Give up on one heartbeat early: several attempts must fit between the last ack and the
+        # fence.
         patience = min(ANSWER_SECONDS_MAX, self.lease_seconds / 5)
         told = ""
         while True:
@@ -169,34 +194,45 @@ class HostLeases:
                 log.debug("host %s: a heartbeat was not acknowledged: %s", self._id, exc)
                 self._refusal = None if isinstance(exc, Unreachable) else exc
                 if not self.is_held:
-                    # Perhaps somebody has deleted the stream. It is worth nothing tomorrow, and is made anew.
+                    # An operator may have deleted the stream. Create it again: leases are worthless
+                    # tomorrow, so nothing is lost with them.
                     try:
                         await self._ensure(self._names.hosts)
                         self._mirror.reload_soon()
                     except Unreachable:
                         pass
                     except BanksmanError as refusal:
-                        # Somebody has to act, and whenever that is, we are still here.
+                        # An operator has to act. This host keeps trying, so it recovers whenever
+                        # that happens.
                         if str(refusal) != told:
                             told = str(refusal)
                             log.error("! host %s has no lease, and gets none: %s", self._id, told)
-                # Nearly at once: a leader is being chosen, and what counts is when the first one is acknowledged.
+                # Retry quickly: the servers are probably electing a leader, and the lease depends
+                # on how soon the first heartbeat is acknowledged.
                 await asyncio.sleep(RETRY_SECONDS)
                 self._hurry.set()
 
     async def _beat(self, patience: float) -> None:
+        """Send one heartbeat, and extend the lease if it is acknowledged in time."""
+        # Take the time before the send. The servers count from the arrival, which is later, so this
+        # host's lease always ends first.
         id, sent = self._id, time.monotonic()
         data = msgspec.json.encode(Heartbeat(self._card, os.getpid(), _version(), self._since))
         subject = self._names.host(id)
         try:
+            # The compare-and-set keeps an expired id dead: the servers deleted its last heartbeat,
+            # so nothing has the expected sequence.
             seq = await self._nats.publish(subject, data, expected=self._seq, timeout=patience)
         except WrongLastSequence:
             await self._look_back(id)
             return
+        # Even a late ack tells where the next heartbeat has to follow. But if the fence came during
+        # the await, the sequence belongs to an id that this host has given up.
         if id == self._id:
             self._seq = seq
         if id != self._id or time.monotonic() >= sent + FENCE * self.lease_seconds:
-            return  # It came too late to mean anything.
+            # The fence time of this heartbeat has passed: the ack must not revive the lease.
+            return
         self._mirror.put(StreamMessage(subject, data, {}, seq))
         self._held_since = sent
         self._set_fence()
@@ -204,9 +240,15 @@ class HostLeases:
             guard.on_held(self._fence_at, self._dead_by)
 
     async def _look_back(self, id: str) -> None:
-        """A heartbeat that was not answered was stored all the same, and the next one follows it. Or the servers have
-        ended the lease while we believed in it: our clock stood still (a machine that was suspended), or what we sent
-        lay in a buffer for too long. An id that has ended must not come back by that."""
+        """Find out why a heartbeat met another sequence than it expected.
+
+        - A heartbeat without an ack was stored after all. The next one follows it.
+        - The servers ended a lease that this host still counts as held. Its clock stood still (a
+          suspended machine), or the heartbeat stayed in a buffer for too long. The host is fenced
+          now.
+        - The servers ended a lease that this host has already lost. It starts with a new id: an
+          expired id must never return.
+        """
         last = await self._nats.last(self._names.hosts, self._names.host(id))
         if id != self._id:
             return
@@ -215,47 +257,57 @@ class HostLeases:
             self._hurry.set()
         elif self._held_since is not None:
             self._lose("the servers have ended its lease")
-            self._mirror.reload_soon()  # We have not heard of that, and perhaps of more.
+            # This host missed that message, so its mirror may have missed others too.
+            self._mirror.reload_soon()
         else:
             self._id, self._seq = _new_id(), 0
             self._hurry.set()
 
     def _set_fence(self) -> None:
+        """Set the timer that fences this host if no heartbeat is acknowledged before it."""
         if self._fence is not None:
             self._fence.cancel()
         seconds = max(0.0, self._fence_at - time.monotonic())
         self._fence = asyncio.get_running_loop().call_later(seconds, self._on_fence)
 
     def _on_fence(self) -> None:
+        """Fence this host, unless its lease was renewed since the timer was set."""
         if self._is_closed or self._held_since is None:
             return
         if time.monotonic() < self._fence_at:
-            self._set_fence()  # A loop's clock is coarser than ours.
+            self._set_fence()  # The event loop's clock is coarser than time.monotonic().
             return
         told = "" if self._refusal is None else f" ({self._refusal})"
         self._lose(f"no heartbeat was acknowledged for {time.monotonic() - self._held_since:.1f} s{told}")
 
     def _lose(self, why: str) -> None:
+        """Fence this host: take a new id, and notify the callbacks and the guards of the loss."""
         lost, dead_by = self._id, self._dead_by
         log.error("! host %s: %s, so nothing here is ours any more", lost, why)
+        # Change the id before any callback runs. From here on `is_held` is false, and no record
+        # names the new id as an owner. So a callback can neither claim nor write under the lost
+        # lease.
         self._held_since = None
         self._id, self._seq = _new_id(), 0
         told, hint = "this host could not reach its cluster", _HINT
         if self._refusal is not None:
-            # It is heard well, and what it says cannot be stored.
+            # The cluster is reachable, and refuses to store the heartbeat.
             told, hint = f"its cluster took no heartbeat of this host: {self._refusal.args[0]}", self._refusal.hint
         error = NotOwner(f"{told}, and others may have the session", hint=hint, host=lost)
+        # The callbacks come before the guards: first no answer and no append leaves this host as an
+        # owner, then the processes are stopped.
         for callback in self._lost:
             try:
                 callback()
             except Exception:
-                # A bug in one of them must not keep the guards from hearing of it: they have processes to end.
+                # A bug in one callback must not keep the guards from learning of the loss. They
+                # have processes to end.
                 log.exception("! host %s: not everybody could be told that its lease is lost", lost)
         for guard in self._guards:
             guard.on_lost(error, dead_by)
         self._hurry.set()
 
-    # -- all of them -------------------------------------------------------------------------------------------------
+    # -- all hosts ---------------------------------------------------------------------------------
     def all(self) -> list[HostSeen]:
         return sorted(self._seen.values(), key=lambda seen: (seen.name, seen.since, seen.id))
 
@@ -263,20 +315,29 @@ class HostLeases:
         self._gone.append(callback)
 
     def is_alive(self, id: str) -> bool:
-        """As far as we know. That one is dead is only believed of `is_dead`."""
+        """Return whether a host lives, according to this process's mirror.
+
+        The mirror may lag, so only `is_dead` may decide that a host is dead.
+        """
         return id in self._seen if id != self._id else self._held_since is not None
 
     async def is_dead(self, id: str) -> bool:
-        """As the servers say: one that has begun a moment ago may not be known to us yet."""
+        """Return whether the servers have ended the lease of a host.
+
+        This asks the stream's leader. A host that started a moment ago may be missing in the
+        mirror, and a take-over from a live host would give a session two owners.
+        """
         if id == self._id:
             return False
         last = await self._nats.last(self._names.hosts, self._names.host(id))
         return last is None or not last.data
 
     def reload_soon(self) -> None:
+        """Reload the mirror: notifications may have been missed."""
         self._mirror.reload_soon()
 
     def _on_change(self, subject: str, message: StreamMessage | None) -> None:
+        """Update the known hosts after a heartbeat, or after the end of a lease (None)."""
         id = subject.rpartition(".")[2]
         if message is None:
             if self._seen.pop(id, None) is not None:

@@ -1,15 +1,17 @@
-"""What was said and is not in the cluster yet, in a file of this host's own: it outlives the host, and a bad moment.
+"""Write-ahead journal of appends that NATS has not acknowledged, in a local SQLite file per host.
 
-A message is written here before it is published, and dropped when its publication was acknowledged; and while nobody
-acknowledges it, so is what waits behind it (`journal_recovery.py`). So the file holds what is on its way, which is
-bounded: an agent is not read any further once too much of it is (`sessions/log_writer.py`).
+A message is written here before it is published, and dropped after its ack. While a message has no
+ack, the appends that wait behind it are written here too (`journal_recovery.py`). So the file holds
+what is in flight. That is bounded: the host stops reading from an agent once too much is in flight
+(`sessions/log_writer.py`).
 
-What a dead host has left, or one that was fenced, is published by the next one under the very sequence that it expects
-to follow: if nobody has claimed the session since, it takes its place; else it is refused, and kept beside the journal
-as a report, for people. It is never appended behind what a new owner has said.
+The next host on the machine publishes the journal of a dead host, and a fenced host its own. Each
+message keeps the sequence that it expects to follow. If no host has claimed the session since, the
+message is stored in its place. Otherwise the servers refuse it, and it becomes a report file beside
+the journal, for the operator. It is never appended behind the events of a new owner.
 
-One thread writes, in groups; nobody waits for the disk but who asked. A file belongs to a process for as long as that
-holds its lock.
+One thread writes, with group commit. Only callers of an awaited method wait for the disk. A file
+belongs to the process that holds its lock.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ create table if not exists store (name text not null);
 
 
 class JournalRow(NamedTuple):
-    """A message that is to be published behind the one with the sequence `expected`."""
+    """A message to publish behind the message with the sequence `expected`."""
 
     subject: str
     id: str
@@ -57,7 +59,7 @@ class JournalRow(NamedTuple):
 
 
 class JournalEntry(NamedTuple):
-    """What waits behind the messages of its subject: `held` events, the first of which is to be `first`."""
+    """Noted appends that wait behind a message: `held` events, starting at seq `first`."""
 
     subject: str
     epoch: int
@@ -75,7 +77,11 @@ _Work = tuple[Callable[[sqlite3.Connection], None], _Answer | None]
 
 
 class Journal:
-    """Opened inside a loop, and belongs to it. `StoreError` if its folder cannot be used."""
+    """The journal of this process.
+
+    It is created inside an event loop and belongs to that loop. Raises `StoreError` if its folder
+    cannot be used.
+    """
 
     def __init__(self, folder: Path, name: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -87,13 +93,14 @@ class Journal:
         except OSError as exc:
             hint = "journal= names a folder that can be written"
             raise StoreError(f"no journal in {folder}: {exc.strerror or exc}", hint=hint) from exc
+        # The name is a random host id, so no other process can hold its lock.
         assert self._lock is not None, "the name of a host is given once"
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="banksman-journal", daemon=True)
         self._thread.start()
 
     async def put(self, row: JournalRow) -> None:
-        """When it returns, it outlives this process."""
+        """Write a message. When this returns, the message survives the death of this process."""
         answered: asyncio.Future[None] = self._loop.create_future()
 
         def answer(exc: BaseException | None) -> None:
@@ -111,22 +118,26 @@ class Journal:
         await answered
 
     def drop(self, id: str) -> None:
-        """It is in the cluster. Written with what comes next: one that is found again is only published again."""
+        """Delete an acknowledged message, with the next group.
+
+        If the process dies before that, the message is only published again, under the same id.
+        """
         self._work.put((lambda db: db.execute("delete from pending where id = ?", (id,)) and None, None))
 
     def note(self, noted: JournalEntry) -> None:
-        """Nobody waits for that."""
+        """Write appends that wait behind a message in flight, without waiting for the disk."""
         self._work.put((lambda db: db.execute("insert or replace into noted values (?,?,?,?,?)", noted) and None, None))
 
     def pass_by(self, subject: str, epoch: int, last: int) -> None:
-        """What was noted under this epoch, up to this event, is not wanted any more."""
+        """Delete the notes of this epoch up to the event `last`."""
         self._work.put((lambda db: _pass_by(db, subject, epoch, last), None))
 
     def report_noted(self, subject: str, epoch: int) -> None:
+        """Move the notes of this epoch to a report file."""
         self._work.put((lambda db: _report_noted(self.path, db, subject, epoch), None))
 
     async def be_of(self, store: str) -> None:
-        """Which store it is of: others have theirs in the same folder."""
+        """Record which store this journal belongs to: journals of other stores share the folder."""
         answered: asyncio.Future[None] = self._loop.create_future()
 
         def note(db: sqlite3.Connection) -> None:
@@ -140,7 +151,7 @@ class Journal:
         await answered
 
     async def rows(self) -> tuple[list[JournalRow], list[JournalEntry]]:
-        """What is on its way, in the order in which it was put, and what waits behind it."""
+        """Return the messages in flight in their order, and the notes behind them."""
         found: asyncio.Future[None] = self._loop.create_future()
         rows: list[JournalRow] = []
         noted: list[JournalEntry] = []
@@ -162,13 +173,13 @@ class Journal:
         return rows, noted
 
     def report(self, row: JournalRow) -> None:
-        """Keep what cannot be published any more, for people."""
+        """Move a message that cannot be published to a report file."""
 
         def move(db: sqlite3.Connection) -> None:
             try:
                 _report(self.path, row)
             except OSError as exc:
-                # It stays where it is, and others of its group are not kept from the disk by it.
+                # The message stays in the journal. The rest of its group must still be committed.
                 log.warning("! no report can be written of what is in %s: %s", self.path, exc)
                 return
             db.execute("delete from pending where id = ?", (row.id,))
@@ -176,15 +187,17 @@ class Journal:
         self._work.put((move, None))
 
     async def close(self) -> None:
-        """An empty one is removed; what is not empty is for the next host."""
+        """Stop the thread. An empty file is removed; the next host publishes the rest."""
         self._work.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
     def abandon(self) -> None:
+        """Stop the thread without waiting for it."""
         self._work.put(None)
 
-    # -- in its thread -----------------------------------------------------------------------------------------------
+    # -- in the writer thread ----------------------------------------------------------------------
     def _run(self) -> None:
+        """Commit queued work in groups, until the end marker comes."""
         try:
             db = _open(self.path)
         except sqlite3.Error as exc:
@@ -209,10 +222,13 @@ class Journal:
     def _commit(self, db: sqlite3.Connection, group: list[_Work]) -> None:
         error: BaseException | None = None
         try:
+            # One transaction per group. If any part fails, the whole group is rolled back. Every
+            # waiting caller then gets the error, and no caller believes in a write that is not
+            # stored.
             with db:
                 for function, _ in group:
                     function(db)
-        except Exception as exc:  # Whatever it is: a thread that is gone answers nobody.
+        except Exception as exc:  # Any error: a dead thread would never answer.
             error = exc
         answers = [answer for _, answer in group if answer is not None]
         if error is not None and len(answers) < len(group):
@@ -225,7 +241,7 @@ class Journal:
             for answer in answers:
                 answer(error)
 
-        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+        with contextlib.suppress(RuntimeError):  # The loop is closed, so no caller waits.
             self._loop.call_soon_threadsafe(tell)
 
     def _fail_all(self, error: BaseException) -> None:
@@ -239,6 +255,8 @@ class Journal:
         except sqlite3.Error:
             is_empty = False
         db.close()
+        # Remove the files while the lock is held. Otherwise another host could lock a journal that
+        # is about to vanish.
         if is_empty:
             _remove(self.path)
         if self._lock is not None:
@@ -246,7 +264,7 @@ class Journal:
 
 
 class LeftJournal:
-    """A journal that its host has left behind, ours until it is closed."""
+    """The journal of a dead host. This process holds its lock until `close`."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -260,7 +278,7 @@ class LeftJournal:
 
     @property
     def rows(self) -> list[JournalRow]:
-        """In the order in which they were written."""
+        """The messages, in the order in which they were written."""
         return _rows(self._db)
 
     @property
@@ -272,8 +290,10 @@ class LeftJournal:
             self._db.execute("delete from pending where id = ?", (id,))
 
     def report(self, row: JournalRow) -> None:
-        """Keep what cannot be published any more, for people."""
+        """Move a message that cannot be published to a report file."""
         _report(self.path, row)
+        # Drop it after the report is written: a crash in between repeats the report under the same
+        # name.
         self.drop(row.id)
 
     def pass_by(self, subject: str, epoch: int, last: int) -> None:
@@ -293,12 +313,12 @@ class LeftJournal:
 
 
 def store_of(left: LeftJournal) -> str | None:
-    """Which store it is of. None: it was left before that was written."""
+    """Return which store a journal belongs to; None if its host died before it recorded that."""
     return left.store
 
 
 def left_behind(folder: Path) -> list[LeftJournal]:
-    """The journals of hosts that are dead."""
+    """Lock and return the journals of dead hosts."""
     found: list[LeftJournal] = []
     for path in sorted(folder.glob("*.journal")):
         try:
@@ -311,8 +331,12 @@ def left_behind(folder: Path) -> list[LeftJournal]:
 
 
 def _locked(path: Path) -> int | None:
-    """The file, locked for as long as it is open; None: somebody else has it. By flock: it belongs to the open file, so
-    that whatever else of this process opens and closes the file (SQLite does) takes nothing away."""
+    """Open and lock the lock file of a journal; None if another process holds it.
+
+    `flock` belongs to the open file description. Any close of the file in this process would
+    release a POSIX record lock, but not this one. The kernel releases it when the process dies, so
+    a free lock proves that the host is dead.
+    """
     lock_path = path.with_suffix(".lock")
     fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -342,9 +366,10 @@ def _is_empty(db: sqlite3.Connection) -> bool:
 
 
 def _report(journal: Path, row: JournalRow) -> None:
-    """One file for each message: a line of JSON for each event in it, as far as it is text."""
+    """Write the events of one message to a report file, one line of JSON each."""
     place = message_codec.place(0, row.header)
-    # Without what is each attempt's own: what is tried again and again is one report, and the first has most in it.
+    # Leave out the random end of the id. Repeated attempts of one append are one report, and the
+    # first attempt holds the most events.
     _write_report(
         journal,
         row.id.rpartition(".")[0],
@@ -353,7 +378,7 @@ def _report(journal: Path, row: JournalRow) -> None:
 
 
 def _report_noted(journal: Path, db: sqlite3.Connection, subject: str, epoch: int) -> None:
-    """One file for all that was noted of it under this epoch."""
+    """Write all notes of a session under this epoch to one report file."""
     events: list[Event] = []
     of_it = "select first, body from noted where subject = ? and epoch = ? order by first"
     for first, body in db.execute(of_it, (subject, epoch)):
@@ -363,7 +388,7 @@ def _report_noted(journal: Path, db: sqlite3.Connection, subject: str, epoch: in
     try:
         _write_report(journal, f"{subject.rpartition('.')[2]}.{epoch}.noted-{events[0].seq}", events)
     except OSError as exc:
-        # It stays where it is, and others of its group are not kept from the disk by it.
+        # The notes stay in the journal. The rest of their group must still be committed.
         log.warning("! no report can be written of what is in %s: %s", journal, exc)
         return
     _pass_by(db, subject, epoch, events[-1].seq)
@@ -386,7 +411,8 @@ def _write_report(journal: Path, name: str, events: Iterable[Event]) -> None:
 def _open(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, check_same_thread=False)
     db.execute("pragma journal_mode = wal")
-    # It is to survive the death of this process. A power cut takes the agent with it, and the cluster has the rest.
+    # WAL with `synchronous=normal` survives the death of this process. A power cut may lose the
+    # last commits, but it ends the agent too, and the cluster has the rest.
     db.execute("pragma synchronous = normal")
     db.executescript(SCHEMA)
     return db

@@ -1,4 +1,4 @@
-"""What a host's journal still holds: published in order, and after a crash published again."""
+"""Journal notes behind an overdue publish, and recovery of a journal after a crash or a fence."""
 
 from __future__ import annotations
 
@@ -21,41 +21,48 @@ from banksman.cluster.nats import Nats
 from banksman.core.session.event import TURN_QUEUED, TURN_STARTED, Entry
 from banksman.errors import StoreDamaged, StoreError, Unreachable
 
-# What waits behind a message that nobody answers for: it goes to the journal too, so that it outlives this host.
+# Appends that wait behind an overdue publish go to the journal, so that they survive this host.
 #
-# As long as the cluster answers, what gathers behind a message is on its way a moment later, and the journal need not
-# know of it. When it does not, an agent goes on talking until the lease is nearly over, and all of that would be in
-# memory alone. So once a message is overdue, every append that waits is noted as it comes, by its place in the session;
-# and passed by when a message with it has been stored.
+# While the cluster answers, a waiting append is published a moment later and the journal need not
+# know it. While the cluster is silent, an agent continues to produce output until the lease is
+# nearly over, and all of that would exist in memory only. So once a message is overdue, every
+# waiting append is noted in the journal by its place in the session. The note is deleted when a
+# message with that append is stored.
 #
-# Nothing is noted from the first ask on, nor from the start of a turn: whoever asks is told that it was not accepted,
-# and a prompt is sent only when its start is stored. Neither may be made true later by somebody who finds it in a
-# journal.
+# Nothing is noted from the first ask on, nor from the start of a turn. The caller of that ask
+# learns that it was not accepted. A prompt is sent only after its start is stored. Recovery of a
+# journal must not make either of them true later.
 
-# A healthy cluster answers in milliseconds, and one that has lost a leader in seconds.
+# A healthy cluster answers in milliseconds. One that lost a leader needs seconds.
 OVERDUE_SECONDS = 0.25
 BEGINNINGS = (TURN_QUEUED, TURN_STARTED)
 
 
 def before_a_beginning(entries: Sequence[Entry]) -> Sequence[Entry]:
-    """What comes before the first ask, or the first start of a turn."""
+    """Return the entries before the first ask and before the first start of a turn."""
     return list(itertools.takewhile(lambda entry: entry[1] not in BEGINNINGS, entries))
 
 
 class BlockedAppends:
-    """Of one session, whose events are under `subject`."""
+    """Notes of the appends that wait behind an overdue message of one session.
+
+    `subject`: the subject of the session's events.
+    """
 
     def __init__(self, journal: Journal, subject: str) -> None:
         self._journal = journal
         self._subject = subject
         self._epoch = 0
-        # What comes next, while a message is overdue.
+        # The seq of the next append to note; None if no message is overdue, or notes have to stop.
         self._next: int | None = None
-        # The last that was noted under this epoch, and is not passed by.
+        # The last noted seq of this epoch that is not deleted; 0 without notes.
         self._noted = 0
 
     def begin(self, epoch: int, first: int, calls: Iterable[Call]) -> None:
-        """What was to be stored under this epoch, before the event `first`, is overdue; these wait."""
+        """Start to note: a message of this epoch with the events before `first` is overdue.
+
+        `calls`: the calls that already wait behind it.
+        """
         if epoch != self._epoch:
             self._epoch, self._noted = epoch, 0
         self._next = first
@@ -63,16 +70,19 @@ class BlockedAppends:
             self.note(call)
 
     def note(self, call: Call) -> None:
+        """Note an append that directly follows the noted ones, if a message is overdue."""
         first = self._next
         if first is None:
             return
         if not isinstance(call, QueuedAppend) or not self._follows(call, first):
-            self._next = None  # What comes behind it rests on what nobody knows yet.
+            # Later calls build on a result that is still unknown, so they are not noted either.
+            self._next = None
             return
         entries = before_a_beginning(call.part.entries)
         is_whole = len(entries) == len(call.part.entries)
         if entries:
             self._noted = first + len(entries) - 1
+            # A snapshot covers the whole append, so it does not fit to a part of it.
             snapshot = call.snapshot if is_whole else None
             body = message_codec.encode(MessageBody([MessagePart(call.part.at, entries)], snapshot, self._noted))
             self._journal.note(JournalEntry(self._subject, self._epoch, first, len(entries), body))
@@ -83,37 +93,45 @@ class BlockedAppends:
         return is_next and call.error is None and bool(call.part.entries)
 
     def pass_by(self, last: int) -> None:
-        """All up to this event is stored, and somebody answers again."""
+        """Stop taking notes, and delete those up to `last`: these events are stored."""
         self._next = None
         if self._noted:
             self._journal.pass_by(self._subject, self._epoch, last)
             self._noted = self._noted if self._noted > last else 0
 
     def forget(self) -> None:
-        """Whoever called was told that none of it is stored, and may say something else in its place."""
+        """Delete all notes: the writer learned that none of them is stored.
+
+        The writer may append something else in their place, so recovery must not find them.
+        """
         self.pass_by(self._noted)
 
     def report(self) -> None:
-        """None of it will be stored: it is another's session."""
+        """Report all notes: another host owns the session, so none of them can be stored."""
         self._next = None
         if self._noted:
             self._journal.report_noted(self._subject, self._epoch)
             self._noted = 0
 
     def stop(self) -> None:
-        """It is ours no more. What is noted may still find its place: see `journal_recovery.py`."""
+        """Stop taking notes, and keep those in the journal.
+
+        This host lost the session, but recovery may still store the notes.
+        """
         self._next, self._noted = None, 0
 
 
-# What was in a journal and not in the cluster, when its host died or was fenced: put in its place, if it still is one.
+# Recovery of messages that were in a journal, and not in the cluster, when their host died or was
+# fenced.
 #
-# A message is published under the sequence that it was to follow. If nobody has claimed the session since, that is the
-# last one, and the message is what its owner said; else it is refused, and kept as a report. So nothing is ever put
-# behind what a new owner has said.
+# A message is published under the sequence that it was to follow. If no host has claimed the
+# session since, that sequence is the last one, and the message is stored as its owner's own.
+# Otherwise the claim's mark is last, and the servers refuse the message. It is then kept as a
+# report. So a message never ends up behind the events of a new owner.
 #
-# What was noted behind a message (`BlockedAppends`) does not know the sequence that it follows. It has its place by
-# the epoch and by the number of its first event: if what is last is of that epoch and ends just before it, it is what
-# comes next.
+# Notes (`BlockedAppends`) do not know the sequence that they follow. Their place is given by the
+# epoch and the seq of their first event. If the last message has that epoch and ends just before
+# that seq, the notes come next.
 
 log = logging.getLogger("banksman")
 
@@ -121,6 +139,8 @@ RETRY_SECONDS = 0.5
 
 
 class JournalRecovery:
+    """Publish journals of dead hosts, and this host's journal after a fence."""
+
     def __init__(self, nats: Nats, streams: NatsStreams, folder: Path) -> None:
         self._nats = nats
         self._streams = streams
@@ -128,8 +148,11 @@ class JournalRecovery:
         self._folder = folder
 
     async def run(self, journal: Journal) -> None:
-        """What dead hosts have left on this machine. Of this very store, by its name and the birth of its stream: what
-        is of another waits for a host of that one."""
+        """Publish the journals that dead hosts left on this machine.
+
+        Only journals of this store count. A store is identified by its name and the creation time
+        of its event stream. Journals of other stores wait for a host of that store.
+        """
         store = await self._store()
         await journal.be_of(store)
         found = await asyncio.to_thread(left_behind, self._folder)
@@ -145,6 +168,7 @@ class JournalRecovery:
                 await asyncio.to_thread(left.close)
 
     async def _store(self) -> str:
+        """Return the identity of this store."""
         while True:
             try:
                 info = await self._nats.api(f"STREAM.INFO.{self._names.events}", {})
@@ -153,11 +177,17 @@ class JournalRecovery:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def later(self, journal: Journal, leases: HostLeases) -> None:
-        """What this host had on its way when it was fenced; as soon as somebody answers again."""
+        """Publish this host's journal after a fence, as soon as it holds a lease again."""
+        # Read the journal now, and wait for the lease afterwards. A message that this host puts
+        # later, under its next lease, is still in flight and must not be published by recovery.
         rows, noted = await journal.rows()
-        while (rows or noted) and not leases.is_held:  # noqa: ASYNC110  Nobody is told when a lease is held again.
+        # Poll: no callback exists for a lease that is held again.
+        while (rows or noted) and not leases.is_held:  # noqa: ASYNC110
             await asyncio.sleep(RETRY_SECONDS)
+        # Messages first, then notes: the notes follow the messages.
         for row in rows:
+            # The process still lives, so its callers were answered at the fence. Only what agrees
+            # with those answers may be stored.
             if await self._put_as_told(row):
                 journal.drop(row.id)
             else:
@@ -171,9 +201,12 @@ class JournalRecovery:
                 _tell(group[0].subject)
 
     async def _settle(self, left: LeftJournal) -> None:
+        """Publish the messages and notes of one journal of a dead host."""
         for row in await asyncio.to_thread(lambda: left.rows):
             if not row.subject.startswith(f"{self._names.prefix}.ev."):
                 continue
+            # Store the whole message. A host that dies with a message in flight has not answered
+            # the callers of its appends, so no answer contradicts the message.
             if await self._put(row):
                 await asyncio.to_thread(left.drop, row.id)
             else:
@@ -189,8 +222,12 @@ class JournalRecovery:
                 _tell(group[0].subject)
 
     async def _put_as_told(self, row: JournalRow) -> bool:
-        """Whether all of it is in its place. Whoever asked in it was told that it was not accepted, and what it starts
-        was not sent: of what is not stored by now, that part is not."""
+        """Store the part of a message that agrees with the answers its callers got at the fence.
+
+        Those callers learned that their ask was not accepted, and no prompt was sent for a start in
+        it. If the message is not stored yet, that part is left out. Returns whether the whole
+        message is in its place.
+        """
         told = _without_beginnings(row)
         if told is row:
             return await self._put(row)
@@ -199,6 +236,7 @@ class JournalRecovery:
         return await self._is_last(row)
 
     async def _is_last(self, row: JournalRow) -> bool:
+        """Return whether this message is the session's last one."""
         while True:
             try:
                 last = await self._nats.last(self._names.events, row.subject)
@@ -208,13 +246,15 @@ class JournalRecovery:
             return last is not None and last.headers.get(ID) == row.id
 
     async def _put_noted(self, noted: Sequence[JournalEntry]) -> int:
-        """What one owner has noted of one session: the last event of it that is in its place."""
+        """Store the notes of one session and epoch. Returns the last event in its place."""
         stored = noted[0].first - 1
         while waiting := [one for one in noted if one.first > stored]:
             place = await self._last_place(waiting[0].subject)
             if place is not None and place.epoch == waiting[0].epoch and place.last > stored:
-                stored = place.last  # By a message whose answer did not come.
+                stored = place.last  # A message without an ack was stored.
                 continue
+            # Another epoch means another claim. Another end means that events in between are lost.
+            # In both cases the notes would land behind events that they do not follow.
             if place is None or place.epoch != waiting[0].epoch or place.last != waiting[0].first - 1:
                 break
             row, last = _packed(waiting, place)
@@ -224,19 +264,20 @@ class JournalRecovery:
         return stored
 
     async def _last_place(self, subject: str) -> MessagePlace | None:
+        """Return the place of the last message of a subject; None if none can follow it."""
         while True:
             try:
                 last = await self._nats.last(self._names.events, subject)
             except Unreachable:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            # Behind what is none of ours nothing finds its place.
+            # No message can follow one that this program did not write.
             with suppress(StoreDamaged):
                 return None if last is None else message_codec.place_of(last)
             return None
 
     async def _put(self, row: JournalRow) -> bool:
-        """Whether it is in its place."""
+        """Publish a message, and return whether it is stored in its place."""
         body, headers = row.body, {message_codec.HEADER: row.header}
         while True:
             try:
@@ -253,8 +294,11 @@ class JournalRecovery:
                     await asyncio.sleep(RETRY_SECONDS)
                     continue
                 if last is not None and last.seq == row.expected:
-                    await asyncio.sleep(RETRY_SECONDS)  # A leader that has just been chosen.
+                    # A newly elected leader has not caught up yet.
+                    await asyncio.sleep(RETRY_SECONDS)
                     continue
+                # Another message is in its place, unless an earlier attempt of this one was stored
+                # without an ack.
                 return last is not None and last.headers.get(ID) == row.id
             except Unreachable:
                 await asyncio.sleep(RETRY_SECONDS)
@@ -263,12 +307,15 @@ class JournalRecovery:
 
 
 def _grouped(noted: Iterable[JournalEntry]) -> list[list[JournalEntry]]:
-    """By session and owner, each in its order."""
+    """Group notes by session and epoch, in their order."""
     return [list(group) for _, group in itertools.groupby(noted, lambda one: (one.subject, one.epoch))]
 
 
 def _without_beginnings(row: JournalRow) -> JournalRow | None:
-    """What of it comes before the first ask and the first start of a turn; the row itself, if it has none."""
+    """Cut a message before its first ask or start of a turn.
+
+    Returns the row itself if it has neither, and None if nothing useful is left.
+    """
     place, body = message_codec.place(0, row.header), message_codec.decode(row.body)
     parts: list[MessagePart] = []
     for part in body.parts:
@@ -282,7 +329,8 @@ def _without_beginnings(row: JournalRow) -> JournalRow | None:
     else:
         return row
     held = sum(len(part.entries) for part in parts)
-    # A snapshot is of all that was appended. And what was too large may still be: it is for the report.
+    # A snapshot covers every append of the message, so it does not fit to a part. A message in a
+    # blob may still be too large after the cut. Both go to the report.
     if not held or body.snapshot is not None or place.blob_name is not None:
         return None
     header = message_codec.header(
@@ -292,7 +340,7 @@ def _without_beginnings(row: JournalRow) -> JournalRow | None:
 
 
 def _packed(waiting: Sequence[JournalEntry], before: MessagePlace) -> tuple[JournalRow, int]:
-    """As much of it as one message holds, behind the one before it; and its last event."""
+    """Pack as many notes as fit into one message behind `before`. Returns it and its last event."""
     first, size = waiting[0], 0
     parts: list[MessagePart] = []
     snapshot, snapshot_seq, last = None, 0, before.last

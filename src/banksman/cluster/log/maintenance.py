@@ -1,4 +1,4 @@
-"""What is done to whole histories on NATS: retain, trim, delete, restore."""
+"""Retention, trimming, blob deletion and restore of session histories on NATS."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from banksman.cluster.nats import Nats
 from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError, UsageError
 from banksman.store.log import Chunk, Snapshot, checked
 
-# What is forgotten of a session, oldest first: whole messages, and nothing that its last snapshot does not hold.
+# Retention drops the oldest messages of a session. It drops whole messages only, and none that the
+# last snapshot does not cover.
 #
-# The record says where what is kept begins, before anything is purged: whoever reads meanwhile is told a gap and not
-# surprised by one. The message with the last snapshot stays, even where its events are forgotten.
+# The record states the first kept event before anything is purged, so a concurrent reader sees the
+# gap in the record first. The message with the last snapshot stays, even if its events are dropped.
 
-# What a message weighs besides its body.
+# The assumed overhead of a message, beside its body.
 MESSAGE_BYTES = 256
-# Not for every message: a purge is a commit of its own.
+# Trim only beyond this factor: every purge is a commit of the servers.
 SLACK = 1.25
 
 
 class ClusterRetention:
-    """How much is kept of each session that is ours, as far as we have written it."""
+    """Count the stored bytes of each owned session that this host wrote."""
 
     def __init__(self, bytes_max: int | None) -> None:
         self._bytes_max = bytes_max
@@ -42,7 +43,7 @@ class ClusterRetention:
         self._totals: dict[str, int] = {}
 
     def weigh(self, session: str, place: MessagePlace, size: int) -> int | None:
-        """After a message was stored: before which event all may be forgotten; None: nothing."""
+        """Count a stored message. Returns the event before which history may go; None: keep all."""
         if self._bytes_max is None or not size:
             return None
         weights = self._weights.setdefault(session, deque())
@@ -64,7 +65,7 @@ class ClusterRetention:
 
 
 class HistoryTrim:
-    """Forgets what need not be kept."""
+    """Drop old messages of a session and their blobs."""
 
     def __init__(
         self, nats: Nats, ownership: SessionOwnership, reading: EventReader, heads: StreamHeads, records: SessionRecords
@@ -76,7 +77,7 @@ class HistoryTrim:
         self._records = records
 
     async def trim(self, session: str, before: int) -> None:
-        """Forget what is before an event, as far as a message's border and the last snapshot allow."""
+        """Drop the events before `before`, up to a message border and the last snapshot."""
         record = self._records.all.get(session)
         place = await self._heads.look_closer(session)
         if record is None or place is None or not place.snapshot or not place.last:
@@ -87,7 +88,7 @@ class HistoryTrim:
         limit = min(before, held.body.snapshot_seq + 1, place.last)
         if limit <= record.first:
             return
-        # The message with that event stays, and all behind it.
+        # The message with that event stays, and all messages behind it.
         kept = await self._reading.find(session, limit, place)
         first = 0
         async for stored in self._reading.messages(session, max(1, kept), place.seq):
@@ -103,18 +104,23 @@ class HistoryTrim:
                 return found
             return msgspec.structs.replace(found, first=first, dropped=max(found.dropped, dropped))
 
+        # First the record, then the blobs, then the events. The events are the only list of the
+        # blob names, and a reader must see the gap before the events are gone.
         await self._ownership.update(session, forget)
         border = min(dropped + 1, place.snapshot)
         await self.forget_blobs(session, border)
         await self._ownership.purge(session, border)
 
     async def forget_blobs(self, session: str, before: int | None) -> None:
-        """Those of the messages that are about to be purged; None: of all. Who dies over it leaves some behind, which
-        cost room and nothing else."""
+        """Delete the blobs of messages that are about to be purged; None: of all messages.
+
+        If the host dies in between, some blobs stay behind. They cost only space.
+        """
         try:
             place = await self._heads.look_closer(session)
         except StoreDamaged:
-            # What is last is none of ours, and does not say whether there are any: so they are looked for.
+            # The last message is foreign, so it does not say whether there are blobs. Search all
+            # messages.
             last = await self._reading.last_seq()
         else:
             if place is None or place.blob == NO_BLOB:
@@ -125,10 +131,10 @@ class HistoryTrim:
             await self._nats.delete_blob(self._reading.bucket, name)
 
 
-# A session that was kept elsewhere: its messages first, under a record that nobody sees, then the record is shown.
+# A restore stores the messages first, under a hidden record, and then shows the record.
 #
-# Whoever dies over it leaves a record that is hidden, of a host that is dead: the next one who wants that id takes its
-# place.
+# If its host dies, a hidden record of a dead host remains. The next restore or claim of that id
+# replaces it.
 
 CHUNKS_AT_ONCE = 32
 ATTEMPTS_MAX = 20
@@ -136,6 +142,8 @@ RETRY_SECONDS = 0.5
 
 
 class HistoryRestore:
+    """Store the history of a session that comes from another store."""
+
     def __init__(self, nats: Nats, streams: NatsStreams, ownership: SessionOwnership, records: SessionRecords) -> None:
         self._nats = nats
         self._streams = streams
@@ -151,12 +159,15 @@ class HistoryRestore:
         chunks: Callable[[], Iterable[Chunk]],
         snapshot: Snapshot | None,
     ) -> None:
+        """Restore a session. A failure deletes what was stored."""
         record = await self._ownership.reserve(session, name, agent)
         try:
             await self._ownership.purge(session, None)
             shown = await self._fill(record, chunks, snapshot)
             await self._ownership.show(shown, name)
         except BaseException:
+            # Clean up after a cancellation too: the hidden record names a live host, so it would
+            # block the id.
             with suppress(BanksmanError):
                 await asyncio.shield(self._ownership.delete(session))
             raise
@@ -164,9 +175,10 @@ class HistoryRestore:
     async def _fill(
         self, record: SessionRecord, chunks: Callable[[], Iterable[Chunk]], snapshot: Snapshot | None
     ) -> SessionRecord:
+        """Store the chunks. Returns the record to show."""
         iterator = await asyncio.to_thread(lambda: checked(record.id, chunks()))
         place, first, created = message_codec.BEGINNING, 0, record.created
-        # One behind: the last one carries the snapshot.
+        # Read one group ahead: the last chunk carries the snapshot.
         held = await asyncio.to_thread(_take, iterator)
         while held:
             following = await asyncio.to_thread(_take, iterator)
@@ -186,7 +198,8 @@ class HistoryRestore:
             changed=place.at,
             first=first,
             seq=place.last,
-            # Past what was ever given here under this id, too.
+            # Not below any epoch that this store gave to a deleted session: the next claim goes
+            # above it.
             epoch=max(place.epoch, deleted),
             tenure=max(place.epoch, deleted),
         )

@@ -1,8 +1,9 @@
-"""What stands under a subject of ours and is not what was written there: whose it is to mend, and how.
+"""Message format of the log: headers, bodies, large payloads, and errors for foreign messages.
 
-Anybody whom the account lets in can publish there: an operator by mistake, another program by the same words. One such
-message must cost the one session that it is about, and nobody else. So who parses raises `StoreDamaged`, which names
-the subject; who reads many passes it by, and says so once.
+Every client of the NATS account can publish under these subjects: an operator by mistake, or
+another program with the same prefix. A foreign message must only affect the one session that it is
+about. So the parser raises `StoreDamaged`, which names the subject. A reader of many sessions skips
+the message and logs it once.
 """
 
 from __future__ import annotations
@@ -21,17 +22,21 @@ from banksman.core.session.event import Event, Project
 from banksman.errors import NoOwner, StoreDamaged, StoreError, Unanswered
 
 HEADER = "Banksman"
-# A message that is larger goes to the blobs: far below what a server takes (1 MiB), so that a page of them is small.
+# A larger body goes to a blob. The limit is far below the servers' default of 1 MiB, so that a page
+# of messages stays small.
 MESSAGE_BYTES_MAX = 256 << 10
-# More events than that are two messages: a reader decodes a message as a whole.
+# The number of events per message is limited because a reader decodes a message as a whole.
 EVENTS_MAX = 200
 HERE = "."
 INLINE_BYTES_MAX = 512 << 10
 
 
 def event(subject: str, seq: int) -> StoreDamaged:
-    """Of a session's events. What is behind the last good message is refused until it is taken out: nothing can follow
-    what has no place."""
+    """Build the error for a foreign or incomplete message among a session's events.
+
+    Appends behind the last valid message fail until an operator removes it: a message without a
+    valid place cannot be followed.
+    """
     stream = f"{subject.partition('.ev.')[0]}-events"
     return StoreDamaged(
         f"message {seq} of {stream}, under {subject}, was not written by Banksman, or not by a whole one",
@@ -42,6 +47,7 @@ def event(subject: str, seq: int) -> StoreDamaged:
 
 
 def record(subject: str, seq: int) -> StoreDamaged:
+    """Build the error for a record that cannot be decoded, with a hint for its kind."""
     prefix, _, key = subject.partition(".rec.")
     remove = f"`nats stream rmm {prefix}-records {seq}`"
     hints = {
@@ -58,27 +64,29 @@ def record(subject: str, seq: int) -> StoreDamaged:
     )
 
 
-# One message of a session's events: what was appended since the last one, packed, and its place in one header.
+# A message of a session's events holds the appends since the previous one, and its place in one
+# header.
 #
-# The header says all that a reader needs to know before it opens the body: `epoch first count snapshot at blob`.
-# `snapshot` is the sequence of the message that has the last snapshot, this one included ("." stands for this one,
-# whose own sequence nobody knows before it is stored). `blob` names where the body is if it was too large; else it says
-# whether a message before this one has such a name ("+") or none has ("-"), for who deletes them all.
+# The header has everything a reader needs before it opens the body: `epoch first count snapshot at
+# blob`. `snapshot` is the sequence of the message with the last snapshot, this one included. "."
+# stands for this message, because its sequence is unknown before it is stored. `blob` names the
+# blob of a body that was too large. Otherwise it says whether an earlier message has a blob ("+")
+# or none has ("-"), for a deletion of all blobs.
 #
-# A message with no events is a mark: the first of a new owner, or a snapshot alone.
+# A message without events is a mark: the first message of a new owner, or a snapshot alone.
 
 NO_BLOB, EARLIER_BLOB = "-", "+"
 
 
 class MessagePart(msgspec.Struct, frozen=True, array_like=True):
-    """What one append held."""
+    """The events of one append."""
 
     at: float
     entries: Sequence[tuple[str | None, str, bytes]]
 
 
 class MessageBody(msgspec.Struct, frozen=True, array_like=True):
-    """`snapshot` is of all events up to `snapshot_seq`."""
+    """The body of a message. `snapshot` covers all events up to `snapshot_seq`."""
 
     parts: Sequence[MessagePart]
     snapshot: bytes | None = None
@@ -86,8 +94,11 @@ class MessageBody(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MessagePlace(NamedTuple):
-    """What the header of a stored message says. `seq`: of the message; `held`: how many events it has; `snapshot`: the
-    seq of the message with the last snapshot, 0: there is none."""
+    """The header of a stored message, decoded.
+
+    `seq`: the sequence of the message. `held`: its number of events. `snapshot`: the sequence of
+    the message with the last snapshot; 0 without one.
+    """
 
     seq: int
     epoch: int
@@ -103,12 +114,12 @@ class MessagePlace(NamedTuple):
 
     @property
     def blob_after(self) -> str:
-        """What the next message says, if it has none."""
+        """The `blob` field of the next message, if that one has no blob."""
         return NO_BLOB if self.blob == NO_BLOB else EARLIER_BLOB
 
     @property
     def last(self) -> int:
-        """The last event, of this message or before it."""
+        """The seq of the last event in this message or before it."""
         return self.first + self.held - 1
 
 
@@ -128,11 +139,12 @@ BEGINNING = MessagePlace(0, 0, 1, 0, 0, 0.0, NO_BLOB)
 
 
 def header(*, epoch: int, first: int, held: int, snapshot: int | None, at: float, blob: str) -> str:
-    """`snapshot` None: it is in this very message."""
+    """Encode a header. `snapshot` None: this message holds the snapshot."""
     return f"{epoch} {first} {held} {HERE if snapshot is None else snapshot} {at!r} {blob}"
 
 
 def place(seq: int, text: str) -> MessagePlace:
+    """Decode a header. Raises `ValueError` if it is invalid."""
     epoch, first, count, snapshot, at, blob = text.split(" ", 5)
     return MessagePlace(
         seq,
@@ -146,7 +158,7 @@ def place(seq: int, text: str) -> MessagePlace:
 
 
 def place_of(message: StreamMessage) -> MessagePlace:
-    """Of a stored one, whoever stored it. `StoreDamaged`: it is none of ours."""
+    """Decode the header of a stored message. Raises `StoreDamaged` if the message is foreign."""
     try:
         return place(message.seq, message.headers[HEADER])
     except (KeyError, ValueError) as exc:
@@ -154,7 +166,10 @@ def place_of(message: StreamMessage) -> MessagePlace:
 
 
 def body_of(message: StreamMessage, data: bytes) -> MessageBody:
-    """`data`: its own, or of where it says that it is. `StoreDamaged`."""
+    """Decode a body. Raises `StoreDamaged` if it is invalid.
+
+    `data`: the message's data, or that of its blob.
+    """
     try:
         return decode(data) if data else MessageBody(())
     except msgspec.DecodeError as exc:
@@ -162,6 +177,7 @@ def body_of(message: StreamMessage, data: bytes) -> MessageBody:
 
 
 def events(session: str, epoch: int, first: int, body: MessageBody, project: Project | None) -> list[Event]:
+    """Build the events of a body; the first has the seq `first`."""
     made: list[Event] = []
     seq = first
     for part in body.parts:
@@ -171,17 +187,20 @@ def events(session: str, epoch: int, first: int, body: MessageBody, project: Pro
     return made
 
 
-# What is sent from one to the other, however large: in the message, or beside it as a blob that the message names.
+# Payloads between hosts, of any size: inside the message, or in a blob that the message names.
 #
-# A server takes a message of 1 MiB at most, as it comes out of the box. A request or an answer may hold a picture.
+# A server accepts messages of 1 MiB by default. A request or an answer may contain an image.
 
 
-# The first byte of every message: what the rest of it is.
+# The first byte of every message: the kind of the rest.
 INLINE, BLOB, REFUSED, FAILED, WORKING, WANTED = b"\x00", b"\x01", b"\x02", b"\x03", b"\x04", b"\x05"
 
 
 class LargePayloads:
-    """`ensure` makes the bucket, if it is not there yet."""
+    """Pack payloads into messages, with a blob for large ones.
+
+    `ensure`: creates the bucket if it is missing.
+    """
 
     def __init__(self, nats: Nats, prefix: str, ensure: Callable[[str], Awaitable[None]] | None = None) -> None:
         self._nats = nats
@@ -189,7 +208,7 @@ class LargePayloads:
         self._ensure = ensure
 
     async def pack(self, data: bytes) -> bytes:
-        """What to send. Whoever sends it, or gets it, deletes what lies beside it (`drop`)."""
+        """Return the message to send. Sender or receiver deletes its blob later (`drop`)."""
         if len(data) <= INLINE_BYTES_MAX:
             return INLINE + data
         if self._ensure is not None:
@@ -199,7 +218,11 @@ class LargePayloads:
         return BLOB + name.encode()
 
     async def unpack(self, message: bytes) -> bytes:
-        """`NoOwner`: it was not taken, and nothing was done. `Unanswered`: it was, and nobody knows what came of it."""
+        """Return the payload of a message.
+
+        Raises `NoOwner` if the message is a refusal, so that nothing was done. Raises `Unanswered`
+        if the result is unknown.
+        """
         kind, rest = message[:1], message[1:]
         if kind == INLINE:
             return rest
@@ -213,19 +236,22 @@ class LargePayloads:
         raise Unanswered(rest.decode(errors="replace") or "what was sent cannot be understood")
 
     def is_beside(self, message: bytes) -> bool:
+        """Return whether the payload of a message is in a blob."""
         return message[:1] == BLOB
 
     async def drop(self, message: bytes) -> None:
-        """What is not deleted now stays, and does no harm but for its room."""
+        """Delete the blob of a message. A blob that stays costs only space."""
         if self.is_beside(message):
             with suppress(StoreError):
                 await self._nats.delete_blob(self._bucket, message[1:].decode())
 
 
-# Agents' transcripts among the blobs: one for each session, under its name.
+# Agents' transcripts: one blob per session, named after it.
 
 
 class ClusterTranscripts:
+    """The transcripts of agents, in the bucket of large payloads."""
+
     def __init__(self, nats: Nats, streams: NatsStreams) -> None:
         self._nats = nats
         self._streams = streams
@@ -243,5 +269,5 @@ class ClusterTranscripts:
 
 
 def _name(session: str) -> str:
-    # One dot: what is too large for a message has the session's token in front, and more of them.
+    # One dot. The blob of a large message starts with the session's token and has more dots.
     return f"transcript.{token(session)}"

@@ -1,20 +1,22 @@
-"""How the owner of a session is asked, by whoever: a question to the session's subject, and the answer of who hears it.
+"""Requests to the owner of a session over NATS: request, liveness signals, answer.
 
-Whoever owns a session has one subscription for it. That nobody has is told by the server at once (`NoOwner`), and that
-somebody has it and does not answer is told by nobody: then it is unknown what was done (`Unanswered`). An answer may
-take as long as a turn does, so who is at it says so now and then, and who hears nothing for a while waits no longer.
+The owner of a session has one subscription for it. If no host has one, the server reports that
+immediately (`NoOwner`). If an owner does not answer, nothing reports it, and the result is unknown
+(`Unanswered`). An answer may take as long as a turn. So the owner signals now and then that it is
+working, and a caller that gets no signal for a while stops waiting.
 
-A question may be older than it looks: a connection that was away brings, when it is back, what was sent into it.
-Whoever asked has given up by then, has said so, and perhaps something else is going on. So nothing is begun before who
-asked has said that it still waits (`WANTED`); what nobody waits for was never done.
+A request may be older than it looks: a connection that was down delivers, after its reconnect, the
+messages that were sent into it. The caller has given up by then and has reported an unknown result.
+So the owner starts nothing before the caller confirms that it still waits (`WANTED`). A request
+without a waiting caller is never performed.
 
-Each question is answered by a task of its own: one may wait for the end of a turn, and the next be the interrupt that
-ends it. Whoever loses its lease falls silent before anything else. Its answers would be those of an owner that it is
-not any more, so what was asked and is not answered yet never is.
+Each request runs in its own task: one may wait for the end of a turn, and the next may be the
+interrupt that ends it. A host that loses its lease falls silent before it does anything else. Its
+answers would be those of a former owner, so requests in progress are never answered.
 
-A subscription is heard of by the server behind all that was sent before it, and before all that is sent after it; the
-client's own `flush` overtakes it. So `answer_for` returns when a question of ours to ourselves, sent behind it, is
-answered.
+The server processes a subscription after all messages sent before it, and before all messages sent
+after it. The client's `flush` overtakes a subscription. So `answer_for` sends a request to itself
+behind the subscription, and returns when that one is answered.
 """
 
 from __future__ import annotations
@@ -37,15 +39,16 @@ from banksman.tasks import OwnedTasks
 
 log = logging.getLogger("banksman")
 
-# Questions that are being answered at a time, all sessions together. Most of them wait for the end of a turn, and cost
-# nothing; whoever comes later is told at once that nothing was done.
+# Concurrent requests of all sessions. Most of them wait for the end of a turn and cost nothing. A
+# request beyond the limit is refused immediately, and nothing is done.
 QUESTIONS_MAX = 2048
-# How long a large answer lies there for who asked, if it does not say that it has it.
+# How long the blob of a large answer is kept for a caller that does not confirm it.
 ANSWER_KEPT_SECONDS = 30.0
 HEARD_SECONDS_MAX = 1.0
-# Whoever has a question says so, unless it has answered by then, and again and again as long as it is at it. Who has
-# heard nothing at all for so long believes that the owner is frozen; and who heard of it once, that it was killed with
-# the question in its hands. Both are soon seen, for another may be the owner by then.
+# The owner signals that it has a request, unless it has answered by then, and repeats that while it
+# works. A caller that got no signal at all takes the owner for frozen. One that got a signal once,
+# and then none, takes it for killed. Both limits are short, because another host may be the owner
+# soon.
 HAS_IT_SECONDS, HAS_IT_SECONDS_MAX = 0.25, 2.0
 WORKING_SECONDS, QUIET_SECONDS_MAX = 1.0, 4.0
 NO_RESPONDERS = "503"
@@ -54,14 +57,21 @@ YES, NO = b"yes", b"no"
 
 @dataclass
 class OutgoingOwnerRequest:
-    """A question of ours. `answer` None: nobody hears it. `quiet_until`: so long nothing needs to be heard of it."""
+    """A request that this process sent.
+
+    `answer`: None means that no host answers for the session. `quiet_until`: until when no signal
+    of the owner is needed.
+    """
 
     answer: asyncio.Future[bytes | None]
     quiet_until: float
 
 
 class OwnerResponder:
-    """One session's answers. `is_silent`: nothing that is asked, or was, is answered any more."""
+    """The owner's side of one session's requests.
+
+    `is_silent`: no request is answered, not even one in progress.
+    """
 
     def __init__(self, answerer: Answerer) -> None:
         self.answerer = answerer
@@ -72,18 +82,21 @@ class OwnerResponder:
 
 
 class ClusterOwnerRequests:
-    """`ensure` makes the bucket for what is large, if it is not there yet."""
+    """Requests to owners over NATS.
+
+    `ensure`: creates the bucket of large payloads if it is missing.
+    """
 
     def __init__(self, nats: Nats, prefix: str, ensure: Callable[[str], Awaitable[None]] | None = None) -> None:
         self._nats = nats
         self._prefix = prefix
         self._large_payloads = LargePayloads(nats, prefix, ensure)
         self._answering: dict[str, OwnerResponder] = {}
-        # Those that hear nothing new, and still have something to answer.
+        # Responders that accept no new request, and still have some in progress.
         self._left: set[OwnerResponder] = set()
         self._chores = OwnedTasks()
         self._echo: tuple[str, NatsSubscription] | None = None
-        # Where answers to our questions come in, each under a key.
+        # The inbox of answers to this process's requests, each under a key.
         self._answers: tuple[str, NatsSubscription] | None = None
         self._asking: dict[str, OutgoingOwnerRequest] = {}
         self._is_closed = False
@@ -94,8 +107,9 @@ class ClusterOwnerRequests:
     def _subject(self, session: str) -> str:
         return f"{self._prefix}.cmd.{token(session)}"
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- the caller's side -------------------------------------------------------------------------
     async def ask_owner(self, session: str, data: bytes, *, timeout: float) -> bytes:
+        """Send a request to the owner: see `OwnerRequests`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
         try:
@@ -103,7 +117,7 @@ class ClusterOwnerRequests:
                 inbox = await self._hear_answers()
                 question = await self._large_payloads.pack(data)
         except (TimeoutError, Unanswered) as exc:
-            # Not even the question is out.
+            # The request was not sent, so nothing was done.
             raise Unreachable(f"the owner of session {session} could not be asked: {exc}", session=session) from exc
         if not self._nats.is_up:
             raise Unreachable(f"the owner of session {session} cannot be asked: the cluster is away", session=session)
@@ -124,6 +138,7 @@ class ClusterOwnerRequests:
                 self._chores.start(self._large_payloads.drop(question))
 
     async def _wait_answer(self, session: str, asking: OutgoingOwnerRequest, until: float) -> bytes:
+        """Wait for an answer while the owner shows signs of life, up to the deadline."""
         loop = asyncio.get_running_loop()
         while True:
             seconds = min(until, asking.quiet_until) - loop.time()
@@ -140,7 +155,7 @@ class ClusterOwnerRequests:
             inbox = self._nats.inbox()
             wakeup = await self._nats.ring(f"{inbox}.*", self._on_answer)
             if self._answers is not None or self._is_closed:
-                await wakeup.stop()  # Another was faster.
+                await wakeup.stop()  # A concurrent call was faster.
             else:
                 self._answers = inbox, wakeup
         if self._answers is None:
@@ -150,10 +165,12 @@ class ClusterOwnerRequests:
     def _on_answer(self, message: StreamMessage) -> None:
         asking = self._asking.get(message.subject.rpartition(".")[2])
         is_waiting = asking is not None and not asking.answer.done()
+        # Confirm only while the caller waits. This runs in the event loop that also times the
+        # request out, so the two cannot overlap.
         if message.data == WANTED:
             self._say(message.reply, YES if is_waiting else NO)
         if asking is None or asking.answer.done():
-            return  # Too late.
+            return  # The caller has given up.
         if message.headers.get("Status") == NO_RESPONDERS:
             asking.answer.set_result(None)
         elif message.data in (WANTED, WORKING):
@@ -161,8 +178,9 @@ class ClusterOwnerRequests:
         else:
             asking.answer.set_result(message.data)
 
-    # -- answering ---------------------------------------------------------------------------------------------------
+    # -- the owner's side --------------------------------------------------------------------------
     async def answer_for(self, session: str, answerer: Answerer) -> None:
+        """Subscribe for the session. On return the servers know the subscription."""
         if self._is_closed:
             raise StoreError("the log is closed")
         before = self._answering.get(session)
@@ -177,19 +195,21 @@ class ClusterOwnerRequests:
                 del self._answering[session]
             raise
         if not answering.is_heard:
-            await wakeup.stop()  # Told otherwise meanwhile.
+            await wakeup.stop()  # The session left during the await.
             return
         answering.wakeup = wakeup
-        # Without an answer the connection is down, and the client subscribes again when it is back.
+        # Without an answer the connection is down, and the client subscribes again after its
+        # reconnect.
         with suppress(Unreachable, NoOwner):
             await self._wait_heard()
 
     async def _wait_heard(self) -> None:
+        """Wait until the servers have processed this connection's subscriptions."""
         if self._echo is None:
             subject = self._nats.inbox()
             wakeup = await self._nats.ring(subject, lambda asked: self._say(asked.reply, b""))
             if self._echo is not None or self._is_closed:
-                await wakeup.stop()  # Another was faster.
+                await wakeup.stop()  # A concurrent call was faster.
             else:
                 self._echo = subject, wakeup
         if self._echo is not None:
@@ -199,7 +219,8 @@ class ClusterOwnerRequests:
         if answering.is_silent or not message.reply:
             return
         if not answering.is_heard:
-            # It left the server before we left.
+            # The server sent the request before it processed the unsubscribe. Refuse it: nothing
+            # was done.
             self._say(message.reply, REFUSED + b"the session has just left its host")
         elif self._questions() >= QUESTIONS_MAX:
             self._say(message.reply, REFUSED + b"its owner has too many questions to answer")
@@ -219,12 +240,14 @@ class ClusterOwnerRequests:
             working.cancel()
 
     async def _is_wanted(self, reply: str) -> bool:
+        """Ask the caller whether it still waits."""
         try:
             return await self._nats.ask(reply, WANTED, timeout=HAS_IT_SECONDS_MAX) == YES
         except (Unreachable, NoOwner):
-            return False  # Who asked is gone, or so far away that it has given up.
+            return False  # The caller is gone, or has given up.
 
     async def _say_working(self, answering: OwnerResponder, reply: str) -> None:
+        """Signal now and then that a request is in progress."""
         seconds = HAS_IT_SECONDS
         while True:
             await asyncio.sleep(seconds)
@@ -235,14 +258,16 @@ class ClusterOwnerRequests:
             seconds = WORKING_SECONDS
 
     async def _answer_it(self, answering: OwnerResponder, message: StreamMessage) -> None:
+        """Perform a request and send its answer."""
         try:
             data = await self._large_payloads.unpack(message.data)
             answer = await self._large_payloads.pack(await answering.answerer(data))
         except Exception as exc:
-            # Whoever asked learns no more than that it does not know. What is wrong is said here.
+            # The caller only learns that the result is unknown. The cause is logged here.
             log.exception("! a question to a session's owner could not be answered: %s", message.subject)
             answer = FAILED + f"its owner could not answer: {type(exc).__name__}".encode()
-        # From here to the client's buffer nothing is waited for: who fell silent has said nothing.
+        # No await lies between this check and the client's buffer. So a responder that fell silent
+        # sends nothing.
         if not answering.is_silent:
             with suppress(StoreError):
                 await self._nats.tell(message.reply, answer)
@@ -250,21 +275,24 @@ class ClusterOwnerRequests:
             self._chores.start(self._drop_later(answer))
 
     async def _drop_later(self, answer: bytes) -> None:
-        """Whoever asked may be gone, and then nobody else does."""
+        """Delete the blob of an answer later, in case the caller is gone and does not delete it."""
         try:
             await asyncio.sleep(ANSWER_KEPT_SECONDS)
         finally:
             await self._large_payloads.drop(answer)
 
     def _say(self, subject: str, data: bytes) -> None:
+        """Send a message in the background."""
+
         async def say() -> None:
             with suppress(StoreError):
                 await self._nats.tell(subject, data)
 
         self._chores.start(say())
 
-    # -- silence -----------------------------------------------------------------------------------------------------
+    # -- leaving and falling silent ----------------------------------------------------------------
     async def leave(self, session: str) -> None:
+        """Unsubscribe. Requests in progress are still answered."""
         answering = self._answering.pop(session, None)
         if answering is None:
             return
@@ -274,6 +302,7 @@ class ClusterOwnerRequests:
             await answering.wakeup.stop()
 
     def fall_silent_nowait(self, session: str | None = None) -> None:
+        """Stop answering without waiting for the cancelled tasks."""
         if session is None:
             quiet = [*self._answering.values(), *self._left]
             self._answering.clear()
@@ -282,14 +311,17 @@ class ClusterOwnerRequests:
             quiet = [] if answering is None else [answering]
         for answering in quiet:
             answering.is_heard = False
+            # The flag comes before the cancellation: a task that is already past its last await
+            # still checks the flag before it sends.
             answering.is_silent = True
             answering.tasks.cancel()
-            # Kept until its tasks are over: they are still ours.
+            # Keep it until its cancelled tasks have finished.
             self._left.add(answering)
             if answering.wakeup is not None:
                 self._chores.start(answering.wakeup.stop())
 
     async def fall_silent(self, session: str | None = None) -> None:
+        """Stop answering, and wait for the cancelled tasks."""
         self.fall_silent_nowait(session)
         silent = [answering for answering in self._left if answering.is_silent]
         for answering in silent:
@@ -297,7 +329,7 @@ class ClusterOwnerRequests:
         self._left.difference_update(silent)
 
     async def close(self) -> None:
-        """Silent, and nothing of it is left."""
+        """Fall silent and end all tasks and subscriptions."""
         self._is_closed = True
         await self.fall_silent()
         await self._chores.end()

@@ -1,19 +1,23 @@
-"""Who takes what is new: sessions wait in queues, and a host with room pulls. Nobody decides for another.
+"""Placement by work queues: sessions that need a host wait, and hosts with room pull them.
 
-A job is in the queue of its need (placement_queues.py) until it is done. Whoever takes it says now and then that it is
-at it; who dies over it has it offered to another. So a job may be begun twice, and what it is about says whether it was
-done: a session is made once under its id, and claimed by one.
+A job stays in the queue of its need (`placement_queues.py`) until it is done. The host that took it
+reports progress now and then. If that host dies, the job is delivered to another one. So a job may
+start twice, and the session itself says whether it was done: a session is created once under its
+id, and claimed by one host.
 
-**New ones.** Whoever places one waits for the answer of who takes it, on a subject of its own. Before a host begins, it
-asks there whether it is still wanted: in the loop of who places it there is one moment in which it is either given away
-or given up. Given up, nobody begins it any more; given away, the answer is waited for. A host that finds nobody to ask
-lets it be.
+**New sessions.** The caller that places a session waits for the taker's answer on a private inbox.
+Before a host starts, it asks there whether the job is still wanted. The caller's event loop decides
+in one step: the job is either handed over or given up. A job that was given up is never started. A
+job that was handed over has a caller that waits for its answer. A host that finds no caller drops
+the job.
 
-**Those that lost their owner.** Every host that sees it says so. A job is stored only if there is none for the session.
+**Sessions that lost their owner.** Every host that notices offers the session. A job is stored only
+if the queue has none for that session.
 
-**Pulling.** One question for each need that is satisfied lies with the server. It may be answered when nobody wants
-it any more; then the job is given back in the same moment. A question must not outlive the lease of who asked: one that
-is frozen would get a job, and nobody would know for `ACK_SECONDS`. So it is asked anew well before that.
+**Pulls.** One pull request per satisfied need waits at the server. Its answer may arrive when this
+host does not want a job. Then the job goes back immediately. A pull request must not outlive the
+lease of its host: a frozen host would get a job, and the queue would notice only after
+`ACK_SECONDS`. So each request expires well before the lease, and is then repeated.
 """
 
 from __future__ import annotations
@@ -40,24 +44,28 @@ from banksman.tasks import OwnedTasks
 log = logging.getLogger("banksman")
 
 OPEN, RESUME = "open", "resume"
-# Of the lease: see above.
+# The part of a lease for which a pull request is valid: see above.
 PULL = 0.6
-# A pull that was not answered by then is lost: the server has died, or the connection.
+# A pull without an answer after this extra time is lost: the server or the connection died.
 PULL_SECONDS_MORE = 1.0
-# Where nobody can be asked, the next try is after this time.
+# The retry interval while the cluster does not answer.
 AGAIN_SECONDS = 1.0
-# The same, for what nobody could have stored.
+# The same while a stream has no leader, so that nothing can have been stored.
 LEADERLESS_SECONDS = 0.2
-# Given away, an answer is waited for: long enough for a host to die over it, and for another to do it.
+# How long a caller waits for the answer after a host took the job. It is enough for that host to
+# die and for another to do the job.
 TAKEN_SECONDS_MAX = 2 * ACK_SECONDS + 10.0
-# How long a host waits for the word of who placed it, and for the hearing of its answer.
+# How long a host waits for the caller's decision, and for the ack of its answer.
 WORD_SECONDS_MAX = 1.0
 ANSWER_TRIES_MAX = 3
 WANTED, UNWANTED = b"+", b"-"
 
 
 class PlacementOrder(msgspec.Struct, omit_defaults=True):
-    """A job, as it is stored. `request` is a parcel, `reply` where the answer goes."""
+    """A job as it is stored.
+
+    `request`: the packed request (`LargePayloads`). `reply`: the inbox of the caller.
+    """
 
     session: str
     kind: str
@@ -68,7 +76,10 @@ class PlacementOrder(msgspec.Struct, omit_defaults=True):
 
 
 class PlacedJob:
-    """One that was taken. Until it is done or given back, `working` is to be said more often than `ACK_SECONDS`."""
+    """A job that this host pulled.
+
+    Until it is done or given back, `working` must be called more often than `ACK_SECONDS`.
+    """
 
     def __init__(self, order: PlacementOrder, pulled: Pulled, nats: Nats, large_payloads: LargePayloads) -> None:
         self.session = order.session
@@ -86,6 +97,10 @@ class PlacedJob:
         return f"<Job {self.kind} {self.session} {self.deliveries}>"
 
     async def is_wanted(self) -> bool:
+        """Ask the caller whether it still waits.
+
+        True hands the job over: from then on the caller waits for the answer.
+        """
         if not self._reply:
             return True
         is_wanted = False
@@ -93,22 +108,27 @@ class PlacedJob:
             try:
                 is_wanted = await self._ask_if_wanted()
             except Unanswered:
-                # A question that comes in the moment in which nobody hears any more is lost; the next one is not.
+                # The question was lost if it arrived just as the caller unsubscribed. A second one
+                # then gets `NoOwner`.
                 is_wanted = await self._ask_if_wanted()
         if not is_wanted:
-            self._reply = ""  # Nobody is there to hear an answer either.
+            self._reply = ""  # No caller reads an answer either.
         return is_wanted
 
     async def _ask_if_wanted(self) -> bool:
         return await self._nats.ask(f"{self._reply}.take", b"", timeout=WORD_SECONDS_MAX) == WANTED
 
     async def done(self, answer: bytes = b"") -> None:
+        """Answer the caller, then ack the job.
+
+        In this order a crash in between delivers the job again, instead of losing the answer.
+        """
         if self._reply:
             await self._tell(answer)
         await self._pulled.done()
 
     async def _tell(self, answer: bytes) -> None:
-        """Until it was heard, or nobody is there to hear it."""
+        """Send the answer until the caller acks it, or no caller is left."""
         parcel = await self._large_payloads.pack(answer)
         for _ in range(ANSWER_TRIES_MAX):
             try:
@@ -129,7 +149,7 @@ class PlacedJob:
 
 
 class Offer:
-    """What somebody waits for here: given up, given away, or answered."""
+    """A caller's wait for one job: given up, handed over, or answered."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -141,7 +161,10 @@ T = TypeVar("T")
 
 
 async def _until_answered(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Again and again: of servers that have just begun, some have no leader for a moment. Whoever waits sets an end."""
+    """Retry until the servers answer. The caller sets the deadline.
+
+    On servers that have just started, a stream may have no leader for a moment.
+    """
     while True:
         try:
             return await attempt()
@@ -150,7 +173,11 @@ async def _until_answered(attempt: Callable[[], Awaitable[T]]) -> T:
 
 
 class ClusterPlacement:
-    """`ensure` makes the streams that it needs, each if it is not there yet; `ensure_anew` also if it was."""
+    """Placement queues on NATS.
+
+    `ensure`: creates a stream if it is missing. `ensure_anew`: the same for a stream that may have
+    been deleted since.
+    """
 
     def __init__(
         self,
@@ -170,15 +197,16 @@ class ClusterPlacement:
         self._needs_read_at = float("-inf")
         self._chores = OwnedTasks()
         self._pulls: PullConsumer | None = None
-        # The needs that we have asked for, each until when an answer is believed in.
+        # By need: until when the pull request in flight may still be answered.
         self._asked: dict[str, float] = {}
         self._came: deque[tuple[str, Pulled]] = deque()
         self._woken = asyncio.Event()
         self._is_taking = False
         self._is_closed = False
 
-    # -- placing -----------------------------------------------------------------------------------------------------
+    # -- offers ------------------------------------------------------------------------------------
     async def place(self, session: str, need: Sequence[str], request: bytes, *, timeout: float) -> bytes:
+        """Offer a new session: see `Placement`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
         offer, seq = Offer(), 0
@@ -192,6 +220,8 @@ class ClusterPlacement:
                 order = PlacementOrder(session, OPEN, sorted(set(need)), request=parcel, reply=inbox)
                 seq = await self._store(key, order, until)
         except (TimeoutError, Unreachable) as exc:
+            # Only give up if no host took the job. A job may be taken although its store was not
+            # acknowledged; then the caller waits for the answer below.
             if offer.taken_at is None:
                 offer.is_given_up = True
                 self._discard(seq, parcel, wakeup.stop())
@@ -208,8 +238,11 @@ class ClusterPlacement:
             self._discard(seq if offer.taken_at is None else 0, parcel, wakeup.stop())
 
     async def _store(self, key: str, order: PlacementOrder, until: float) -> int:
-        """Its seq. Until it is acknowledged, or the time is over: one that was stored unseen is asked for, and found to
-        be given up, or goes by itself."""
+        """Store the job and return its sequence. Retries until the ack, or the caller's deadline.
+
+        A job that was stored without an ack does no harm: a host that pulls it asks and learns that
+        it was given up, or the job expires.
+        """
         loop = asyncio.get_running_loop()
         subject = f"{self._prefix}.place.{key}.o.{token(order.session)}"
         ttl = max(1, int(until - loop.time() + TAKEN_SECONDS_MAX))
@@ -221,7 +254,10 @@ class ClusterPlacement:
                 await asyncio.sleep(min(AGAIN_SECONDS, max(0.0, until - loop.time())))
 
     async def _put(self, key: str, publish: Callable[[], Awaitable[int]]) -> int:
-        """Into a queue. Where nobody hears it, a leader is being chosen, or somebody has deleted the stream."""
+        """Publish into a queue, and create the queue again if no stream received the message.
+
+        Either a leader is being elected, or an operator has deleted the stream.
+        """
         try:
             return await publish()
         except Unheard:
@@ -231,6 +267,12 @@ class ClusterPlacement:
             return await publish()
 
     async def _wait_answer(self, session: str, offer: Offer, until: float) -> bytes:
+        """Wait for the answer of the taker.
+
+        Until a host takes the job, the caller's timeout counts. From then on the host may have
+        opened the session, so `NoOwner` would be a lie. The caller waits for `TAKEN_SECONDS_MAX`
+        more.
+        """
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -249,6 +291,11 @@ class ClusterPlacement:
                 until = offer.taken_at + TAKEN_SECONDS_MAX
 
     def _on_word(self, offer: Offer, message: StreamMessage) -> None:
+        """Answer a host that asks for the job, or take its answer.
+
+        The check and the handover are one step of the event loop, so no await lies between them.
+        That makes "given up" and "taken" exclusive.
+        """
         if message.subject.endswith(".take"):
             if not offer.is_given_up:
                 offer.taken_at = asyncio.get_running_loop().time()
@@ -259,6 +306,8 @@ class ClusterPlacement:
             self._say(message.reply, b"")
 
     def _say(self, subject: str, data: bytes) -> None:
+        """Send a message in the background."""
+
         async def say() -> None:
             with suppress(StoreError):
                 await self._nats.tell(subject, data)
@@ -266,10 +315,11 @@ class ClusterPlacement:
         self._chores.start(say())
 
     def _discard(self, seq: int, parcel: bytes, stopping: Awaitable[None]) -> None:
-        """What nobody wants any more. It would be asked for in vain; and where nobody asks, it would lie there."""
+        """Delete a job that the caller gave up, so that it does not wait in its queue."""
 
         async def discard() -> None:
-            # Heard a moment longer, for a host that is just about to ask: to be told no is quicker than no answer.
+            # Unsubscribe last: a host that is about to ask gets a "no", which is quicker than no
+            # answer.
             if seq:
                 with suppress(StoreError):
                     await self._nats.api(f"STREAM.MSG.DELETE.{self._stream}", {"seq": seq, "no_erase": True})
@@ -279,16 +329,23 @@ class ClusterPlacement:
         self._chores.start(discard())
 
     async def resume(self, session: str, need: Sequence[str], epoch: int) -> None:
+        """Offer a session that lost its owner.
+
+        The queue keeps at most one job per session: the publish expects an empty subject.
+        """
         key = await self._needs.add(need)
         order = PlacementOrder(session, RESUME, sorted(set(need)), epoch)
-        with suppress(WrongLastSequence):  # There is one.
+        with suppress(WrongLastSequence):  # The queue already has a job for it.
             subject = f"{self._prefix}.place.{key}.r.{token(session)}"
             data = msgspec.json.encode(order)
             await self._put(key, lambda: self._nats.publish(subject, data, expected=0))
 
-    # -- taking ------------------------------------------------------------------------------------------------------
+    # -- pulls -------------------------------------------------------------------------------------
     async def next(self, labels: Sequence[str]) -> PlacedJob:
-        """Cancelled, what has come is given back, and so is what still comes."""
+        """Wait for a job that these labels satisfy.
+
+        A cancelled call gives back the jobs that have arrived, and those that still arrive.
+        """
         assert not self._is_taking, "only one can wait for the next"
         wanted = frozenset(labels)
         self._is_taking = True
@@ -314,7 +371,7 @@ class ClusterPlacement:
                 self._give_back(self._came.popleft()[1])
 
     async def _opened(self, key: str, pulled: Pulled) -> PlacedJob | None:
-        """None: it is nothing that could be done, here or anywhere, or not now."""
+        """Decode a job; None if no host can do it, or this one cannot at the moment."""
         try:
             order = msgspec.json.decode(pulled.data, type=PlacementOrder)
         except msgspec.DecodeError as exc:
@@ -326,7 +383,8 @@ class ClusterPlacement:
             try:
                 job.request = await self._large_payloads.unpack(job.request)
             except (Unreachable, NoOwner):
-                # Whoever placed it is gone, and has taken it along; or the cluster has a bad moment.
+                # The caller is gone and deleted the blob, or the cluster does not answer at the
+                # moment.
                 self._give_back(pulled, AGAIN_SECONDS)
                 return None
             except BaseException:
@@ -335,7 +393,7 @@ class ClusterPlacement:
         return job
 
     async def _ask(self, labels: frozenset[str]) -> float:
-        """A question lies with the server for each need: until when that holds."""
+        """Keep one pull request per satisfied need at the server. Returns until when that holds."""
         loop = asyncio.get_running_loop()
         if self._pulls is None:
             self._pulls = await self._nats.pulls(self._on_answer)
@@ -351,6 +409,7 @@ class ClusterPlacement:
         return min((loop.time() + self._lease_seconds, *(self._asked.get(key, loop.time()) for key in keys)))
 
     def _on_answer(self, key: str, pulled: Pulled | None) -> None:
+        """Take the answer to a pull request: a job, or None."""
         now = asyncio.get_running_loop().time()
         asked_until = self._asked.pop(key, 0.0)
         if pulled is not None:
@@ -359,7 +418,8 @@ class ClusterPlacement:
             else:
                 self._give_back(pulled)
         elif asked_until - now > self._pull_seconds / 2 + PULL_SECONDS_MORE:
-            # Long before its time: there is no such queue, or nobody to ask. At once it would be the same.
+            # An empty answer long before the request expires: the queue is missing, or has no
+            # leader. An immediate retry would get the same answer.
             self._needs.forget_made(key)
             self._asked[key] = now + AGAIN_SECONDS
         self._wake()
@@ -371,14 +431,17 @@ class ClusterPlacement:
         self._woken.set()
 
     def on_up(self) -> None:
-        """The connection is back. What was asked over the one before will not be answered, and bells were missed."""
+        """Pull again after a reconnect.
+
+        Requests of the previous connection get no answer, and notifications were missed.
+        """
         self._asked.clear()
         self._needs.on_up()
         self._needs_read_at = float("-inf")
         self._wake()
 
     async def close(self) -> None:
-        """Nothing is taken any more; what has come and was not given to anybody is given back."""
+        """Stop pulling, and give back jobs that no caller of `next` got."""
         self._is_closed = True
         self._wake()
         if self._pulls is not None:

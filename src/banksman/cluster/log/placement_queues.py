@@ -1,14 +1,14 @@
-"""What sessions need of their host, as queues: one for each need that was used lately.
+"""Placement queues: one per set of required labels that was used recently.
 
-A need is a set of labels. It is a record that everybody hears of, a part of a subject, and one consumer on the server,
-from which every host pulls that has these labels. There are as many as there are kinds of sessions, which is few; and
-who could make ever more of them is stopped at `NEEDS_MAX`.
+A need is a set of labels. It consists of a record that every host reads, a subject token, and one
+consumer on the server. Every host that has these labels pulls from that consumer. There are as many
+needs as kinds of sessions, which is few. `NEEDS_MAX` stops a caller that creates ever more of them.
 
-**One that nobody uses is forgotten**, by nobody's hand: its record has an end, which whoever uses it puts off before it
-offers anything. So a record outlives each job of its queue that somebody still offers, and nobody needs to agree with
-anybody that it may go. Hosts pull from it until they have not heard of it for as long; then the servers forget its
-consumer too. Whoever has the record makes the consumer, so one that is missing is made anew by the next who pulls, and
-finds in its queue whatever was put there meanwhile.
+**An unused need expires.** Its record has a TTL, which each user renews before it offers a job. So
+a record outlives every job that is still being offered, and no two hosts have to agree that it may
+go. Hosts pull from a queue until they have not seen its record for as long. Then the servers delete
+the consumer too. Every host that has the record creates the consumer if it is missing. So the next
+host that pulls creates it again, and finds the jobs that were queued in between.
 """
 
 from __future__ import annotations
@@ -27,21 +27,25 @@ from banksman.errors import Refused, StoreError, Unanswered
 log = logging.getLogger("banksman")
 
 NEEDS_MAX = 1000
-# How long one is kept that nobody uses, and how often who uses it says so: at every offer, the record stands for six
-# days more at least.
+# The TTL of a need, and how often a user renews it. So at every offer the record is valid for at
+# least six more days.
 KEPT_SECONDS = 7 * 86400
 USED_SECONDS = 86400
-# After this time without a sign of life of whoever has a job, it is offered again. Signs are sent more often than that.
+# A job is delivered again after this time without a progress report. Hosts report more often.
 ACK_SECONDS = 10.0
-# Hosts that ask at the same time, and jobs that are being worked on.
+# Limits of concurrent pull requests, and of jobs in progress.
 WAITING_MAX = 4096
 PENDING_MAX = 10_000
-# "consumer already exists", for one that another release has made in its own way.
+# "consumer already exists", for a consumer that another release created with other settings.
 ALREADY_EXISTS = (10148, 10105)
 
 
 class PlacementQueues:
-    """`on_new` is called when there is another. `ensure_stream` makes the stream of the queues, if it is not there."""
+    """The known needs, and their consumers on the server.
+
+    `on_new`: called when a need becomes known. `ensure_stream`: creates the stream of the queues if
+    it is missing.
+    """
 
     def __init__(
         self,
@@ -56,23 +60,27 @@ class PlacementQueues:
         self._on_new = on_new
         self._ensure_stream = ensure_stream
         self._all: dict[str, frozenset[str]] = {}
-        # When each was last heard of, and when we said ourselves that it is used.
+        # By key: when the record was last seen, and when this process last renewed it.
         self._heard: dict[str, float] = {}
         self._used: dict[str, float] = {}
         self._seq = 0
-        # There was one more than there can be: some that we have heard of are forgotten by now.
+        # More needs were seen than fit. Some known ones may have expired, so the next read starts
+        # over.
         self._is_full = False
-        # Those whose consumer is known to be there.
+        # The keys with a consumer that is known to exist.
         self._made: set[str] = set()
         self._wakeup: NatsSubscription | None = None
 
     def satisfied(self, labels: frozenset[str]) -> list[str]:
-        """The keys of those that a host with these labels can serve."""
+        """Return the keys of the needs that a host with these labels can serve."""
         self._forget_old()
         return [key for key, need in self._all.items() if need <= labels]
 
     async def add(self, need: Sequence[str]) -> str:
-        """Its key, and everybody knows of it, for longer than whatever is offered under it now."""
+        """Register a need and return its key.
+
+        On return its record outlives every job that is offered under it now.
+        """
         wanted = sorted(set(need))
         key = _key(wanted)
         if time.monotonic() - self._used.get(key, float("-inf")) >= USED_SECONDS:
@@ -89,7 +97,7 @@ class PlacementQueues:
         if key not in self._all and len(self._all) >= NEEDS_MAX:
             hint = f"use fewer labels: each set of them is a queue, for {KEPT_SECONDS // 86400} days after its use"
             raise Refused(f"there are {NEEDS_MAX} different needs already", hint=hint)
-        # Whoever does the same in this moment means the same.
+        # No compare-and-set: a concurrent writer of this key writes the same content.
         sent = time.monotonic()
         await self._nats.publish(
             f"{self._prefix}.rec.need.{key}", json.dumps(wanted).encode(), headers={"Nats-TTL": f"{KEPT_SECONDS}s"}
@@ -98,12 +106,13 @@ class PlacementQueues:
         self._hear(key, frozenset(wanted))
 
     async def ensure(self, key: str) -> None:
-        """Its consumer is there, and so is the stream."""
+        """Create the consumer of a need, and the stream, if they are missing."""
         if key in self._made:
             return
         error = await self._make(key)
         if error.get("err_code") == NOT_FOUND and self._ensure_stream is not None:
-            # The first of all; or somebody has deleted it, with all that waited. What is still lost is offered again.
+            # This is the first queue, or an operator deleted the stream with all its jobs. Sessions
+            # that are still without an owner are offered again.
             await self._ensure_stream(self._stream)
             error = await self._make(key)
         if error and error.get("err_code") not in ALREADY_EXISTS:
@@ -112,7 +121,7 @@ class PlacementQueues:
         self._made.add(key)
 
     async def _make(self, key: str) -> dict[str, object]:
-        """What the servers have against it."""
+        """Create the consumer. Returns the servers' error, or an empty dict."""
         subject = f"{self._prefix}.place.{key}.>"
         config = {
             "durable_name": key,
@@ -124,7 +133,7 @@ class PlacementQueues:
             "max_deliver": -1,
             "max_waiting": WAITING_MAX,
             "max_ack_pending": PENDING_MAX,
-            # Since somebody pulled last. What is in the queue stays there.
+            # Counted from the last pull. The jobs in the queue stay.
             "inactive_threshold": int(KEPT_SECONDS * 1e9),
         }
         body = {"stream_name": self._stream, "config": config, "action": ""}
@@ -132,24 +141,29 @@ class PlacementQueues:
         return answer.get("error") or {}
 
     async def ensure_anew(self, key: str) -> None:
-        """The same, where nobody hears what is put into it."""
+        """Do the same for a queue whose stream did not receive a message."""
         if self._ensure_stream is not None:
-            # First: it says at once that it has no leader, where a consumer would keep us waiting.
+            # Check the stream first: it reports a missing leader immediately, and a consumer would
+            # time out.
             await self._ensure_stream(self._stream)
         self.forget_made(key)
         await self.ensure(key)
 
     def forget_made(self, key: str) -> None:
-        """Somebody could not be answered by it: it may be gone."""
+        """Check the consumer again before its next use: it may have been deleted."""
         self._made.discard(key)
 
     def on_up(self) -> None:
-        """The connection was away, and our clock may have stood still meanwhile, with the machine."""
+        """Renew all needs after a reconnect.
+
+        The clock may have stood still with a suspended machine, so recorded times of use are too
+        young.
+        """
         self._used.clear()
 
-    # -- what others use ---------------------------------------------------------------------------------------------
+    # -- needs of other hosts ----------------------------------------------------------------------
     async def read(self) -> None:
-        """All that are stored. A bell may have been missed, so this is called now and then."""
+        """Read all stored needs. Called now and then, because a notification may be missed."""
         if self._wakeup is None:
             self._wakeup = await self._nats.ring(f"{self._prefix}.live.rec.need.*", self._on_record)
         if self._is_full:

@@ -1,4 +1,4 @@
-"""The items of a session's write queue, and how they are published to JetStream."""
+"""Calls in a session's write queue, and the publisher that stores one message exactly once."""
 
 from __future__ import annotations
 
@@ -25,92 +25,114 @@ from banksman.store.log import Done
 log = logging.getLogger("banksman")
 RETRY_SECONDS = 0.05
 RETRY_SECONDS_MAX = 1.0
-# For so long the servers may be behind what they have acknowledged: as long as it takes to choose a leader, and more.
+# How long the servers may lack a message that they acknowledged. A leader election takes less.
 SHORT_SECONDS_MAX = 20.0
 
 
 @dataclass(slots=True, eq=False)
 class WriterCall:
-    """A call of a writer's. `told`: the last failure that its writer had been told of when it called: what rests on one
-    that it does not know of yet must fail too."""
+    """A call of the session's writer.
+
+    `told`: the number of the last failure that the writer knew of when it made the call. A call
+    that builds on an unknown failure must fail too.
+    """
 
     epoch: int
     told: int
     done: Done | None
-    # Decided already: the log was closed when it came.
+    # Set if the result is already decided: the log was closed when the call came.
     error: StoreError | NotOwner | None = None
 
 
 @dataclass(slots=True, eq=False)
 class QueuedAppend(WriterCall):
+    """An append of events behind `expected_seq`, with an optional snapshot."""
+
     expected_seq: int = 0
     part: MessagePart = field(default_factory=lambda: MessagePart(0.0, ()))
     snapshot: bytes | None = None
 
     @property
     def size(self) -> int:
+        """The approximate size of the append in bytes."""
         return sum(len(data) for _, _, data in self.part.entries) + len(self.snapshot or b"")
 
 
 @dataclass(slots=True, eq=False)
 class Advance(WriterCall):
-    pass
+    """A call that raises the epoch."""
 
 
 @dataclass(slots=True, eq=False)
 class QueuedLease(WriterCall):
+    """A call that takes a conversation lease; `name` None gives it back."""
+
     name: str | None = None
 
 
 @dataclass(slots=True, eq=False)
 class QueuedRelease(WriterCall):
-    pass
+    """A call that releases the session."""
 
 
 @dataclass(slots=True, eq=False)
 class QueuedCall:
-    """A call that somebody waits for."""
+    """A call with a caller that awaits its answer."""
 
     answer: asyncio.Future[Any]
 
 
 @dataclass(slots=True, eq=False)
 class Claim(QueuedCall):
+    """A claim of the session. `agent` None: the session must exist."""
+
     name: str | None
     agent: str | None
 
 
 @dataclass(slots=True, eq=False)
 class Delete(QueuedCall):
-    pass
+    """A deletion of the session."""
 
 
 Call = QueuedAppend | Advance | QueuedLease | QueuedRelease | WriterCall | Claim | Delete
 
 
-# One message on its way: published again and again under one id and one expected sequence, until it is known what
-# became of it.
+# Publish one message again and again, under one id and one expected sequence, until its result is
+# known.
 #
-# What was not answered may have been stored, may still be, or never was. The message that is last in the session tells
-# which: it is this one; or the one that this was to follow, and then it is sent again; or another writer's, and then
-# the session is that one's. Or it is older than what we were told is stored: a leader that was just chosen may not have
-# got to it yet, and if it never does, the servers have lost it.
+# A publish without an answer may be stored, may be stored later, or may be lost. The last message
+# of the session tells which:
+#
+# - It is this message: the publish succeeded.
+# - It is the message that this one expects to follow: send this one again.
+# - It belongs to another writer: that writer owns the session.
+# - It is older than a message that the servers acknowledged. A newly elected leader may not have
+#   caught up yet. If it never does, the servers have lost the message.
 
 
 class Publisher(Struct, frozen=True):
+    """Publish a message until its result is known."""
+
     nats: Nats
     streams: NatsStreams
     ownership: SessionOwnership
 
     async def until_known(self, owned_epoch: OwnedEpoch, row: JournalRow, is_ours: Callable[[], bool]) -> int:
-        """The sequence under which it is stored. `NotOwner`: it is not ours to say any more. `StoreError`: the servers
-        have refused it, and it is not there. `StoreDamaged`: nor is what it was to follow."""
+        """Return the sequence at which the message is stored.
+
+        Raises `NotOwner` if the session has another owner or the lease is lost. Raises `StoreError`
+        if the servers refused the message and it is not stored. Raises `StoreDamaged` if the
+        message that it follows is gone. `is_ours`: whether this host still owns the session.
+        """
         session = owned_epoch.record.id
         wait, is_put, is_sent = RETRY_SECONDS, False, False
         short_since: float | None = None
         is_blob = message_codec.place(0, row.header).blob_name == row.id
         blobs = self.streams.names.blobs
         while True:
+            # Check before every attempt. After the fence another host may own the session, and a
+            # message that this host still sends would then only be refused.
             if not is_ours():
                 raise NotOwner("this host has lost its lease", session=session, epoch=owned_epoch.epoch)
             try:
@@ -131,19 +153,27 @@ class Publisher(Struct, frozen=True):
                         raise _shortened(session, row) from exc
             except Unreachable as exc:
                 log.debug("session %s waits for its cluster: %s", session, exc)
+                # From now on an attempt may be stored without an answer. A lag that was seen before
+                # says nothing about the servers that answer next.
                 is_sent, short_since = True, None
             except StoreError as exc:
                 if not is_sent:
                     raise
-                # An attempt before this one may have been stored, or may still be. Whoever claims it next sees which.
+                # An earlier attempt may be stored, or may still get stored, so this refusal does
+                # not prove that the message is absent. Give the session up: the next claim fences
+                # the events and sees the result.
                 message = f"what became of the last append is not known: {exc}"
                 raise NotOwner(message, hint="claim it anew", session=session) from exc
             await asyncio.sleep(wait)
             wait = min(wait * 2, RETRY_SECONDS_MAX)
 
     async def _look_back(self, owned_epoch: OwnedEpoch, row: JournalRow) -> tuple[int | None, bool]:
-        """Where it is stored, though nobody told us; None: it is not, and what is last is what it was to follow, or
-        older (True). `NotOwner`: it is another's."""
+        """Look up the result of a publish whose compare-and-set failed.
+
+        Returns the sequence if the message is stored. Otherwise returns None, and True if the
+        servers lack the message that it follows. Raises `NotOwner` if another writer's message is
+        last.
+        """
         last = await self.nats.last(self.streams.names.events, row.subject)
         if last is not None and last.headers.get(ID) == row.id:
             return last.seq, False
@@ -151,17 +181,22 @@ class Publisher(Struct, frozen=True):
         if seq <= row.expected and await self._is_known_still(owned_epoch):
             return None, seq < row.expected
         if last is not None:
-            message_codec.place_of(last)  # No writer's at all, and who mends that is not us: `StoreDamaged`.
+            # Raises `StoreDamaged` if no writer of this program stored it.
+            message_codec.place_of(last)
         session = owned_epoch.record.id
         raise NotOwner("another writer has the session", hint="claim it anew", session=session, seq=seq)
 
     async def _is_known_still(self, owned_epoch: OwnedEpoch) -> bool:
-        """Whether it was not deleted meanwhile, with all its messages."""
+        """Return whether the session was not deleted, or claimed again, since this host's claim.
+
+        A deletion purges all messages. Without this check that would look like servers that lag.
+        """
         found = await self.ownership.find(owned_epoch.record.id)
         return found is not None and found.tenure == owned_epoch.record.tenure
 
 
 def _shortened(session: str, row: JournalRow) -> StoreDamaged:
+    """Build the error for acknowledged messages that the servers have lost."""
     hint = "restore the stream from a backup, or delete the session; what it said last is kept as a report by its host"
     message = f"the servers have lost events that they had acknowledged: the message {row.expected} of {row.subject}"
     return StoreDamaged(message, hint=hint, session=session)

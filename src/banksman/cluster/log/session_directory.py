@@ -30,21 +30,26 @@ from banksman.store.log import (
 
 log = logging.getLogger("banksman")
 PAGE_MESSAGES = 256
-# Between two looks, for who waits, that no bell has asked for.
+# The interval of reads by a waiter that gets no notification.
 LOOK_SECONDS = 2.0
-# How many messages are looked through in vain before a page is given that holds nothing: others have their turn.
+# Messages without a wanted event that are searched before an empty page is returned, so that other
+# tasks get their turn.
 LOOKED_MAX = 4096
-# So many that are none of ours are told of. Beyond, whoever puts them there has been told.
+# How many foreign messages are logged. More of them would tell the operator nothing new.
 DAMAGED_MAX = 100
 
 
-# The sessions of the store, as they were last heard of: for who looks and does not wait.
+# The sessions of the store, from local mirrors: for callers that do not wait.
 #
-# Of what is ours we are the first to know; of the rest the record says who has it, and a bell where it is.
+# This host knows its own sessions first-hand. For other sessions the record names the owner, and
+# notifications give the last place.
 
 
 class SessionDirectory:
-    """`tenancy_of`: how we have a session, if we do."""
+    """The list of sessions, from local mirrors.
+
+    `owned_epoch_of`: returns this host's ownership of a session, or None.
+    """
 
     def __init__(
         self,
@@ -60,10 +65,11 @@ class SessionDirectory:
         self._sorted: list[SessionRecord] | None = None
 
     def on_change(self) -> None:
-        """What is listed is not as it was."""
+        """Invalidate the sorted list: a record has changed."""
         self._sorted = None
 
     def record(self, session: str) -> SessionRecord | None:
+        """Return the record of a visible session."""
         record = self._records.all.get(session)
         return None if record is None or record.is_hidden else record
 
@@ -73,11 +79,11 @@ class SessionDirectory:
 
     def _head(self, record: SessionRecord, place: MessagePlace | None) -> Head:
         if place is not None and place.epoch < record.born:
-            place = None  # Of another session, which had this id.
+            place = None  # It belongs to a deleted session of this id.
         seq = 0 if place is None else place.last
         owned_epoch = self._owned_epoch_of(record.id)
         if owned_epoch is not None:
-            # A bell may be quicker than the answer to who has rung it.
+            # The notification of an append may arrive before its ack.
             return Head(owned_epoch.epoch, max(owned_epoch.seq, seq), record.first)
         return Head(max(record.epoch, 0 if place is None else place.epoch), max(record.seq, seq), record.first)
 
@@ -119,17 +125,19 @@ class SessionDirectory:
         )
 
 
-# Reading many sessions, in the order in which the servers stored what they said.
+# Reads of many sessions, in the order in which the servers stored their messages.
 #
-# A position is a message of the stream and how many of its events are behind. Marks of claims are messages too, and
-# hold no event: a reader passes them without a word.
+# A position is a message of the stream and the number of its events that were read. Claim marks are
+# messages without events, and a reader skips them.
 
 
-# A leader is behind for so long, at most: then it has heard of the next one, or has caught up.
+# A leader lags for this long at most. By then it has caught up, or knows its successor.
 BEHIND_SECONDS_MAX, BEHIND_SECONDS_BETWEEN = 4.0, 0.25
 
 
 class MultiReader:
+    """Read the events of many sessions in stored order."""
+
     def __init__(
         self, reading: EventReader, records: SessionRecords, heads: StreamHeads, waiting: AppendWaiters
     ) -> None:
@@ -143,13 +151,14 @@ class MultiReader:
     async def read(
         self, after: str | None, limit: int, sessions: Collection[str] | None, project_of: ProjectOf | None
     ) -> MultiSessionPage:
+        """Return the events after a position, and the gaps that retention left."""
         position = Position.of(after)
         end = await self._check(position)
         wanted = None if sessions is None else frozenset(sessions)
         dropped = [one for one in self._records.all.values() if one.dropped > position.whole and not one.is_hidden]
         gaps = {one.id: one.first - 1 for one in dropped if wanted is None or one.id in wanted}
         if wanted is not None and not wanted:
-            # Who wants none of them wants to know where the end is, to follow from there.
+            # An empty selection asks for the end, to follow from there.
             return MultiSessionPage((), Position(max(end, await self._reading.last_seq())).text, gaps)
         placed: list[PositionedEvent] = []
         begin, looked = max(1, position.whole + 1), 0
@@ -157,7 +166,7 @@ class MultiReader:
         while begin <= end and len(placed) < limit and looked < LOOKED_MAX:
             messages = await self._reading.page_as_led(begin, PAGE_MESSAGES)
             if not messages:
-                break  # What was there up to the end is deleted.
+                break  # The rest up to the end was deleted.
             for message in messages:
                 record = self._shown(message, wanted)
                 skipped = position.taken if message.seq == position.chunk else 0
@@ -168,12 +177,12 @@ class MultiReader:
                 at = Position(message.seq)
                 begin = message.seq + 1
             looked += len(messages)
-        # All was looked through, and what is not wanted need not be again: a reader that waits past its position must
-        # not be let through by it.
+        # Return the searched position even without an event: `wait_past` on an older one would
+        # return immediately for messages that this reader does not want.
         return MultiSessionPage(placed, at.text, gaps)
 
     def _shown(self, message: StreamMessage, wanted: frozenset[str] | None) -> SessionRecord | None:
-        """The session that it is of, if somebody wants it."""
+        """Return the record of the message's session if that session is wanted and visible."""
         id = self._records.id_of(message.subject.rpartition(".")[2])
         record = None if id is None or (wanted is not None and id not in wanted) else self._records.all.get(id)
         return None if record is None or record.is_hidden else record
@@ -188,7 +197,8 @@ class MultiReader:
             stored = await self._reading.opened(message)
         except StoreDamaged as exc:
             now = self._records.all.get(record.id)
-            if now is not None and now.born == record.born and now.first <= place.last:  # Else it was just deleted.
+            # Otherwise it was just deleted or trimmed.
+            if now is not None and now.born == record.born and now.first <= place.last:
                 self._tell(message, exc)
             return []
         project = None if project_of is None else project_of(record.id)
@@ -199,7 +209,10 @@ class MultiReader:
         ]
 
     def _place(self, message: StreamMessage) -> MessagePlace | None:
-        """None: it is none of ours. Its session says so to who reads it; here it must not stop the others."""
+        """Return the place of a message; None if it is foreign.
+
+        A reader of that session gets the error. Here it must not stop the other sessions.
+        """
         try:
             return message_codec.place_of(message)
         except StoreDamaged as exc:
@@ -207,15 +220,18 @@ class MultiReader:
             return None
 
     def _tell(self, message: StreamMessage, exc: StoreDamaged) -> None:
-        """Once of each: it is passed by with every read."""
+        """Log an unreadable message once, although every read passes it."""
         if message.seq not in self._damaged and len(self._damaged) < DAMAGED_MAX:
             self._damaged.add(message.seq)
             log.warning("! who reads all sessions passes by what cannot be read: %s", exc)
 
     async def _check(self, position: Position) -> int:
-        """How far there is something to read. `HistoryLost` if the position is of a store that was longer: not by one
-        look, for a leader that was just chosen, or that was frozen and does not know yet that it leads no more, is
-        behind what another front end has told."""
+        """Return the sequence up to which events exist.
+
+        Raises `HistoryLost` if the position lies beyond the end of the store. One read is not
+        enough for that. A newly elected leader may lag behind what another host has already shown,
+        and so may a frozen leader that does not know its successor.
+        """
         newest = max(self._newest, self._heads.newest)
         until = time.monotonic() + BEHIND_SECONDS_MAX
         if position.chunk >= newest:
@@ -229,13 +245,15 @@ class MultiReader:
         return newest
 
     async def wait_past(self, position: str) -> None:
+        """Wait until an event is stored behind the position."""
         place = Position.of(position)
         await self._check(place)
         await self._heads.hear_all()
         while True:
             waiting = asyncio.ensure_future(self._waiting.past_all(place.whole))
             try:
-                # It waits from here on, so nothing falls between this look and it.
+                # The waiter is registered from here on, so nothing falls between it and the read
+                # below.
                 await asyncio.sleep(0)
                 if await self._is_past(place.whole):
                     return
@@ -248,7 +266,7 @@ class MultiReader:
                 await asyncio.wait((waiting,))
 
     async def _is_past(self, whole: int) -> bool:
-        """Whether a message with events is stored behind it."""
+        """Return whether a message with events is stored behind this sequence."""
         begin = whole + 1
         while True:
             messages, left = await self._reading.page(begin, PAGE_MESSAGES)

@@ -1,11 +1,13 @@
-"""One session's line: what is asked of it is done one after the other, and answered in that order.
+"""Write queue of one session: calls run in order, appends are batched, one message is in flight.
 
-What waits is packed: all appends that are at the head of the line go into one message, so the busier it is the less
-each costs. There is one message on its way at a time; the next one holds whatever has gathered meanwhile. It is in the
-journal before it is published, and it is published until somebody says what became of it, or until the lease is lost
-(`publisher.py`). While that takes longer than a moment, what waits is in the journal as well (`journal_recovery.py`).
+All appends at the head of the queue go into one message, so a busier queue costs less per append.
+The next message holds the appends that gather while one is in flight. A message is in the journal
+before it is published. It is published until its result is known or the lease is lost
+(`publisher.py`). If that takes longer than a moment, waiting appends go to the journal too
+(`journal_recovery.py`).
 
-An answer is decided here and not when it was called for: a claim may be before it in the line.
+The queue decides about a call when its turn comes, and not when it is made: a claim may be ahead of
+it.
 """
 
 from __future__ import annotations
@@ -46,13 +48,13 @@ log = logging.getLogger("banksman")
 
 
 class QueueListener(Protocol):
-    """The log: told before whoever called is."""
+    """Callbacks of the log, called before the caller of an append gets its answer."""
 
     def on_stored(self, session: str, place: MessagePlace, size: int, body: MessageBody) -> None: ...
     async def after_stored(self, session: str, place: MessagePlace, size: int) -> None: ...
     async def forget_blobs(self, session: str, before: int | None) -> None: ...
     async def settle(self, session: str) -> None:
-        """Until another session of this log, which is about to be released, is."""
+        """Wait until another session of this log that is being released is released."""
         ...
 
     def on_owned_epoch(self, session: str, owned_epoch: OwnedEpoch | None) -> None: ...
@@ -63,7 +65,7 @@ class QueueListener(Protocol):
 
 
 class QueueContext(Struct, frozen=True, kw_only=True):
-    """What the lines of a log share."""
+    """The parts that all queues of a log share."""
 
     nats: Nats
     streams: NatsStreams
@@ -78,17 +80,21 @@ class QueueContext(Struct, frozen=True, kw_only=True):
 
 
 class SessionQueue:
+    """The write queue of one session, and this host's ownership of it."""
+
     def __init__(self, session: str, writing: QueueContext) -> None:
         self._session = session
         self._with = writing
         self._calls: deque[Call] = deque()
         self._publishing = Publisher(writing.nats, writing.streams, writing.ownership)
         self._behind = BlockedAppends(writing.journal, writing.names.event(session))
-        # What is out of the line and not answered yet: whatever becomes of the task, it is.
+        # Calls that were taken from the queue and have no answer yet. Each gets one, whatever
+        # happens to the task.
         self._doing: Sequence[Call] = ()
         self.owned_epoch: OwnedEpoch | None = None
         self._task: asyncio.Task[None] | None = None
-        # The last failure under the present epoch, and the last of which the writer was told.
+        # `_failure` counts failures under the current epoch. `told` is the last one that the writer
+        # knows of.
         self._failure = 0
         self.told = 0
         self._is_releasing = False
@@ -98,27 +104,30 @@ class SessionQueue:
         return self._task is None
 
     def put(self, call: Call) -> None:
+        """Add a call to the queue."""
         self._calls.append(call)
         self._behind.note(call)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._work())
 
     async def wait_idle(self) -> None:
+        """Wait until the queue is empty."""
         while self._task is not None:
             await asyncio.wait((self._task,))
 
     @property
     def last_epoch(self) -> int:
-        """Under which it will be ours when all that waits is done."""
+        """The epoch of this session after all waiting calls."""
         epoch = 0 if self.owned_epoch is None else self.owned_epoch.epoch
         return epoch + sum(isinstance(call, Advance) for call in self._calls)
 
     @property
     def is_leaving(self) -> bool:
+        """True while a release or a deletion waits or is in progress."""
         return any(isinstance(call, QueuedRelease | Delete) for call in self._calls) or self._is_releasing
 
     async def stop(self, error: StoreError) -> None:
-        """Nobody will be answered by the servers any more."""
+        """Stop the queue, and fail every waiting call with `error`."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
@@ -126,6 +135,7 @@ class SessionQueue:
         self._fail_all(error)
 
     def _fail_all(self, error: StoreError) -> None:
+        """Fail all calls, in the order in which they were made."""
         self._calls.extendleft(reversed(self._doing))
         self._doing = ()
         while self._calls:
@@ -138,15 +148,19 @@ class SessionQueue:
                 self._answer(call, call.error)
 
     def lose(self) -> None:
-        """It is ours no more: another has it, or the lease is lost."""
+        """Give up ownership: another host claimed the session, or the lease is lost."""
         owned_epoch, self.owned_epoch = self.owned_epoch, None
+        # The journal keeps the noted appends. Recovery stores them if no other host claims the
+        # session first.
         self._behind.stop()
         if owned_epoch is not None:
             self._with.hears.on_owned_epoch(self._session, None)
 
-    # -- one after the other -----------------------------------------------------------------------------------------
+    # -- calls, one after the other ----------------------------------------------------------------
     async def _work(self) -> None:
-        # Not in the pass in which it was called: no answer comes inside of a call, and what one pass brings is packed.
+        """Perform the waiting calls until the queue is empty."""
+        # Start in a later pass of the event loop. So no answer arrives inside a call, and all
+        # appends of one pass go into one message.
         await asyncio.sleep(0)
         try:
             while self._calls:
@@ -154,12 +168,15 @@ class SessionQueue:
                 self._doing = ()
         except Exception as exc:
             log.exception("! session=%s: its log has failed: this is a bug", self._session)
+            # Answer every caller: a queue that dies silently would leave their writers waiting
+            # forever.
             self._fail_all(StoreError(f"a bug of Banksman's own: {exc!r:.200}", session=self._session))
         finally:
             self._task = None
             self._with.hears.on_idle(self._session)
 
     async def _next(self, call: Call) -> None:
+        """Perform the call at the head of the queue."""
         match call:
             case QueuedAppend():
                 await self._append()
@@ -168,7 +185,8 @@ class SessionQueue:
                 await self._answer_asked(call)
             case QueuedRelease() if self.owned_epoch is None:
                 self._doing = (self._calls.popleft(),)
-                # Nobody here has it. It may be ours all the same, by its record: after a release that was not heard.
+                # This queue does not own the session, but the record may still name this host: an
+                # earlier release was not acknowledged in time.
                 if self._with.ownership.is_ours(self._session, call.epoch):
                     await self._release(call.epoch, message_codec.BEGINNING)
             case _:
@@ -190,11 +208,13 @@ class SessionQueue:
         match call:
             case Advance():
                 await ownership.advance(owned_epoch)
-                if self.owned_epoch is owned_epoch:  # And was not lost meanwhile.
+                if self.owned_epoch is owned_epoch:  # The session was not lost during the await.
                     self._with.hears.on_owned_epoch(self._session, owned_epoch)
             case QueuedLease(name=name):
                 await ownership.lease(owned_epoch, name, self._with.hears.settle)
             case QueuedRelease():
+                # Give up ownership before the release is sent: its result may stay unknown. An
+                # append behind a release that took effect could race with the next owner.
                 self.owned_epoch = None
                 self._with.hears.on_owned_epoch(self._session, None)
                 await self._release(owned_epoch.epoch, owned_epoch.place)
@@ -202,6 +222,7 @@ class SessionQueue:
                 raise AssertionError(call)
 
     async def _release(self, epoch: int, place: MessagePlace) -> None:
+        """Release the session by its record."""
         self._is_releasing = True
         try:
             await self._with.ownership.release(self._session, epoch, place)
@@ -209,8 +230,11 @@ class SessionQueue:
             self._is_releasing = False
 
     async def _answer_asked(self, call: QueuedCall) -> None:
+        """Perform a claim or a deletion, and answer its caller."""
         if call.answer.cancelled():
-            return  # Before it was begun. A claim would take it from whoever has it here, only to let go of it.
+            # Cancelled before it started. A claim would fence the current writer on this host for
+            # nothing.
+            return
         try:
             match call:
                 case Claim(name=name, agent=agent):
@@ -229,19 +253,22 @@ class SessionQueue:
         if not call.answer.done():
             call.answer.set_result(value)
         elif isinstance(call, Claim) and self.owned_epoch is not None:
-            # Whoever wanted it was cancelled, and would never let go of it.
+            # The caller of the claim was cancelled, so it would never release the session.
             self.put(QueuedRelease(self.owned_epoch.epoch, self.told, None))
 
     async def _forget_blobs(self) -> None:
         try:
             await self._with.hears.forget_blobs(self._session, None)
         except Unreachable:
-            raise  # To be tried again: the events, which alone know the names, are kept until it is done.
+            # Retry: only the events know the blob names, and they are kept until this succeeds.
+            raise
         except StoreError as exc:
             log.warning("! session=%s deleted, but its blobs were not: %s", self._session, exc)
 
     async def _claim(self, name: str | None, agent: str | None) -> int:
         owned_epoch = await self._with.ownership.claim(self._session, name, agent)
+        # If the lease was lost during the claim, the record names the old id. The servers end that
+        # lease, so the session becomes free without a release.
         if owned_epoch.host != self._with.leases.id:
             raise NotOwner("this host has just lost its lease", session=self._session)
         self.owned_epoch = owned_epoch
@@ -250,8 +277,9 @@ class SessionQueue:
         self._with.hears.on_stored(self._session, owned_epoch.place, 0, MessageBody(()))
         return owned_epoch.epoch
 
-    # -- answering ---------------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
     def _refusal(self, call: WriterCall) -> StoreError | NotOwner | None:
+        """Return the error of a call that must not run; None if it may run."""
         if call.error is not None:
             return call.error
         owned_epoch = self.owned_epoch
@@ -264,16 +292,22 @@ class SessionQueue:
                 epoch=call.epoch,
                 current=current,
             )
+        # An earlier call failed after the writer made this one. This call builds on the failed one.
+        # A release builds on nothing, and always runs.
         if call.told < self._failure and not isinstance(call, QueuedRelease):
             return NotOwner("what was called before this was refused", session=self._session, epoch=call.epoch)
         return None
 
     def _answer(self, call: WriterCall, error: StoreError | NotOwner | None) -> None:
+        """Give a call its result, and record a failure so that calls that build on it fail too."""
         is_of_owner = self.owned_epoch is not None and call.epoch == self.owned_epoch.epoch
+        # A refused lease fails no later call: the writer learns that another session has the lease,
+        # and its appends do not build on it.
         is_lease_taken = isinstance(call, QueuedLease) and isinstance(error, NotOwner)
         if error is not None and is_of_owner and call.told >= self._failure and not is_lease_taken:
             self._failure += 1
-        # Before it is told, so that the writer may go on from inside its `done`.
+        # Update `told` before the callback, so that the writer may make new calls inside its
+        # `done`.
         if is_of_owner and error is not None:
             self.told = self._failure
         if call.done is None:
@@ -281,15 +315,20 @@ class SessionQueue:
         try:
             call.done(error)
         except Exception:
-            # It is that writer's bug, and the others wait for their answers.
+            # This is a bug of one writer. The other callers wait for their answers.
             log.exception("! session=%s the callback of a writer failed", self._session)
 
     def _lose_if_superseded(self, error: Exception) -> None:
+        """Give up ownership if the error says that another writer owns this session.
+
+        A refused conversation lease names the session that holds it, and changes nothing here.
+        """
         if isinstance(error, NotOwner) and error.ids.get("session") == self._session:
             self.lose()
 
-    # -- appending ---------------------------------------------------------------------------------------------------
+    # -- appends -----------------------------------------------------------------------------------
     async def _append(self) -> None:
+        """Store the appends at the head of the queue as one message, and answer them."""
         self._doing = batch = self._take_batch()
         if not batch:
             call = self._calls.popleft()
@@ -305,13 +344,13 @@ class SessionQueue:
                 if isinstance(exc, StoreError):
                     self._with.hears.on_failure()
         if isinstance(error, NotOwner):
-            # It is somebody else's, and all that waits here is refused as it comes.
+            # Another host owns the session. Every waiting call is refused when its turn comes.
             self.lose()
         for call in batch:
             self._answer(call, error)
 
     def _take_batch(self) -> list[QueuedAppend]:
-        """The appends at the head of the line that follow one another, as many as one message holds."""
+        """Take the consecutive appends at the head of the queue that fit into one message."""
         batch: list[QueuedAppend] = []
         owned_epoch = self.owned_epoch
         seq = 0 if owned_epoch is None else owned_epoch.seq
@@ -330,6 +369,7 @@ class SessionQueue:
         return batch
 
     def _misplaced(self, call: QueuedAppend) -> NotOwner:
+        """Build the error for an append whose expected seq is not the end of the session."""
         assert self.owned_epoch is not None
         return NotOwner(
             "the session is not where its writer believes",
@@ -340,6 +380,7 @@ class SessionQueue:
         )
 
     async def _store(self, batch: Sequence[QueuedAppend]) -> None:
+        """Write one message to the journal and publish it."""
         owned_epoch = self.owned_epoch
         assert owned_epoch is not None
         before = owned_epoch.place
@@ -352,8 +393,9 @@ class SessionQueue:
                 snapshot, snapshot_seq = call.snapshot, seq
         body = MessageBody(parts, snapshot, snapshot_seq)
         data = message_codec.encode(body)
-        # With something of its own: one before it, behind the same message, may have been refused and arrive after all.
-        # Under its name the servers would take this one for it, and tell us that this is stored.
+        # The id ends in random bytes. An earlier message behind the same sequence may have been
+        # refused and still arrive. Under an equal id the servers would deduplicate: they would drop
+        # this message and report it as stored.
         id = f"{token(self._session)}.{owned_epoch.epoch}.{before.seq}.{os.urandom(4).hex()}"
         blob = before.blob_after
         if len(data) > message_codec.MESSAGE_BYTES_MAX:
@@ -378,22 +420,29 @@ class SessionQueue:
             message_seq = await self._publishing.until_known(owned_epoch, row, lambda: self._is_ours(owned_epoch))
         except NotOwner:
             leases = self._with.leases
-            if (
-                leases.id == owned_epoch.host and leases.is_held
-            ):  # Else it may still find its place: see `journal_recovery.py`.
+            # With a valid lease another claim has superseded this epoch, or the writer's next claim
+            # will. So the message is stored already, or refused for ever. After a lost lease it may
+            # still be the next message: it stays in the journal (`journal_recovery.py`).
+            if leases.id == owned_epoch.host and leases.is_held:
                 self._with.journal.report(row)
                 self._behind.report()
             raise
         except StoreDamaged:
+            # The message that it follows is lost, or a foreign message is last there. In both cases
+            # this message can never be stored.
             self._with.journal.report(row)
             self._behind.report()
             raise
         except StoreError:
+            # The servers refused the message and no earlier attempt was sent, so it is not stored.
+            # The writer gets that error, so the journal must not store the message later.
             self._with.journal.drop(id)
             self._behind.forget()
             raise
         finally:
             overdue.cancel()
+        # Drop it only after the ack: a crash in between publishes it again under the same id, which
+        # the servers deduplicate.
         self._with.journal.drop(id)
         self._behind.pass_by(seq)
         self._with.hears.on_published(time.perf_counter() - began)
@@ -402,8 +451,10 @@ class SessionQueue:
         await self._with.hears.after_stored(self._session, owned_epoch.place, len(data))
 
     def _is_ours(self, owned_epoch: OwnedEpoch) -> bool:
+        """Return whether this claim still holds, by the queue and by the clock of the lease."""
         return self.owned_epoch is owned_epoch and self._with.leases.is_held
 
     def _fall_behind(self, owned_epoch: OwnedEpoch, first: int) -> None:
+        """Start to note waiting appends in the journal: the message in flight is overdue."""
         if self.owned_epoch is owned_epoch:
             self._behind.begin(owned_epoch.epoch, first, self._calls)

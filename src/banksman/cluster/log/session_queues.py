@@ -1,4 +1,4 @@
-"""The write queues of this host's sessions, and who waits for an append."""
+"""Write queues of this host's sessions, and waiters for new events."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import Nats
 from banksman.errors import StoreError
 
-# Its result is the error to raise, so that none is lost with a future whose task was cancelled meanwhile.
+# The result is the error to raise. An exception set on a future would be lost if its task was
+# cancelled.
 Waiter: TypeAlias = "asyncio.Future[StoreError | None]"
 
 log = logging.getLogger("banksman")
-# For a session of ours that is about to be released, and has what another wants. Two could wait for each other.
+# How long a lease waits for the release of its current holder on this host. Two sessions could wait
+# for each other, so the wait has a limit.
 SETTLE_SECONDS_MAX = 1.0
 
 
 class AppendWaiters:
+    """Futures of readers that wait for events behind a seq or a stream sequence."""
+
     def __init__(self) -> None:
         self._waiters: dict[str, dict[Waiter, int]] = {}
         self._of_all: dict[Waiter, int] = {}
@@ -39,18 +43,20 @@ class AppendWaiters:
         return sum(map(len, self._waiters.values())) + len(self._of_all)
 
     def sessions(self) -> set[str]:
-        """Those that somebody waits for."""
+        """Return the sessions with waiters."""
         return set(self._waiters)
 
     @property
     def is_any(self) -> bool:
-        """Whether somebody waits for all of them."""
+        """True if a reader waits for all sessions."""
         return bool(self._of_all)
 
     @asynccontextmanager
     async def past(self, session: str, seq: int) -> AsyncGenerator[Waiter]:
-        """What is waited for by `outcome`, until an event after `seq` is committed. It is in place from the
-        beginning."""
+        """Yield a waiter for `outcome` that finishes when an event after `seq` is committed.
+
+        The waiter is registered on entry, so no event between here and `outcome` is missed.
+        """
         waiters = self._waiters.setdefault(session, {})
         waiter: Waiter = asyncio.get_running_loop().create_future()
         waiters[waiter] = seq
@@ -58,12 +64,13 @@ class AppendWaiters:
             yield waiter
         finally:
             waiters.pop(waiter, None)
-            # Another set may be in its place by now, if this one was emptied by a delete.
+            # A deletion may have emptied this set, and a later waiter created another one in its
+            # place.
             if not waiters and self._waiters.get(session) is waiters:
                 del self._waiters[session]
 
     async def past_all(self, seq: int) -> None:
-        """Until a message with events is stored behind this sequence, of whichever session."""
+        """Wait until a message with events is stored behind this sequence, in any session."""
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._of_all[waiter] = seq
         try:
@@ -72,6 +79,7 @@ class AppendWaiters:
             self._of_all.pop(waiter, None)
 
     def on_moved(self, session: str, place: MessagePlace) -> None:
+        """Wake the waiters that the session's new place satisfies."""
         for waiter, seq in self._waiters.get(session, {}).items():
             if seq < place.last and not waiter.done():
                 waiter.set_result(None)
@@ -79,16 +87,19 @@ class AppendWaiters:
             self.on_newest(place.seq)
 
     def on_newest(self, seq: int) -> None:
+        """Wake the waiters for all sessions that wait behind an older sequence."""
         for waiter, behind in self._of_all.items():
             if behind < seq and not waiter.done():
                 waiter.set_result(None)
 
     def give_up(self, session: str, error: StoreError) -> None:
+        """Fail the waiters of one session."""
         for waiter in self._waiters.pop(session, {}):
             if not waiter.done():
                 waiter.set_result(error)
 
     def close(self, error: StoreError) -> None:
+        """Fail all waiters."""
         for session in list(self._waiters):
             self.give_up(session, error)
         for waiter in self._of_all:
@@ -97,16 +108,19 @@ class AppendWaiters:
 
 
 async def outcome(waiter: Waiter) -> None:
+    """Wait for a waiter, and raise the error that it may hold."""
     error = await waiter
     if error is not None:
         raise error
 
 
-# The lines of a log, one for each session that is ours or of which something is asked; and what is made of what they
-# tell: who reads hears of it, it is counted, and what need not be kept is forgotten.
+# The queues of a log, one per session that this host owns or that has waiting calls. Their
+# callbacks feed readers, counters and retention.
 
 
 class SessionQueues:
+    """All write queues of a log, and the listener of each of them."""
+
     def __init__(
         self,
         *,
@@ -137,12 +151,14 @@ class SessionQueues:
         )
 
     def of(self, session: str) -> SessionQueue:
+        """Return the queue of a session. Creates it if needed."""
         line = self._all.get(session)
         if line is None:
             line = self._all[session] = SessionQueue(session, self._writing)
         return line
 
     def owned_epoch_of(self, session: str) -> OwnedEpoch | None:
+        """Return this host's ownership of a session; None if it does not own it."""
         line = self._all.get(session)
         return None if line is None else line.owned_epoch
 
@@ -151,25 +167,25 @@ class SessionQueues:
         return sum(line.owned_epoch is not None for line in list(self._all.values()))
 
     def lose(self) -> None:
-        """Nothing is ours any more."""
+        """Give up the ownership of every session."""
         for line in list(self._all.values()):
             line.lose()
 
     def release(self) -> None:
-        """All that is ours, behind what waits."""
+        """Release every owned session, behind its waiting calls."""
         for line in list(self._all.values()):
             if line.owned_epoch is not None:
                 line.put(QueuedRelease(line.last_epoch, line.told, None))
 
     async def stop(self, seconds: float) -> None:
-        """When nothing waits any more, or after this time: what waits then is refused."""
+        """Stop when all queues are empty, or after `seconds`. Calls that still wait then fail."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await asyncio.gather(*(line.wait_idle() for line in list(self._all.values())))
         for line in list(self._all.values()):
             await line.stop(StoreError("the log is closed"))
 
-    # -- what they tell ----------------------------------------------------------------------------------------------
+    # -- callbacks of the queues -------------------------------------------------------------------
     def on_stored(self, session: str, place: MessagePlace, size: int, body: MessageBody) -> None:
         if size:
             self.counters["commits"] += 1
@@ -198,7 +214,7 @@ class SessionQueues:
         self.counters["commit_seconds"] += seconds
 
     def on_idle(self, session: str) -> None:
-        """Nothing waits in its line. If it is not ours either, there is nothing to remember."""
+        """Forget an empty queue of a session that this host does not own."""
         line = self._all.get(session)
         if line is not None and line.is_idle and line.owned_epoch is None:
             del self._all[session]

@@ -1,8 +1,9 @@
-"""What is known of a session besides its events: one record, changed by whoever says which one it has read.
+"""Session records: owner, epoch, name and retention of each session, changed by compare-and-set.
 
-The record says who owns the session, and under which epoch; the events say the rest. A claim changes the record first
-and fences the events second (`session_ownership.py`). Names and leases are records of their own that point to a
-session, and a change of several is one (`Nats.publish_all`): nothing is ever half done.
+A record says which host owns the session and under which epoch. The events say everything else. A
+claim changes the record first and fences the events second (`session_ownership.py`). Names and
+conversation leases are separate records that point to a session. A change of several records is one
+atomic batch (`Nats.publish_all`), so no change is ever half done.
 """
 
 from __future__ import annotations
@@ -22,20 +23,28 @@ from banksman.errors import StoreDamaged
 
 log = logging.getLogger("banksman")
 
-# A record that is deleted stands as an empty message for a while.
+# A deleted record remains as an empty message for a while.
 TOMBSTONE = {"Nats-TTL": f"{TOMBSTONE_SECONDS}s"}
 
 
 class OwnerRecord(msgspec.Struct, frozen=True):
+    """The host that has claimed a session."""
+
     host: str
     pid: int
     address: str
 
 
 class SessionRecord(msgspec.Struct, frozen=True):
-    """`tenure`: the epoch that its last claim gave, by which a lease knows whose it is. `first`: the first seq that is
-    kept, and `dropped` the sequence of the last message that is not. `seq` and `changed` are as of the last change of
-    this record. `stuck`: why nobody can take it over."""
+    """The record of one session.
+
+    - `tenure`: the epoch that the last claim gave. A conversation lease is valid while its tenure
+      equals this one.
+    - `first`: the first seq that is kept.
+    - `dropped`: the stream sequence of the last message that retention dropped.
+    - `seq`, `changed`: state of the log as of the last change of this record.
+    - `stuck`: why no host can take the session over.
+    """
 
     id: str
     agent: str
@@ -49,24 +58,32 @@ class SessionRecord(msgspec.Struct, frozen=True):
     first: int = 1
     dropped: int = 0
     stuck: str | None = None
-    # The epoch of its first claim: a message of an older one is of another session that had its id.
+    # The epoch of the first claim. A message of an older epoch belongs to a deleted session of the
+    # same id.
     born: int = 0
-    # Its history is being restored, by the owner: as long as that goes on it is not there.
+    # Its owner is still restoring its history. Until that is done the session does not exist for
+    # readers.
     is_hidden: bool = False
 
     @property
     def epoch_past(self) -> int:
-        """The highest epoch that anybody may believe to have: an owner that is fenced off and does not know it yet may
-        have advanced once."""
+        """The highest epoch that any writer may believe to have.
+
+        A fenced owner that has not noticed it yet may have advanced once, by a change that never
+        got into this record. The next claim has to give an epoch beyond that one.
+        """
         return self.epoch if self.owner is None else self.epoch + 1
 
 
 class LeaseRecord(msgspec.Struct, frozen=True):
+    """The conversation lease of a session: only its holder drives that conversation."""
+
     session: str
     tenure: int
 
 
 def encode(value: Any) -> bytes:
+    """Encode a record as JSON."""
     return msgspec.json.encode(value)
 
 
@@ -74,7 +91,7 @@ T = TypeVar("T")
 
 
 def _decoded(message: StreamMessage, kind: type[T]) -> T | None:
-    """None: it was deleted. `StoreDamaged`."""
+    """Decode a record; None if it was deleted. Raises `StoreDamaged` if it is invalid."""
     try:
         return msgspec.json.decode(message.data, type=kind) if message.data else None
     except msgspec.DecodeError as exc:
@@ -82,16 +99,20 @@ def _decoded(message: StreamMessage, kind: type[T]) -> T | None:
 
 
 class FoundRecord(msgspec.Struct, frozen=True):
-    """A record and the sequence under which it was found: what a change expects to be there. `record` None: there is
-    none, or it was deleted."""
+    """A record and the sequence at which it was read: the expected sequence of a change.
+
+    `record` None: the record does not exist, or it was deleted.
+    """
 
     record: SessionRecord | None
     seq: int
 
 
 class SessionRecords:
-    """The records of a store: as the leader has them, for who changes one; and as they were last heard of, for who only
-    looks."""
+    """The records of a store.
+
+    Reads before a change go to the stream's leader. Other reads use a local mirror, which may lag.
+    """
 
     def __init__(self, nats: Nats, names: StreamNames, on_change: Callable[[str, SessionRecord | None], None]) -> None:
         self._nats = nats
@@ -99,7 +120,7 @@ class SessionRecords:
         self._tell = on_change
         self.all: dict[str, SessionRecord] = {}
         self._ids: dict[str, str] = {}
-        # By the part of the subject that stands for the session, which nobody may have known before.
+        # By subject token, because the session id of an unreadable record may be unknown.
         self._damaged: dict[str, StoreDamaged] = {}
         self.named: dict[str, str] = {}
         self._subjects = f"{names.prefix}.rec.session."
@@ -115,19 +136,20 @@ class SessionRecords:
         self.reload_soon = self._mirror.reload_soon
 
     def damage_of(self, session: str) -> StoreDamaged | None:
-        """If its record, as it was last heard of, cannot be understood."""
+        """Return the damage of the session's record if its last known version is invalid."""
         return self._damaged.get(token(session))
 
     def id_of(self, part: str) -> str | None:
-        """The session that a part of a subject stands for."""
+        """Return the session that a subject token stands for."""
         return self._ids.get(part)
 
     def _on_change(self, subject: str, message: StreamMessage | None) -> None:
+        """Update the local records, and the index of names, after a change."""
         part = subject.removeprefix(self._subjects)
         try:
             record = None if message is None else _decoded(message, SessionRecord)
         except StoreDamaged as exc:
-            # What was known of it stands, for who looks. Whoever would change it is told.
+            # Readers keep the last valid version. A change of the record raises the damage.
             log.warning("! %s (%s)", exc.args[0], exc.hint)
             self._damaged[part] = exc
             return
@@ -136,6 +158,8 @@ class SessionRecords:
         if id is None:
             return
         before = self.all.get(id)
+        # A name may already belong to another session, whose record arrived first. Then it must
+        # stay there.
         if before is not None and before.name is not None and self.named.get(before.name) == id:
             del self.named[before.name]
         if record is None:
@@ -148,8 +172,9 @@ class SessionRecords:
                 self.named[record.name] = id
         self._tell(id, record)
 
-    # -- as the leader has it ----------------------------------------------------------------------------------------
+    # -- reads from the leader ---------------------------------------------------------------------
     async def find(self, session: str) -> FoundRecord:
+        """Read a record from the leader, and update the mirror with it."""
         message = await self._nats.last(self._names.records, self._names.record("session", session))
         if message is None:
             return FoundRecord(None, 0)
@@ -157,7 +182,7 @@ class SessionRecords:
         return FoundRecord(_decoded(message, SessionRecord), message.seq)
 
     async def find_name(self, name: str) -> tuple[str | None, int]:
-        """The session that has a name, and the sequence of that."""
+        """Return the session that has a name, and the sequence of the name's record."""
         message = await self._nats.last(self._names.records, self._names.record("name", name))
         if message is None:
             return None, 0
@@ -167,13 +192,17 @@ class SessionRecords:
             raise message_codec.record(message.subject, message.seq) from exc
 
     async def find_lease(self, name: str) -> tuple[LeaseRecord | None, int]:
+        """Return the conversation lease of this name, and the sequence of its record."""
         message = await self._nats.last(self._names.records, self._names.record("lease", name))
         if message is None:
             return None, 0
         return _decoded(message, LeaseRecord), message.seq
 
     async def epoch_deleted_max(self) -> tuple[int, int]:
-        """The highest epoch of what was ever deleted: what is new begins past it."""
+        """Return the highest epoch of any deleted session, and the sequence of that record.
+
+        New sessions start above it, so a writer of a deleted session never has a valid epoch.
+        """
         message = await self._nats.last(self._names.records, self._names.record("meta", "deleted"))
         if message is None:
             return 0, 0
@@ -182,7 +211,7 @@ class SessionRecords:
         except ValueError as exc:
             raise message_codec.record(message.subject, message.seq) from exc
 
-    # -- changes, each of which may be one of several ----------------------------------------------------------------
+    # -- changes, to be combined in a batch --------------------------------------------------------
     def write(self, record: SessionRecord, expected: int) -> BatchMessage:
         return BatchMessage(self._names.record("session", record.id), encode(record), expected)
 
@@ -203,7 +232,10 @@ class SessionRecords:
         return BatchMessage(self._names.record("meta", "deleted"), b"%d" % epoch, expected)
 
     async def change(self, *writes: BatchMessage) -> None:
-        """All of them or none; `WrongLastSequence`, `Unanswered`. What was changed is known here when it returns."""
+        """Write all changes or none. Raises `WrongLastSequence` or `Unanswered`.
+
+        On return the mirror has the changes too.
+        """
         last = await self._nats.publish_all(writes)
         for number, write in enumerate(writes, last - len(writes) + 1):
             if write.subject.startswith(self._subjects):

@@ -1,10 +1,11 @@
-"""Check what a store on NATS holds, changing nothing: unreadable records, damaged sessions, remains of deleted ones.
+"""Check the content of a store on NATS: unreadable records, missing events, leftover data.
 
-The order of the three looks keeps a busy cluster from looking damaged. A session's record is written before its first
-event, and a blob before the event that names it. So events are read first, blobs second and records last: what an
-event needs was there when the event was. A finding that a change between the looks could explain is looked at again.
+The check changes nothing. The order of its three reads keeps a busy cluster from looking damaged. A
+session's record is written before its first event, and a blob before the event that names it. So
+the check reads events first, blobs second and records last: whatever an event needs existed when
+the event did. A finding that a change between the reads could explain is checked again.
 
-Reads the whole stream of events, for at most `CHECK_SECONDS_MAX`.
+It reads the whole event stream, for at most `CHECK_SECONDS_MAX`.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ from banksman.cluster.store_address import StoreAddress
 from banksman.errors import StoreDamaged
 
 CHECK_SECONDS_MAX = 10.0
-# What is wrong is told by its first faults.
+# Only the first faults are reported.
 FAULTS_MAX = 5
 PAGE_MESSAGES = 256
 
 
 class StoreContents(msgspec.Struct, frozen=True):
-    """`faults`: what is damaged, each with its hint. `remains`: subjects with events that belong to no session.
-    `blobs`: names of blobs that belong to none. `is_checked`: it was read to the end."""
+    """The result of a check.
+
+    `faults`: each damage with its hint. `remains`: subjects with events of no session. `blobs`:
+    names of blobs of no session. `is_checked`: the check read everything.
+    """
 
     sessions: int
     faults: tuple[tuple[str, str], ...]
@@ -46,7 +50,10 @@ class StoreContents(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Events:
-    """The messages under one subject, as they were read. `holes`: events between two messages that no message has."""
+    """The messages of one session as they were read.
+
+    `holes`: ranges of events between two messages that no message has.
+    """
 
     first: MessagePlace
     last: MessagePlace
@@ -55,7 +62,10 @@ class _Events:
 
 
 async def look(address: StoreAddress) -> StoreContents:
-    """Raises `Unreachable`, `UsageError`. The streams of events and records must be there."""
+    """Check a store. The event stream and the record stream must exist.
+
+    Raises `Unreachable` or `UsageError`.
+    """
     nats = Nats(address, name="banksman doctor")
     await nats.connect()
     try:
@@ -69,7 +79,7 @@ class _StoreLook:
         self._nats = nats
         self._names = names
         self._faults: list[tuple[str, str]] = []
-        # By the part of the subject that stands for the session.
+        # By subject token of the session.
         self._events: dict[str, _Events] = {}
         self._records: dict[str, SessionRecord] = {}
         self._unreadable: set[str] = set()
@@ -94,7 +104,7 @@ class _StoreLook:
         )
 
     async def _read_events(self) -> bool:
-        """Whether it came to the end in time."""
+        """Read all events. Returns whether it finished in time."""
         until = time.monotonic() + CHECK_SECONDS_MAX
         async for message in self._messages(self._names.events, f"{self._names.prefix}.ev.*"):
             try:
@@ -123,7 +133,7 @@ class _StoreLook:
     async def _read_blobs(self) -> set[str]:
         bucket = self._names.blobs
         if "error" in await self._nats.api(f"STREAM.INFO.OBJ_{bucket}", {}):
-            return set()  # Nothing was ever too large for a message.
+            return set()  # No blob was ever needed.
         found: set[str] = set()
         async for message in self._messages(f"OBJ_{bucket}", f"$O.{bucket}.M.>"):
             said: dict[str, Any] = json.loads(message.data or b"{}")
@@ -135,7 +145,7 @@ class _StoreLook:
         async for message in self._messages(self._names.records, f"{self._names.prefix}.rec.>"):
             kind, _, part = message.subject.removeprefix(f"{self._names.prefix}.rec.").partition(".")
             if not message.data:
-                continue  # It was deleted.
+                continue  # A tombstone.
             try:
                 match kind:
                     case "session":
@@ -146,13 +156,16 @@ class _StoreLook:
                         int(message.data)
                     case _:
                         message.data.decode()
-            except ValueError:  # msgspec's errors and those of text are such.
+            except ValueError:  # Errors of msgspec and of decoding are both ValueErrors.
                 self._unreadable.add(part)
                 self._tell(message_codec.record(message.subject, message.seq))
 
     async def _compare(self, record: SessionRecord, events: _Events, blobs: set[str]) -> None:
-        """What the record counts, and no message has. Retention may take messages while they are read: what lies before
-        the first event that is kept by now is no loss."""
+        """Report events that the record counts and no message has.
+
+        Retention may drop messages during the check. Events before the record's first kept event
+        are not a loss.
+        """
         missing = [(first, last) for first, last in events.holes if last >= record.first]
         if events.first.first > record.first:
             missing.insert(0, (record.first, events.first.first - 1))
@@ -189,7 +202,7 @@ class _StoreLook:
 
 
 def _session_of(blob: str) -> str | None:
-    """The part of a subject that stands for its session; None: it is of none, but on its way between hosts."""
+    """Return the session token of a blob name; None if the blob is in transit between hosts."""
     first, _, rest = blob.partition(".")
     if not rest:
         return None

@@ -1,11 +1,13 @@
-"""A stream of which only the last message of each subject counts, as a dictionary that follows it.
+"""Mirror of a stream's last message per subject, and of the last message of each session.
 
-The bell brings what is new along. Where it does not follow what was read last, something was missed, and is read; and
-now and then it is looked without a bell. So one that was missed costs time, never the truth. What we wrote ourselves is
-put in at once. Each subject only ever goes forward: what is older than what is known changes nothing.
+A notification carries the new message. If it does not follow the last one that was read, some
+messages were missed, and the mirror reads them. It also reads at intervals without a notification.
+So a missed notification costs time, but never correctness. Messages that this process wrote enter
+the mirror immediately. Each subject only moves forward: an older message than the known one changes
+nothing.
 
-What is read is not what was heard: every host hears every heartbeat, and would the nodes be asked for each, they would
-be asked as often as there are pairs of hosts.
+The mirror uses the content of notifications instead of reading each message. Every host gets every
+heartbeat. A read per heartbeat would load the servers with the square of the number of hosts.
 """
 
 from __future__ import annotations
@@ -27,26 +29,28 @@ from banksman.errors import StoreDamaged, StoreError, Unanswered
 log = logging.getLogger("banksman")
 
 PAGE_MESSAGES_MAX = 500
-# Between two looks that no bell has asked for: a leader may die between storing and ringing.
+# The interval of reads without a notification: a leader may die between a store and its republish.
 LOOK_SECONDS = 2.0
-# Between two looks at a replica that lags behind the bell.
+# The interval of reads from a replica that lags behind a notification.
 LAG_SECONDS = 0.01
 LAG_LOOKS_MAX = 50
 ENDED_MAX = 10_000
 
-# Under which it is stored, of a message that was republished.
+# The header of a republished message that names its original subject.
 SUBJECT = "Nats-Subject"
 
-# Tells what a subject holds now; None: nothing any more.
+# Gets a subject and its new message; None if the subject is empty.
 OnChange = Callable[[str, StreamMessage | None], None]
 
-# Of those that nobody waits for, so many are still heard of.
+# How many sessions without a waiter keep their subscription.
 KEPT_MAX = 2048
-# At so many of them, each time: that it happens is rare, and a look is a question to the leader.
+# Sessions per round that are read from the leader. Missed notifications are rare.
 LOOKS_MAX = 200
 
 
 class StreamMirror:
+    """The last message of each subject of a stream, kept up to date."""
+
     def __init__(self, nats: Nats, stream: str, subjects: str, wakeup: str, on_change: OnChange) -> None:
         self._nats = nats
         self._stream = stream
@@ -54,7 +58,7 @@ class StreamMirror:
         self._bell_subject = wakeup
         self._on_change = on_change
         self._seqs: dict[str, int] = {}
-        # Those that hold nothing any more, in the order of their ends.
+        # Empty subjects, in the order in which they became empty.
         self._ended: dict[str, None] = {}
         self._read_to = 0
         self._rung_for = 0
@@ -64,7 +68,7 @@ class StreamMirror:
         self._is_stale = False
 
     async def start(self) -> None:
-        """All that is stored by now is known when it returns."""
+        """Subscribe and load. On return every stored message is known."""
         if self._wakeup is None:
             self._wakeup = await self._nats.ring(self._bell_subject, self._on_wakeup)
         await self._load()
@@ -76,17 +80,20 @@ class StreamMirror:
             await asyncio.wait((self._task,))
         if self._wakeup is not None:
             await self._wakeup.stop()
-            self._wakeup = None  # It may be started again, on another connection.
+            self._wakeup = None  # It may start again, on another connection.
 
     def put(self, message: StreamMessage) -> None:
-        """What was just written, or read from the leader."""
+        """Take over a message that was just written, or read from the leader."""
         if self._seqs.get(message.subject, 0) < message.seq:
             self._seqs[message.subject] = message.seq
             self._note_end(message)
             self._on_change(message.subject, message if message.data else None)
 
     def _note_end(self, message: StreamMessage) -> None:
-        """Of what has ended it is remembered when, so that nothing older revives it: of the last of them."""
+        """Remember when a subject became empty, so that no older message revives it.
+
+        Only the latest `ENDED_MAX` ends are remembered.
+        """
         self._ended.pop(message.subject, None)
         if not message.data:
             self._ended[message.subject] = None
@@ -95,12 +102,16 @@ class StreamMirror:
                 del self._ended[next(iter(self._ended))]
 
     def reload_soon(self) -> None:
-        """The connection was away, for longer than what tells of an end may have been kept."""
+        """Reload everything soon.
+
+        The connection may have been down for longer than the tombstones of ended subjects are kept.
+        """
         self._is_stale = True
         self._rung.set()
 
     def _on_wakeup(self, message: StreamMessage) -> None:
         subject = message.headers.get(SUBJECT)
+        # Only the direct successor proves that nothing was missed in between.
         if subject is not None and message.seq == self._read_to + 1:
             self._read_to = message.seq
             self.put(message._replace(subject=subject))
@@ -109,6 +120,7 @@ class StreamMirror:
         self._rung.set()
 
     async def _follow(self) -> None:
+        """Read on after each notification, and at intervals, until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(LOOK_SECONDS):
@@ -129,24 +141,27 @@ class StreamMirror:
                 await asyncio.sleep(LOOK_SECONDS / 4)
 
     async def _load(self) -> None:
-        """From the beginning: what is not there any more is gone."""
+        """Read the stream from its start. Subjects that it does not hold are reported as empty."""
         last = await self._nats.last(self._stream, self._subjects)
         before = dict(self._seqs)
         if last is not None and last.seq < self._read_to:
-            # Somebody has deleted the stream, and it was made anew: it counts from the beginning.
+            # An operator deleted the stream, and a host created it again: its sequences start over.
             self._seqs.clear()
             self._ended.clear()
         self._read_to = 0
         seen = await self._read_on(0 if last is None else last.seq)
         for subject, seq in before.items():
-            # Not what was put in meanwhile, by whoever wrote it.
+            # Skip a subject that this process wrote during the load.
             if subject not in seen and self._seqs.get(subject, seq) == seq:
                 self._seqs.pop(subject, None)
                 self._ended.pop(subject, None)
                 self._on_change(subject, None)
 
     async def _read_on(self, target: int) -> set[str]:
-        """All that is there, up to this sequence at least. `Unanswered`: a replica lags for too long."""
+        """Read everything new, at least up to `target`. Returns the subjects that were read.
+
+        Raises `Unanswered` if a replica lags for too long.
+        """
         seen: set[str] = set()
         looks = 0
         while True:
@@ -161,8 +176,8 @@ class StreamMirror:
             if self._read_to >= target:
                 return seen
             if looks > LAG_LOOKS_MAX:
-                # The target may have been one that is gone again, which only the leader knows. To pass it on the word
-                # of a replica that lags would be to never read it.
+                # The target may have been deleted since, which only the leader knows. Skipping it
+                # on the word of a lagging replica would mean never to read it.
                 last = await self._nats.last(self._stream, self._subjects)
                 if last is not None and last.seq > self._read_to:
                     raise Unanswered(f"{self._stream} is read from a replica that lags")
@@ -171,18 +186,21 @@ class StreamMirror:
             await asyncio.sleep(LAG_SECONDS)
 
 
-# Where each session is that somebody looks at: its last message, heard of at once, and looked up where a bell may have
-# been missed.
+# The last message of each session that a caller looks at. Notifications update it, and reads fill
+# in where one may have been missed.
 #
-# Of a session that is ours we know it, being its only writer. Of another's, the first look asks the servers and hangs
-# up a bell; it is taken down when nobody has looked for a while. Who follows all sessions has one bell for all.
+# For a session that this host owns, the place is known, because this host is its only writer. For
+# another session the first look subscribes and asks the servers. The subscription ends when no
+# caller has looked for a while. A reader of all sessions uses one subscription for all.
 
 
-# Told with the session and its place when it has changed.
+# Gets a session and its new place.
 OnMoved = Callable[[str, MessagePlace], None]
 
 
 class StreamHeads:
+    """The last place of each session that a caller looks at."""
+
     def __init__(self, nats: Nats, names: StreamNames, id_of: Callable[[str], str | None], on_moved: OnMoved) -> None:
         self._nats = nats
         self._names = names
@@ -198,11 +216,11 @@ class StreamHeads:
         self._stop: list[asyncio.Task[None]] = []
         self._rung = asyncio.Event()
         self._looked_at = ""
-        # The last message of the whole stream that was heard of, with events in it.
+        # The sequence of the latest known message with events, in any session.
         self.newest = 0
 
     def start(self, wanted: Callable[[], set[str]]) -> None:
-        """`wanted`: the sessions that somebody waits for."""
+        """Start the reads at intervals. `wanted`: returns the sessions with waiters."""
         self._wanted = wanted
         self._task = asyncio.get_running_loop().create_task(self._look_again())
 
@@ -213,18 +231,19 @@ class StreamHeads:
         if tasks:
             await asyncio.wait(tasks)
 
-    # -- what is known -----------------------------------------------------------------------------------------------
+    # -- known places ------------------------------------------------------------------------------
     def place(self, session: str) -> MessagePlace | None:
-        """As far as it is known; and from now on it is heard of."""
+        """Return the known place of a session, and subscribe to its changes."""
         if session not in self._ours and session not in self._wakeups and session not in self._begun:
             self._begin(session)
         return self._places.get(session)
 
     def known(self, session: str) -> MessagePlace | None:
+        """Return the known place of a session."""
         return self._places.get(session)
 
     async def look(self, session: str) -> MessagePlace | None:
-        """As the servers have it now, for a session that was not heard of until now; else as it is known."""
+        """Return the place of a session. The first look asks the servers."""
         if session in self._ours or session in self._wakeups:
             if session in self._wakeups:
                 self._wakeups.move_to_end(session)
@@ -233,13 +252,14 @@ class StreamHeads:
         return self._places.get(session)
 
     async def look_closer(self, session: str) -> MessagePlace | None:
-        """As the leader has it. `StoreDamaged`: what is last there is none of ours."""
+        """Read the place from the leader. Raises `StoreDamaged` if the last message is foreign."""
         message = await self._nats.last(self._names.events, self._names.event(session))
         if message is not None:
             self.put(session, message_codec.place_of(message))
         return self._places.get(session)
 
     def put(self, session: str, place: MessagePlace) -> None:
+        """Set the place of a session, unless a later one is known."""
         before = self._places.get(session)
         if before is None or before.seq < place.seq:
             self._places[session] = place
@@ -248,24 +268,25 @@ class StreamHeads:
             self._on_moved(session, place)
 
     def take(self, session: str) -> None:
-        """It is ours: nobody else moves it."""
+        """Mark a session as owned: only this host changes its place."""
         self._ours.add(session)
 
     def give(self, session: str) -> None:
-        """It is ours no more."""
+        """Mark a session as not owned."""
         self._ours.discard(session)
 
     def forget(self, session: str) -> None:
-        """It was deleted."""
+        """Forget a deleted session."""
         self._ours.discard(session)
         self._places.pop(session, None)
 
     def look_soon(self) -> None:
-        """The connection was away: whoever waits may have missed something."""
+        """Read again soon: the connection was down, and waiters may have missed an event."""
         self._rung.set()
 
-    # -- bells -------------------------------------------------------------------------------------------------------
+    # -- subscriptions -----------------------------------------------------------------------------
     async def hear_all(self) -> None:
+        """Subscribe to the events of all sessions."""
         if self._all is None:
             self._all = await self._nats.ring(f"{self._names.prefix}.live.ev.*", self._on_wakeup)
 
@@ -276,7 +297,7 @@ class StreamHeads:
 
     async def _hear(self, session: str) -> None:
         try:
-            # The bell first, then the look: nothing falls between.
+            # Subscribe first, then read, so that nothing falls in between.
             wakeup = await self._nats.ring(
                 self._names.event_wakeup(session), lambda message: self._on_ring(session, message)
             )
@@ -292,7 +313,8 @@ class StreamHeads:
         for session, wakeup in self._wakeups.items():
             if session not in wanted:
                 del self._wakeups[session]
-                if session not in self._ours:  # Of those nobody else tells us where they are.
+                # No notification replaces the places that this owner knows.
+                if session not in self._ours:
                     self._places.pop(session, None)
                 if wakeup is not None:
                     task = asyncio.get_running_loop().create_task(wakeup.stop())
@@ -303,7 +325,7 @@ class StreamHeads:
 
     def _on_ring(self, session: str, message: StreamMessage) -> None:
         if message.seq:
-            # Whoever reads the session is told that what rang is none of ours.
+            # A reader of the session gets the error of a foreign message.
             with suppress(StoreDamaged):
                 self.put(session, message_codec.place_of(message))
 
@@ -315,6 +337,7 @@ class StreamHeads:
             self.newest = max(self.newest, message.seq)
 
     async def _look_again(self) -> None:
+        """Read the places of awaited sessions at intervals: a notification may be missed."""
         while True:
             try:
                 async with asyncio.timeout(LOOK_SECONDS):
@@ -335,7 +358,7 @@ class StreamHeads:
                     break
 
     def _next_of(self, wanted: set[str]) -> list[str]:
-        """Some of them, and the next time those that come after."""
+        """Return the next `LOOKS_MAX` sessions, in turns."""
         ordered = sorted(wanted)
         begin = bisect_right(ordered, self._looked_at)
         some = (ordered[begin:] + ordered[:begin])[:LOOKS_MAX]

@@ -1,4 +1,4 @@
-"""Ids and names as parts of a subject, which has its own opinion of dots, stars and blanks."""
+"""Streams and subjects of a store on NATS: names, configuration and creation."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from banksman.errors import StoreDamaged, StoreError, Unanswered, UsageError
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 log = logging.getLogger("banksman")
-# Within this time the same append, told twice, is stored once. Whoever repeats it later is refused by the sequence.
+# JetStream deduplicates message ids within this time. A later repetition fails by its expected
+# sequence.
 DUPLICATE_SECONDS = 120.0
-# What says that a record was deleted is kept for whoever was away, and then goes too.
+# The tombstone of a deleted record is kept this long for hosts that were disconnected.
 TOMBSTONE_SECONDS = 3600
 VERSION_MIN = (2, 12)
 RECORDS_AT_ONCE = 500
-# A stream of that name is there already, made by another in this very moment, maybe not quite as we would have.
+# The stream already exists: another host created it concurrently, perhaps with other settings.
 NAME_IN_USE = 10058
-# No such stream; and what a server says that cannot have so many replicas.
+# No such stream; JetStream is off; the servers cannot hold that many replicas.
 NOT_FOUND = 10059
 NO_JETSTREAM = (10039, 10076)
 TOO_MANY_REPLICAS = (10005, 10074, 10052)
@@ -31,33 +32,38 @@ _HINT = "see docs/cluster.md; `banksman doctor --store …` looks closer"
 
 
 def token(text: str) -> str:
-    """A part of a subject for any text, another for each: what is plain stands for itself."""
+    """Map a text to a unique subject token.
+
+    A subject gives dots, stars and blanks a meaning. Plain text maps to itself, and any other text
+    to a hash.
+    """
     if _PLAIN.fullmatch(text):
         return text
-    # No plain text has a sign like this one in it. Long ones too: a subject must stay short.
+    # Plain text never contains "=", so the two kinds cannot collide. Long texts are hashed too: a
+    # subject must stay short.
     return "=" + hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:40]
 
 
-# The streams of a store on NATS: what each is for, how it is kept, and how it comes to be.
+# The streams of a store. The first host creates them, and later hosts use them as they are. `P` is
+# the prefix.
 #
-# Whoever comes first makes them; whoever comes later takes them as they are. `P` is the prefix.
+#     P-events   P.ev.<session>        one message per batch of appends; compare-and-set by subject
+#     P-records  P.rec.<what>.<key>    one message per session, name and lease; batches are atomic
+#     P-hosts    P.host.<id>           one message per host; expires without a heartbeat for a lease
+#     P-work     P.place.<need>.…      sessions that need a host; each is taken by one
+#     P-blobs                          payloads that are too large for a message
 #
-#     P-events   P.ev.<session>        one message for what was appended together; compare-and-set by subject
-#     P-records  P.rec.<what>.<key>    one message for each session, name and lease; several change as one
-#     P-hosts    P.host.<id>           one message for each host, which vanishes when it is not renewed for a lease
-#     P-work     P.place.<need>.…      sessions that want a host; each is taken by one
-#     P-blobs                          what is too large for a message
+# The event stream is created before the record stream. So events without a record stream, or
+# session records without an event stream, are not an interrupted first start. One of the two was
+# deleted. To create it again would turn every session into an empty one.
 #
-# The events come first, then the records. So events that nobody has a record of, or records of sessions without a
-# stream for what was said in them, are not a first start that was cut short: one of the two was deleted, and to make it
-# anew would be to say that every session is empty.
-#
-# Of each, `P.live.…` rings at once when something was stored. Everything is in files: what was acknowledged survives
-# the death of every server, if they are told to sync (docs/cluster.md).
+# The first three streams republish each stored message to `P.live.…`. Everything is stored in
+# files. An acknowledged message survives the death of every server, if the servers are configured
+# to sync (docs/cluster.md).
 
 
 class StreamNames:
-    """Of the streams and subjects under one prefix."""
+    """The names of the streams and subjects under one prefix."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -81,7 +87,7 @@ class StreamNames:
 
 
 class NatsStreams:
-    """Makes what is missing, once for each."""
+    """Create missing streams, each once."""
 
     def __init__(self, nats: Nats, address: StoreAddress) -> None:
         self._nats = nats
@@ -90,6 +96,7 @@ class NatsStreams:
         self._made: set[str] = set()
 
     async def ensure_all(self) -> None:
+        """Check the server version, and create the streams that every host needs."""
         found = tuple(int(part) for part in self._nats.server_version.split(".")[:2])
         if found < VERSION_MIN:
             needed = ".".join(map(str, VERSION_MIN))
@@ -103,13 +110,13 @@ class NatsStreams:
         await self.ensure(names.hosts)
 
     async def _check_whole(self) -> None:
-        """`StoreDamaged`: of events and records one was deleted."""
+        """Raise `StoreDamaged` if either the event stream or the record stream was deleted."""
         events = await self._find(self.names.events)
         if events is not None and events["state"]["messages"]:
             if await self._find(self.names.records) is None:
                 raise self._damaged(self.names.records, self.names.events)
         elif events is None and await self._has_sessions() and await self._find(self.names.events) is None:
-            # Looked for once more: all of it may have been made between the two looks, by who comes first.
+            # Look again: another host may have created everything between the two reads.
             raise self._damaged(self.names.events, self.names.records)
 
     def _damaged(self, missing: str, left: str) -> StoreDamaged:
@@ -120,7 +127,7 @@ class NatsStreams:
         )
 
     async def _has_sessions(self) -> bool:
-        """Any that was not deleted, of which an empty message tells for a while."""
+        """Return whether any session record exists. A deleted record is an empty message."""
         if await self._find(self.names.records) is None:
             return False
         first, left = 1, 1
@@ -135,12 +142,15 @@ class NatsStreams:
         return False
 
     async def ensure_anew(self, name: str) -> None:
-        """The same, of one that may have been deleted while we used it. Only of what is worth nothing tomorrow: hosts
-        and queues."""
+        """Create a stream that may have been deleted since it was last checked.
+
+        Only for streams that hold nothing of lasting value: hosts and queues.
+        """
         self._made.discard(name)
         await self.ensure(name)
 
     async def ensure(self, name: str) -> None:
+        """Create a stream if it is missing."""
         if name in self._made:
             return
         found = await self._find(name)
@@ -151,7 +161,7 @@ class NatsStreams:
         self._made.add(name)
 
     async def _find(self, name: str) -> dict[str, Any] | None:
-        """What JetStream says of a stream; None: there is none."""
+        """Return JetStream's information about a stream; None if it does not exist."""
         found = await self._nats.api(f"STREAM.INFO.{self._stream(name)}", {})
         error = found.get("error")
         if error is None:
@@ -164,8 +174,11 @@ class NatsStreams:
         return None
 
     def _check_lease(self, found: dict[str, Any]) -> None:
-        """The servers end a lease by their own count. Whoever counts to more would be taken for dead while it works."""
-        # As the servers count it: a fraction of a second is not the same number on its way there and back.
+        """Raise `UsageError` if the servers count another lease than this host.
+
+        A host with a longer lease would be taken for dead while its processes still run.
+        """
+        # Compare nanoseconds: a fraction of a second may change when it is converted and back.
         nanoseconds = found["config"].get("max_age", 0)
         kept = nanoseconds / 1e9
         if nanoseconds != _nanoseconds(self._address.lease):
@@ -182,7 +195,8 @@ class NatsStreams:
             error = made.get("error")
             if error is None or error.get("err_code") == NAME_IN_USE:
                 if replicas == 1 and len(self._address.servers) > 1:
-                    # For good, unless somebody changes it: were all of them up?
+                    # This is permanent until an operator edits the stream. Perhaps not all servers
+                    # were up.
                     log.warning("! %s has one replica: the death of one server stops it (nats stream edit)", name)
                 return
             if wanted is not None or replicas == 1 or error.get("err_code") not in TOO_MANY_REPLICAS:
@@ -222,7 +236,8 @@ class NatsStreams:
                 "max_age": _nanoseconds(self._address.lease),
                 "duplicate_window": _nanoseconds(min(DUPLICATE_SECONDS, self._address.lease)),
                 "allow_msg_ttl": True,
-                # Whoever watches hears of an end as of everything else.
+                # Expiry leaves a marker, so watchers are notified of an end like of any other
+                # change.
                 "subject_delete_marker_ttl": _nanoseconds(max(60.0, 4 * self._address.lease)),
                 "allow_rollup_hdrs": True,
                 "republish": {"src": f"{prefix}.host.*", "dest": _wakeup(prefix, "host")},
@@ -237,12 +252,12 @@ class NatsStreams:
         return {**common, **own[name]}
 
     def _stream(self, name: str) -> str:
-        """A bucket of blobs is a stream by another name."""
+        """Return the stream name: the stream of an object store bucket has a prefix."""
         return f"OBJ_{name}" if name == self.names.blobs else name
 
 
 def _wakeup(prefix: str, what: str) -> str:
-    """Where it rings: what stood for the star stands there too."""
+    """Return the republish subject; the wildcard token is carried over."""
     return f"{prefix}.live.{what}.{{{{wildcard(1)}}}}"
 
 

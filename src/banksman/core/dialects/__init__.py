@@ -1,1 +1,1 @@
-"""How each family of agents speaks: line ↔ meaning, as pure functions."""
+"""Dialects: pure translation between an agent's lines and the meanings of the state machine."""

@@ -1,9 +1,10 @@
-"""What the core asks of a dialect: lines to meanings, wishes to frames. Pure.
+"""Interfaces that every dialect implements: lines to meanings, requests to frames. Pure.
 
-A dialect reads each line by itself, without memory: that is the path of every token. What cannot be understood without
-knowing what was said before (a reply says only the number of its request) comes out as `Told`, and is resolved by a
-`ProtocolState`: what one process was told and has said so far, a frozen value in the session's state like all others. A
-dialect whose every frame says all there is to know needs none, and is spoken as it is: `StatelessProtocol`.
+A dialect reads each line alone and keeps no memory, because every token takes this path. Some lines
+cannot be understood without earlier messages: a reply carries only the number of its request. The
+dialect returns these as `NeedsConversation`, and a `ProtocolState` resolves them. A `ProtocolState`
+holds the messages exchanged with one process. It is a frozen value in the session's state, like all
+others. A dialect whose frames are self-contained needs no memory and uses `StatelessProtocol`.
 """
 
 from __future__ import annotations
@@ -19,22 +20,27 @@ from banksman.core.session.permissions import Decision, Verdict
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.jsonrpc import Notification
 
-# What one program does otherwise than its protocol says: measured, kept in its profile, and put right by its dialect.
-#
-# Nothing here is guessed at run time. An agent that says `end_turn` for a turn that was cancelled, or for one that
-# failed, says it in every such turn; so a profile states it once, with the evidence beside it, and the outcome that
-# callers get is the true one. What the agent said is in the log as it came, whatever became of it.
-
 SERVICES = ("fs", "terminal")
-# A message of an error is short. A longer text is an answer, whatever it begins with, and is not looked at.
+# An error message is short. A longer text is an answer, whatever its first words are, and is not
+# matched.
 ERROR_CHARACTERS_MAX = 4000
 
 
 class Quirks(Struct, frozen=True):
-    """`cancel_may_say`: the reasons to stop that mean "cancelled" after we have cancelled. `error_texts`: patterns; a
-    turn that ends well and whose last text one of them matches has failed. `silence_is_error`: so has one that ends
-    well and said and did nothing at all. `serves`: what of ours is offered to the agent. `recites_late`: it may go on
-    repeating a conversation that it has loaded after it has answered."""
+    """Measured deviations of one program from its protocol, kept in its profile.
+
+    The dialect corrects them, so callers get the true outcome. Nothing is guessed at run time: an
+    agent that says `end_turn` for a cancelled or failed turn says so in every cancelled or failed
+    turn. The profile therefore states the deviation once, with the evidence beside it. The log
+    keeps the agent's frame unchanged.
+
+    - `cancel_may_say`: stop reasons that mean "cancelled" after Banksman has cancelled the turn.
+    - `error_texts`: patterns. A turn that ends well has failed if a pattern matches its last text.
+    - `silence_is_error`: a turn that ends well without any message or action has failed.
+    - `serves`: the client services that Banksman offers to the agent.
+    - `recites_late`: the agent may still repeat a loaded conversation after it has answered the
+      load request.
+    """
 
     cancel_may_say: tuple[str, ...] = ()
     error_texts: tuple[str, ...] = ()
@@ -43,15 +49,17 @@ class Quirks(Struct, frozen=True):
     recites_late: bool = False
 
     def has_failed(self, text: str) -> bool:
-        """Whether the last text of a turn that is said to have ended well is the message of an error."""
+        """Return whether the last text of a turn that claims success is an error message."""
         if not self.error_texts or len(text) > ERROR_CHARACTERS_MAX:
             return False
         return any(_matches(pattern, text) for pattern in self.error_texts)
 
 
 def fault(pattern: str) -> str | None:
-    """What is wrong with a pattern for texts of errors; None: nothing. Agents write the texts, so a pattern must be
-    one that is followed in a bounded time, whatever it meets."""
+    """Return the fault of a pattern for error texts, or None if the pattern is usable.
+
+    Agents write the matched texts, so the pattern must match any text in bounded time.
+    """
     try:
         compiled(pattern)
     except BadPattern as exc:
@@ -63,11 +71,11 @@ def _matches(pattern: str, text: str) -> bool:
     try:
         return compiled(pattern).search(text)
     except MatchTooCostly:
-        # What cannot be judged is no proof of an error.
+        # A match that cannot be decided is no proof of an error.
         return False
 
 
-# Of Banksman: agents are told who speaks to them. A test holds it to the package's.
+# The client version that agents receive. A test compares it with the version of the package.
 CLIENT_VERSION = "0.1.0"
 
 # Text, or ACP content blocks.
@@ -75,13 +83,17 @@ Prompt = str | Sequence[Mapping[str, Any]]
 
 
 def client() -> dict[str, str]:
-    """Who speaks, as those agents are told that ask."""
+    """Return the client description for agents that ask for it."""
     return {"name": "banksman", "title": "Banksman", "version": CLIENT_VERSION}
 
 
 class Registration(Struct, frozen=True):
-    """A hook that the agent is to call: on which event, for which of them (None: all), by which name. `seconds`: how
-    long it should wait for the answer, which is longer than we do."""
+    """A hook that the agent calls.
+
+    `event`: the event that triggers the hook. `matcher`: the subset of these events; None means
+    all. `id`: the name under which the agent calls the hook. `seconds`: how long the agent waits
+    for the answer. This is longer than Banksman's own timeout.
+    """
 
     event: str
     matcher: str | None
@@ -90,11 +102,12 @@ class Registration(Struct, frozen=True):
 
 
 class Setup(Struct, frozen=True, kw_only=True):
-    """What a new process is told at its start: in words, or by its command line, as the agent takes it.
+    """Settings for a new agent process, sent as frames or on its command line.
 
-    `servers`: the names of those whose tools live in the caller's process; `mcp_servers`: others, as ACP describes
-    them. `schema`: what the answers of this process are to look like. `conversation`: the one to go on with; `forks`:
-    only as the beginning of another.
+    `servers`: names of the MCP servers whose tools live in the caller's process. `mcp_servers`:
+    other MCP servers, as ACP describes them. `schema`: the JSON Schema for answers of this process.
+    `conversation`: the conversation to resume. `forks`: use `conversation` only as the start of a
+    new conversation.
     """
 
     hooks: tuple[Registration, ...] = ()
@@ -113,8 +126,11 @@ PLAIN = Setup()
 
 
 class ProtocolOutput(Struct, frozen=True):
-    """What came of saying or hearing something: the memory from now on, frames to be written, in order, and what it
-    means to the turn."""
+    """Result of one protocol step.
+
+    `protocol`: the new state. `frames`: frames to write, in order. `meanings`: the meanings for the
+    turn.
+    """
 
     protocol: ProtocolState
     frames: tuple[bytes, ...] = ()
@@ -122,37 +138,43 @@ class ProtocolOutput(Struct, frozen=True):
 
 
 class ProtocolState(Protocol):
-    """One process's conversation with us, so far. Frozen; every method is pure, and total but for `UsageError`, which
-    says that something of the caller's cannot be sent."""
+    """State of the protocol between Banksman and one agent process.
+
+    Frozen. Every method is pure. The only exception that a method raises is `UsageError`, when a
+    value of the caller cannot be sent.
+    """
 
     @property
     def conversation(self) -> str | None:
-        """The agent's own name for what is being said, where it has told one before the first prompt."""
+        """The agent's id of the conversation, if the agent gave one before the first prompt."""
         ...
 
     @property
     def recites(self) -> bool:
-        """What it says now was said before: it repeats a conversation that it was to go on with."""
+        """Whether the agent is replaying a conversation that it resumes. Its frames are history."""
         ...
 
     @property
     def quiet_seconds(self) -> float:
-        """How long nothing must be heard until `hurry` is to be called; 0: that is not waited for."""
+        """Seconds of silence after which the caller calls `hurry`; 0 disables this wait."""
         ...
 
     def is_aside(self, line: bytes) -> bool:
-        """Whether a line is about another conversation than ours: it is no turn's."""
+        """Return whether a line belongs to another conversation, and therefore to no turn here."""
         ...
 
     def handshake(self, request: str) -> ProtocolOutput:
-        """The first word to a new process. When all that it takes is done, `Replied(request)` is heard."""
+        """Send the first frame to a new process. `Replied(request)` follows after the handshake."""
         ...
 
     def hurry(self) -> ProtocolOutput:
-        """The handshake has lasted as long as it may. If there is something in it that can be done without, it goes on
-        without; the same speech again: there is not."""
+        """Skip the optional parts of a handshake that has reached its time limit.
+
+        The handshake continues without them. An unchanged state means that nothing can be skipped.
+        """
         ...
 
+    # Resolve messages that need the state of this conversation.
     def hear(self, told: NeedsConversation) -> ProtocolOutput: ...
 
     def prompt(self, ref: str, prompt: Prompt) -> ProtocolOutput: ...
@@ -160,7 +182,7 @@ class ProtocolState(Protocol):
     def interrupt(self, request: str) -> ProtocolOutput: ...
 
     def setting(self, request: str, name: str, value: str) -> ProtocolOutput:
-        """A change of the model, or of the permission mode. `Replied(request)` is heard, at once or later."""
+        """Change the model or the permission mode. `Replied(request)` follows, now or later."""
         ...
 
     def answer(self, asked: Requested, decision: Decision) -> ProtocolOutput: ...
@@ -170,74 +192,85 @@ class ProtocolState(Protocol):
     def respond(self, asked: Requested, response: Mapping[str, Any]) -> ProtocolOutput: ...
 
     def refuse(self, asked: Requested, error: str) -> ProtocolOutput:
-        """We do not take this request; the agent goes on without."""
+        """Decline a request. The agent continues without it."""
         ...
 
     def cancel(self, asked: Requested) -> ProtocolOutput:
-        """Its turn is being stopped: it needs no answer any more."""
+        """Dismiss a request of a turn that is being stopped. The agent needs no real answer."""
         ...
 
 
 class Projector(Protocol):
-    """The frames of one turn as ACP session updates, as they come."""
+    """Translator of the frames of one turn, in order, to ACP session updates."""
 
     def project(self, line: bytes) -> list[dict[str, Any]]: ...
 
 
 class Transcript(Protocol):
-    """What the agent says in the frames of a turn, gathered as they are added."""
+    """Collector of the agent's text from the frames of one turn."""
 
     def add(self, line: bytes) -> None: ...
     def text(self) -> str | None: ...
 
 
 class Dialect(Protocol):
+    """How one family of agents speaks: the reader, writer and projections of its frames."""
+
     name: str
-    # An interrupt is answered, whatever becomes of the turn: a boundary without that answer is a fault.
+    # The agent answers every interrupt, however the turn ends. A boundary without that answer is a
+    # fault.
     acknowledges_interrupts: bool
-    # A prompt may be added to a turn that is open.
+    # The agent accepts a prompt that is added to an open turn.
     can_steer: bool
-    # Who allows a tool may say with which other input.
+    # An answer that allows a tool may replace the tool's input.
     takes_input: bool
 
     def read(self, line: bytes) -> Meaning | None:
-        """What a line means; None: it belongs to the turn and says nothing about it. Never raises, whatever it gets."""
+        """Return the meaning of a line; None if it is only content of the turn. Never raises."""
         ...
 
     def read_head(self, head: bytes, tail: bytes = b"") -> Meaning | None:
-        """What a line that was too long to keep means, as far as its two ends tell."""
+        """Return the meaning of a line too long to keep, judged by its two ends."""
         ...
 
     def begin(self, setup: Setup) -> ProtocolState:
-        """With a process that was told nothing yet."""
+        """Return the initial state for a process that has received no frame yet."""
         ...
 
     def project(self, line: bytes) -> list[dict[str, Any]]:
-        """A frame as ACP session updates: none, one or several."""
+        """Translate a frame to ACP session updates: none, one or several."""
         ...
 
     def partial(self, line: bytes) -> list[dict[str, Any]]:
-        """What a frame says of a text that is not complete yet, as session updates; the frame that completes it says
-        all of it again, to `project`. Stateless, as that is."""
+        """Translate a frame that holds part of an unfinished text to session updates.
+
+        The frame that completes the text repeats all of it, and `project` translates that frame.
+        Stateless, like `project`.
+        """
         ...
 
     def projector(self) -> Projector:
-        """A new one, for the frames of one turn from its beginning: it may tell a text as it comes, where `project`
-        has to wait for the frame that has all of it. Each tells everything once."""
+        """Return a new projector for the frames of one turn from its beginning.
+
+        A projector may emit a text in pieces, where `project` waits for the frame with the whole
+        text. Each emits everything exactly once.
+        """
         ...
 
     def transcript(self) -> Transcript:
-        """A new one, for the frames of one turn."""
+        """Return a new transcript for the frames of one turn."""
         ...
 
     def has_forgotten(self, stderr: str) -> bool:
-        """Whether a process that was to resume a conversation ended because it does not know it any more."""
+        """Return whether a resuming process ended because the conversation is unknown."""
         ...
 
 
 class FrameWriter(Protocol):
-    """What is written in a dialect without memory: one frame for each wish. A frame ends with a newline, and contains
-    no other."""
+    """Writer of a stateless dialect: one frame for each request.
+
+    A frame ends with a newline and contains no other newline.
+    """
 
     def handshake(self, request: str, setup: Setup = PLAIN) -> bytes: ...
 
@@ -248,24 +281,24 @@ class FrameWriter(Protocol):
     def setting(self, request: str, name: str, value: str) -> bytes: ...
 
     def answer(self, asked: Requested, decision: Decision) -> bytes:
-        """The answer to the agent's question."""
+        """Write the answer to the agent's question."""
         ...
 
     def rule(self, asked: Requested, verdict: Verdict | None) -> bytes:
-        """What the rules say about the tool that the agent is about to use; None: nothing."""
+        """Write the verdict of the rules on a tool call of the agent; None: no verdict."""
         ...
 
     def respond(self, asked: Requested, response: Mapping[str, Any]) -> bytes:
-        """What a callback of the caller's gave back."""
+        """Write the value that the caller's callback returned."""
         ...
 
     def refuse(self, request: str, error: str) -> bytes:
-        """The answer to a request that we cannot take."""
+        """Write the answer to a request that Banksman cannot serve."""
         ...
 
 
 class StatelessProtocol(Struct, frozen=True):
-    """The speech of a dialect without memory."""
+    """Protocol state of a stateless dialect."""
 
     words: FrameWriter
     setup: Setup = PLAIN
@@ -320,14 +353,19 @@ class StatelessProtocol(Struct, frozen=True):
 
 
 class StatelessDialect:
+    """Defaults for dialects that send every setting over the wire."""
+
     __slots__ = ()
 
     def has_forgotten(self, stderr: str) -> bool:
-        """It says so in words, and stays: see `Forgot`."""
+        """Return False. These agents report a forgotten conversation by a frame and keep running.
+
+        See `Forgot`.
+        """
         return False
 
     def mcp_file(self, servers: Sequence[Mapping[str, Any]]) -> str | None:
-        """None: it is told its servers when its conversation begins."""
+        """Return None. The agent gets its MCP servers when its conversation opens."""
         return None
 
     def argv(
@@ -342,21 +380,22 @@ class StatelessDialect:
         system_prompt: str | None = None,
         args: Sequence[str] = (),
     ) -> list[str]:
-        """The command, then `args`. All that was wished for is said over the wire."""
+        """Return the command, then `args`. All other settings go over the wire."""
         return [*command, *args]
 
 
-# Lines that are about another conversation than ours: a subagent has one of its own, and so has what was begun and
-# left. They are kept, and are no turn's: neither its answer nor its progress to look at.
-
-
 def is_aside(line: bytes, conversation: str | None, member: str) -> bool:
-    """Whether all that a line tells is about another. `member`: of the parameters, the one that says about which.
+    """Return whether every message of a line belongs to another conversation.
 
-    This is the path of each token. A line that has our name in it is ours, which is one look at its first bytes; only
-    one that has not is taken apart.
+    Subagents have their own conversation, and so does a conversation that was opened and abandoned.
+    The log keeps these lines, but they count neither as the answer nor as the progress of a turn.
+
+    `member`: the parameter that names the conversation. Every token takes this path. A line that
+    contains the conversation's name belongs to it, which one search over the first bytes decides.
+    Only a line without the name is decoded.
     """
-    # It was read from a line, or written to one, so it has bytes. To find is cheaper than to ask whether it is in.
+    # The name came from a decoded line or went into a frame, so it can be encoded. `find` is
+    # cheaper than `in`.
     if conversation is None or line.find(conversation.encode()) >= 0:
         return False
     return all(_is_about_another(message, conversation, member) for message in jsonrpc.decode(line))

@@ -1,8 +1,9 @@
-"""What a frame from the agent means to the turn machine: the common tongue of the dialects.
+"""Meanings: the dialect-independent inputs that a frame gives the turn state machine.
 
-A dialect reads a line and answers with one of these, or with None for a frame that only belongs to the turn (text, a
-tool's output, thinking): nearly all of them. Names of prompts (`refs`) are ours: the shell made them and the dialect
-put them into the prompt's frame, if the agent can carry one.
+A dialect reads a line and returns one of these values. It returns None for a frame that is only
+content of the turn (text, tool output, thinking), and nearly all frames are. The session driver
+creates the names of prompts (`refs`). The dialect puts them into the prompt's frame if the agent
+can carry a name.
 """
 
 from __future__ import annotations
@@ -15,31 +16,42 @@ from msgspec import Struct, field
 
 
 class Noise(Struct, frozen=True):
-    """No frame of the dialect, or one that says nothing: bytes, but no progress. Kept in the log, never an answer."""
+    """Bytes without progress: a line that is no frame of the dialect, or an empty one.
+
+    The log keeps it. It is never an answer.
+    """
 
 
 class Thought(Struct, frozen=True):
-    """It thinks, and shows that it does: it lives, and has not got on. Thinking for ever is no progress."""
+    """The agent shows that it is thinking. It is alive, but endless thinking is no progress."""
 
 
 class ToolBegan(Struct, frozen=True):
-    """It waits for its own tools, which may be silent for as long as they run. A compaction counts as one."""
+    """The agent waits for its tools, which may be silent while they run.
+
+    A compaction counts as a tool.
+    """
 
     calls: tuple[str, ...]
 
 
 class ToolEnded(Struct, frozen=True):
+    """The named tool calls are over."""
+
     calls: tuple[str, ...]
 
 
 class TasksChanged(Struct, frozen=True):
-    """What runs in the background of the agent now, whether a turn is open or not: all of it, by name."""
+    """The complete list of background tasks of the agent, by name, in or out of a turn."""
 
     tasks: tuple[str, ...]
 
 
 class Replied(Struct, frozen=True):
-    """The agent answered a request of ours. `still_queued`: prompts that it has taken and not begun."""
+    """The agent answered a request of Banksman.
+
+    `still_queued`: prompts that the agent has accepted and not started.
+    """
 
     request: str
     error: str | None = None
@@ -47,15 +59,16 @@ class Replied(Struct, frozen=True):
 
 
 class PromptTaken(Struct, frozen=True):
-    """The agent has the prompt and will come to it."""
+    """The agent has accepted the prompt and will start it later."""
 
     ref: str
 
 
 class TurnOpened(Struct, frozen=True):
-    """The agent began to work: on these prompts of ours, or, with no refs, on it does not say what.
+    """The agent started to work on the named prompts; without refs, on unknown work.
 
-    `can_interrupt`: from here on it takes an interrupt. `origin`: who asked for it, if it says so and it was not us.
+    `can_interrupt`: the agent accepts an interrupt from now on. `origin`: the agent's name for the
+    source of the work, if the agent gives one and the source is not Banksman.
     """
 
     refs: tuple[str, ...] = ()
@@ -65,11 +78,12 @@ class TurnOpened(Struct, frozen=True):
 
 
 class TurnOver(Struct, frozen=True):
-    """The boundary, with what the agent says about how it went.
+    """The boundary, with the result that the agent reports.
 
-    `is_overflow`: the conversation does not fit into the model any more, and will not the next time either.
-    `structured`: the answer as a value, if one was asked for. `spent`: what the conversation has cost until now;
-    `cost`: what this turn has, if the agent says so; else the session finds out.
+    `is_overflow`: the conversation exceeds the model's context, and will again next time.
+    `structured`: the answer as a value, if the ask wanted one. `spent`: the cost of the whole
+    conversation until now. `cost`: the cost of this turn, if the agent reports it. If not, the
+    session computes it.
     """
 
     refs: tuple[str, ...] = ()
@@ -88,41 +102,44 @@ class TurnOver(Struct, frozen=True):
 
 
 class PromptSettled(Struct, frozen=True):
-    """The agent is done with a prompt: it will not come back to it."""
+    """The agent is done with a prompt and will not return to it."""
 
     ref: str
     is_cancelled: bool = False
 
 
 class PromptRefused(Struct, frozen=True):
-    """The agent has not taken a prompt that was added to a turn, and will not come to it."""
+    """The agent rejected a prompt that was added to an open turn, and will not run it."""
 
     ref: str
 
 
 class RequestPurpose(enum.StrEnum):
-    """What an agent's request is for."""
+    """The purpose of an agent's request."""
 
-    # May it use this tool? Somebody decides.
+    # May the agent use this tool? A caller decides.
     PERMISSION = "permission"
-    # A server of its own wants to know something from the user.
+    # An MCP server of the agent wants information from the user.
     ELICITATION = "elicitation"
-    # It is about to use this tool. Only what the rules say is wanted; see core/session/permissions.py.
+    # The agent is about to use this tool and wants only the verdict of the rules. See
+    # core/session/permissions.py.
     RULING = "ruling"
-    # A callback of the caller's: a hook, or a message to the tools that live in the caller's process.
+    # A callback of the caller: a hook, or a message to the tools that live in the caller's process.
     HOOK = "hook"
     TOOL = "tool"
-    # A file, or a terminal, of where the session works: the agent has its client read, write and run for it.
+    # A file or a terminal of the session's workspace. The agent lets its client read, write and
+    # run.
     WORKSPACE = "workspace"
-    # Nothing that we know how to answer.
+    # A request that Banksman cannot answer.
     UNKNOWN = "unknown"
 
 
 class Requested(Struct, frozen=True):
-    """The agent asks us something and waits for the answer. `subtype` is its own word for it.
+    """The agent sends a request and waits for the answer.
 
-    `tool`: the tool it is about; of a hook or a tool's message, which one is called. `input`: what goes into it.
-    `details`: what else is said about it (a title, a reason, suggestions), in the agent's own words.
+    `subtype`: the agent's word for the request. `tool`: the tool in question; for a hook or a tool
+    message, the callback to call. `input`: the input of the tool or callback. `details`: further
+    information (a title, a reason, suggestions) in the agent's words.
     """
 
     request: str
@@ -134,19 +151,22 @@ class Requested(Struct, frozen=True):
 
 
 class RequestWithdrawn(Struct, frozen=True):
-    """The agent no longer wants that answer."""
+    """The agent has withdrawn a request and needs no answer."""
 
     request: str
 
 
 class Forgot(Struct, frozen=True):
-    """It was to go on with a conversation, and does not know it any more."""
+    """The agent does not know the conversation that it was asked to resume."""
 
     error: str
 
 
 class NeedsConversation(Struct, frozen=True):
-    """What only the memory of this process can tell: see `Conversation`. `message` is the dialect's own."""
+    """A message that only the state of this process's protocol can interpret.
+
+    See `ProtocolState.hear`. `message`: in the dialect's own type.
+    """
 
     message: Any
 

@@ -1,7 +1,11 @@
-"""The frames of an agent of which nothing is known any more: its profile is gone, or was never on this machine.
+"""Read-only dialect for sessions whose agent profile is missing on this machine.
 
-Nobody can speak with it, but what was said can be read: each dialect's frames look like no other's. Claude's have a
-`type`, Codex's a `method` or an `id` and no version, ACP's have the version of JSON-RPC.
+The profile was removed, or never existed here. Banksman cannot talk to this agent, but it can read
+the log, because the frames of each dialect are distinguishable:
+
+- Claude frames have a `type`.
+- Codex frames have a `method` or an `id`, and no version.
+- ACP frames have the version of JSON-RPC.
 """
 
 from __future__ import annotations
@@ -27,7 +31,10 @@ _ACP = Acp()
 
 
 def dialect_of(line: bytes) -> Dialect:
-    """Whose frame it is; of one that is nobody's, Claude's, which makes nothing of it."""
+    """Return the dialect of a frame.
+
+    The default is Claude, which ignores a frame that it does not know.
+    """
     try:
         look = _decode(line)
     except UNDECODABLE:
@@ -38,7 +45,7 @@ def dialect_of(line: bytes) -> Dialect:
 
 
 class _Each:
-    """What was made for each dialect that was met, for the frames of one turn."""
+    """Projector and transcript for the frames of one turn, with a delegate per dialect found."""
 
     def __init__(self) -> None:
         self._projectors: dict[str, Projector] = {}
@@ -62,7 +69,7 @@ class _Each:
 
 
 class Unknown(Claude):
-    """To read with. It is spoken with nobody, so that how it would speak does not matter."""
+    """Dialect that only reads. No process speaks it, so its writing half is irrelevant."""
 
     __slots__ = ()
 

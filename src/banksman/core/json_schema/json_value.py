@@ -1,7 +1,7 @@
-"""Values of JSON: whether a Python value is one, which two are equal, and how a value is shown in a reason.
+"""JSON values: type tests, equality, and short forms for error messages.
 
-The values come from an agent, which may be hostile. `no_json` runs first and does not recurse. `canonical` recurses,
-and gets only values that `no_json` let pass.
+The values come from an agent, which may be hostile. `no_json` runs first and does not recurse.
+`canonical` recurses, and gets only values that `no_json` has accepted.
 """
 
 from __future__ import annotations
@@ -11,26 +11,29 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeGuard
 
-# NESTED_MAX in validator.py explains its share of the stack.
+# NESTED_MAX in validator.py explains the share of this depth in the stack.
 VALUE_DEPTH_MAX = 64
-# The bound of one check: schemas applied to parts of the value. It takes a tenth to a third of a second (measured),
-# and the loop waits meanwhile. It bounds the number of parts too. A comparison (const, enum, uniqueItems) counts by
-# the size of the value; a pattern has a bound of its own.
+# The bound of one validation: the number of schemas applied to parts of the value. This takes a
+# tenth to a third of a second (measured), and the event loop is blocked meanwhile. It also bounds
+# the number of parts. A comparison (const, enum, uniqueItems) counts by the size of the value. A
+# pattern has a separate bound.
 STEPS_MAX = 100_000
-# So many characters of a comparison count as one step.
+# This many characters of a comparison count as one step.
 COMPARED_CHARS = 16
-# Longer texts are cut in a reason.
+# A message cuts longer texts.
 SHOWN_CHARS_MAX = 40
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
 class SchemaFault(NamedTuple):
+    """Reason why a value does not fit, with the path of the failing part."""
+
     path: str
     why: str
 
     def words(self, above: str = "") -> str:
-        """`above`: a path that the reason has named already."""
+        """Return the message. `above`: a path that the message around it has already named."""
         return self.why if self.path == above else f"{self.path}: {self.why}"
 
 
@@ -39,13 +42,16 @@ def is_text(value: object) -> TypeGuard[str]:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    # True is an int in Python, but not a number in JSON. An int is always finite, and may be larger than any float.
+    """Return whether a value is a JSON number."""
+    # True is an int in Python, but not a number in JSON. An int is always finite, and may exceed
+    # every float.
     if isinstance(value, int):
         return not isinstance(value, bool)
     return isinstance(value, float) and math.isfinite(value)
 
 
 def is_whole(value: object) -> bool:
+    """Return whether a value is a number without a fraction: 1.0 counts."""
     return is_number(value) and (isinstance(value, int) or value.is_integer())
 
 
@@ -57,9 +63,9 @@ def is_object(value: object) -> TypeGuard[dict[Any, Any]]:
     return isinstance(value, dict)
 
 
-# The types of leaves that need no check. A float does: it may be infinite or NaN.
+# Leaf types that need no check. A float needs one: it may be infinite or NaN.
 LEAVES = frozenset((str, int, bool, type(None)))
-# Each type: its name in a reason, and the test for it.
+# For each type: its name in a message, and its test.
 TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "string": ("text", is_text),
     "number": ("a number", is_number),
@@ -72,7 +78,10 @@ TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def no_json(value: object) -> SchemaFault | None:
-    """Why a value is not JSON, or too deep. It goes level by level, and so makes later recursion safe."""
+    """Return why a value is not JSON or too deep, or None.
+
+    The walk goes level by level without recursion, so later recursion is safe.
+    """
     level: list[tuple[str, object]] = [("", value)]
     parts = 0
     for depth in range(VALUE_DEPTH_MAX + 1):
@@ -81,7 +90,8 @@ def no_json(value: object) -> SchemaFault | None:
             if is_object(item) or is_list(item):
                 if depth == VALUE_DEPTH_MAX:
                     return SchemaFault("", f"must not be nested deeper than {VALUE_DEPTH_MAX}")
-                # A list in Python may contain itself twice, and then doubles with each level.
+                # A Python list may contain itself twice, and then the number of parts doubles with
+                # each level.
                 parts += len(item)
                 if parts > STEPS_MAX:
                     return SchemaFault("", f"must not have more than {STEPS_MAX} parts")
@@ -98,28 +108,32 @@ def no_json(value: object) -> SchemaFault | None:
 
 
 def canonical(value: Any) -> str:
-    """The same text for all values that JSON Schema calls equal: 1 equals 1.0 but not true, and names have no order.
+    """Return a text that is the same for all values that JSON Schema treats as equal.
 
-    A text instead of a tuple, because hashes of texts are seeded. An agent could choose numbers with one hash, and then
-    a set of them takes quadratic time.
+    1 equals 1.0 but not true, and the order of names is irrelevant. The result is a text and not a
+    tuple, because hashes of texts are seeded. An agent could choose numbers with the same hash, and
+    then a set of them would take quadratic time.
     """
     if is_object(value):
         return "{" + ",".join([f"{name!r}:{canonical(value[name])}" for name in sorted(value)]) + "}"
     if is_list(value):
         return "[" + ",".join([canonical(item) for item in value]) + "]"
-    # In hex, because Python refuses to write more than 4300 decimal digits.
+    # Hexadecimal, because Python refuses to write more than 4300 decimal digits.
     return hex(int(value)) if is_whole(value) else repr(value)
 
 
 def is_multiple(value: int | float, of: int | float) -> bool:
-    """Exact, for numbers as they are written: 0.3 is three times 0.1, although the floats are not."""
+    """Return whether a number is a multiple, exactly for numbers as they are written.
+
+    0.3 is three times 0.1, although the floats are not.
+    """
     (digits, exponent), (of_digits, of_exponent) = _decimal(value), _decimal(of)
     least = min(exponent, of_exponent)
     return digits * 10 ** (exponent - least) % (of_digits * 10 ** (of_exponent - least)) == 0
 
 
 def _decimal(number: int | float) -> tuple[int, int]:
-    """Digits and exponent: 0.25 is (25, -2)."""
+    """Return digits and exponent: 0.25 is (25, -2)."""
     if isinstance(number, int):
         return number, 0
     mantissa, _, exponent = repr(number).partition("e")
@@ -128,13 +142,14 @@ def _decimal(number: int | float) -> tuple[int, int]:
 
 
 def member(path: str, name: str) -> str:
+    """Return the path of a member."""
     if _IDENTIFIER.fullmatch(name):
         return f"{path}.{name}" if path else name
     return f"{path}[{shown(name)}]"
 
 
 def shown(value: object) -> str:
-    """Short and printable, for any value."""
+    """Return a short printable form of any value."""
     if is_text(value):
         return f"{value!r}" if len(value) <= SHOWN_CHARS_MAX else f"{value[:SHOWN_CHARS_MAX]!r}…"
     if value is None or isinstance(value, bool):

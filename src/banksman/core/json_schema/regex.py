@@ -1,16 +1,20 @@
-r"""Match a pattern against a text in bounded time: so many steps for each character, whatever the two are.
+r"""Match regular expressions in bounded time, by simulating a nondeterministic automaton.
 
-Python's own matcher backtracks, and for some patterns (`^(a+)+$`) the number of attempts doubles with each character.
-A value of forty letters from an agent would block the loop, and with it every other session, for hours. So Python only
-parses the pattern. Here it becomes a nondeterministic automaton that is simulated with a set of states. A pattern that
-has no such automaton (a reference to a group, a look ahead or behind) is refused when the schema is given.
+Python's own matcher backtracks. For some patterns (`^(a+)+$`) the number of attempts doubles with
+each character. A value of forty letters from an agent would block the event loop, and with it every
+other session, for hours. Therefore Python only parses the pattern. This module builds a
+nondeterministic automaton from the parse tree and simulates it with a set of states. Each character
+costs a bounded number of steps. A pattern without an automaton (a reference to a group, a lookahead
+or lookbehind) is refused when the schema is given.
 
-In JSON Schema `$` is the end of the text only, and \d and \w are ASCII (so is \s here, but not there). In Python `$` is
-also before a last newline, so a one-line value could have two lines.
+In JSON Schema, `$` matches only at the end of the text, and \d and \w are ASCII. Here \s is ASCII
+too, but not in JSON Schema. In Python, `$` also matches before a final newline, so a one-line value
+could have two lines.
 
-**The parser is private.** `re._parser` has made the same tree from Python 3.11 to 3.13, and a later Python may change
-it. So it is looked up for each pattern, and an unknown node or shape refuses that pattern. Schemas without patterns do
-not depend on it. `test_regex.py` compares the answers with those of `re`, on every Python that is tested.
+**The parser is private.** `re._parser` has built the same tree from Python 3.11 to 3.13, and a
+later Python may change it. Therefore the parser is looked up for each pattern, and an unknown node
+or shape refuses that pattern. Schemas without patterns do not depend on the parser. `test_regex.py`
+compares the results with `re`, on every tested Python version.
 """
 
 from __future__ import annotations
@@ -20,27 +24,31 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
-# States of one automaton, with every repeat written out.
+# Maximum number of states of one automaton, with every repetition unrolled.
 STATES_MAX = 2000
-# For one text: a fraction of a second.
+# Maximum number of steps for one text: a fraction of a second.
 STEPS_MAX = 1_000_000
-# Transitions that are cached, so that a long text costs one lookup for each character.
+# Maximum number of cached transitions. With the cache, a long text costs one lookup for each
+# character.
 REMEMBERED_MAX = 10_000
 
 HINT = "as Python's re writes them, without references, looking ahead or behind, or flags but (?i), (?m) and (?s)"
 
 
 class BadPattern(Exception):
-    """Why a text cannot be used as a pattern."""
+    """The text cannot be used as a pattern. The message says why."""
 
 
 class MatchTooCostly(Exception):
-    """The value cannot be judged. Not a fault, which `not` would turn into a fit."""
+    """The value cannot be judged within the bounds.
+
+    This is an exception and not a fault, because `not` would turn a fault into a match.
+    """
 
 
 @lru_cache(maxsize=256)
 def compiled(text: str) -> Pattern:
-    """Raises `BadPattern` for a text that is not a pattern, or that has no automaton."""
+    """Compile a pattern, with a cache. Raises `BadPattern` if it is invalid or has no automaton."""
     return Pattern(text)
 
 
@@ -50,8 +58,11 @@ Between = tuple[str, str]
 
 
 class Pattern:
-    """A nondeterministic automaton. States are numbers. A state has an edge for some characters, an edge under a
-    condition on the position, or edges that need nothing. State 0 accepts."""
+    """Nondeterministic automaton of one pattern.
+
+    States are numbers. A state has an edge for some characters, an edge under a condition on the
+    position, or edges without a condition. State 0 accepts.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -72,11 +83,11 @@ class Pattern:
         except (re.error, RecursionError, OverflowError, Warning) as exc:
             raise BadPattern(f"is no pattern: {exc}") from exc
         except (AttributeError, LookupError, TypeError, ValueError) as exc:
-            # Flags that exclude each other, or a tree of a shape that this file does not know.
+            # The flags exclude each other, or the tree has a shape that this module does not know.
             raise BadPattern(f"cannot be read: {exc}") from exc
 
     def search(self, text: str) -> bool:
-        """Whether it matches anywhere in the text. Raises `MatchTooCostly` after `STEPS_MAX` steps."""
+        """Search a text for a match. Raises `MatchTooCostly` after `STEPS_MAX` steps."""
         states: frozenset[int] = frozenset()
         before, steps = "", 0
         for index in range(len(text) + 1):
@@ -91,11 +102,11 @@ class Pattern:
             before = after
         return False
 
-    # -- simulating --------------------------------------------------------------------------------------------------
+    # -- simulation --------------------------------------------------------------------------------
     def _closure(self, states: frozenset[int], between: Between) -> frozenset[int]:
-        """The states that these reach without a character."""
+        """Return the states reachable from these without a character."""
         before, after = between
-        # All that a condition depends on: ends, lines and words.
+        # Everything on which a condition depends: text ends, line ends and word characters.
         kind = (not before, not after, before == "\n", after == "\n", _is_word(before), _is_word(after))
         return self._cached((states, kind), lambda: self._closure_of(states, between))
 
@@ -127,7 +138,7 @@ class Pattern:
             found = self._cache[key] = make()
         return found
 
-    # -- building: each part is given the state that follows it, and returns the state it begins with ----------------
+    # -- construction: each part gets the state that follows it, and returns its first state -------
     def _new_state(self) -> int:
         self._count += 1
         if self._count > STATES_MAX:
@@ -176,7 +187,8 @@ class Pattern:
                 begin = state
         for _ in range(least):
             begin = self._sequence(parts, begin)
-            self._new_state()  # Counted for an empty part too: a huge number of those would cost time otherwise.
+            # An empty part counts too. Otherwise a huge number of them would cost unbounded time.
+            self._new_state()
         return begin
 
     def _character(self, operation: Any, argument: Any) -> Is:
@@ -199,7 +211,7 @@ class Pattern:
         return lambda character: any(test(character) for test in tests) is not is_negated
 
     def _in_either_case(self, test: Is) -> Is:
-        """Under (?i), the test for either case. Only letters of ASCII have two cases here."""
+        """Under (?i), return a test for either case. Only ASCII letters have two cases here."""
         if not self._ignores_case:
             return test
         return lambda character: test(character) or (character.isascii() and test(character.swapcase()))

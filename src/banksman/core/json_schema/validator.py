@@ -1,11 +1,13 @@
-"""Validate a value against a checked schema: keyword by keyword, then part by part, up to the first fault.
+"""Check a JSON Schema, and validate values against a checked schema.
 
-`_LIMITS` are the keywords that test the value alone. `_RULES` are those that apply other schemas to the same value, and
-`required`, which reports another path. `_parts` applies schemas to members and items.
+`check` ensures that every keyword is known and has a valid value, and that every `$ref` has a
+target and is not circular. `fault` relies on this and does not look for mistakes in the schema
+again.
 
-Check a schema: every keyword is known and has a valid value, and every `$ref` has a target and is not circular.
-
-The validation relies on this and looks for no mistake in a schema again.
+`fault` tests keyword by keyword, then part by part, up to the first fault. `_LIMITS` are the
+keywords that test the value alone. `_RULES` are the keywords that apply other schemas to the same
+value, compare it, or report another path (`required`). `_parts` applies schemas to members and
+items.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from banksman.core.json_schema.json_value import (
 from banksman.core.json_schema.regex import HINT, BadPattern, MatchTooCostly, compiled
 from banksman.errors import UsageError
 
-# Bounds nested schemas, and a chain of `$ref` that does not go down in the value.
+# Bounds nested schemas, and a chain of `$ref` that does not descend in the value.
 SCHEMA_DEPTH_MAX = 64
 
 _ANNOTATIONS = frozenset(
@@ -53,8 +55,9 @@ _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 _IN_PLACE = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "then", "else"))
 _REF = re.compile(r"#(?:/(\$defs|definitions)/([^/]+))?")
 
-# The recursion takes two frames for each schema applied within another, and two for each level of a compared value:
-# 2 × 200 + 2 × 64 (VALUE_DEPTH_MAX) of Python's 1000 frames. The rest is for the caller's stack.
+# The recursion takes two frames for each schema applied within another, and two for each level of a
+# compared value. These are 2 × 200 + 2 × 64 (VALUE_DEPTH_MAX) of Python's 1000 frames. The caller's
+# stack has the rest.
 NESTED_MAX = 200
 # Keywords about members, and about items.
 _OF_MEMBERS = frozenset(("properties", "patternProperties", "additionalProperties"))
@@ -62,7 +65,10 @@ _OF_ITEMS = frozenset(("prefixItems", "items"))
 
 
 def check(schema: object) -> None:
-    """Raise UsageError for a schema that cannot be applied in full. It names the keyword and what is supported."""
+    """Raise `UsageError` for a schema that cannot be applied in full.
+
+    The error names the keyword and the supported ones.
+    """
     refs: dict[str, str] = {}
     _check(schema, schema, "#", 0, refs)
     heights: dict[str, int] = {}
@@ -123,7 +129,7 @@ def _check_pattern(place: str, pattern: str) -> None:
 
 
 def target(ref: str, root: object, place: str) -> object:
-    """The schema a `$ref` leads to."""
+    """Return the schema to which a `$ref` leads."""
     match = _REF.fullmatch(ref)
     if match is None:
         raise _wrong(place, ref, '"#", "#/$defs/name" or "#/definitions/name": nothing is fetched, nothing else found')
@@ -131,7 +137,7 @@ def target(ref: str, root: object, place: str) -> object:
     if home is None:
         return root
     homes = root.get(home) if _is_mapping(root) else None
-    # RFC 6901 gives the order: `~01` means `~1`, not a slash.
+    # RFC 6901 defines the order: `~01` means `~1`, not a slash.
     name = name.replace("~1", "/").replace("~0", "~")
     if not _is_mapping(homes) or name not in homes:
         raise UsageError(f"{place}: there is no {ref:.60}", hint=f"definitions stand under {home} at the root")
@@ -139,12 +145,15 @@ def target(ref: str, root: object, place: str) -> object:
 
 
 def _height(ref: str, root: object, place: str, above: tuple[str, ...], heights: dict[str, int]) -> int:
-    """The longest chain of `$ref` from here that does not go down in the value. Every loop goes through a `$ref`."""
+    """Return the length of the longest chain of `$ref` that does not descend in the value.
+
+    Every loop goes through a `$ref`.
+    """
     if ref in above:
         raise UsageError(f"{place}: {ref} leads back to itself", hint="recursion must go through properties or items")
     if ref not in heights:
         deeper = (*above, ref)
-        # Checked on the way down too: the recursion must end before the sum is known.
+        # The bound also applies on the way down: the recursion must end before the sum is known.
         height = len(deeper)
         if height <= SCHEMA_DEPTH_MAX:
             inner = _refs_in_place(target(ref, root, place))
@@ -178,6 +187,7 @@ def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
 
 
 def type_names(given: Any) -> Sequence[Any]:
+    """Return the names in the value of `type`, which is a name or a list."""
     return given if _is_sequence(given) else (given,)
 
 
@@ -214,12 +224,12 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-# How many choices, and how much of the reasons of alternatives, a reason shows.
+# Limits of a message: the number of choices, and the characters of the reasons of alternatives.
 CHOICES_SHOWN_MAX, REASONS_CHARS_MAX = 10, 300
 
 
 def fault(value: object, schema: object) -> str | None:
-    """The first reason why a value does not fit a checked schema, with its path; None if it fits."""
+    """Return the first reason, with its path, why a value does not fit; None if it fits."""
     found = no_json(value)
     if found is None:
         try:
@@ -238,17 +248,18 @@ class _Place(NamedTuple):
     nested: int
 
     def under(self, schema: object) -> _Place:
-        """The same value with another schema."""
+        """Return the same value with another schema."""
         return _Place(self.value, schema, self.path, self.nested + 1)
 
 
 class _Holding:
-    """One validation. It knows the root schema, for `$ref`, and counts the steps."""
+    """One validation. It keeps the root schema for `$ref`, and counts the steps."""
 
     def __init__(self, root: object) -> None:
         self.root = root
         self.steps = 0
-        # The choices of each `enum`, by the id of its list: they are made once, not for each value.
+        # The choices of each `enum`, by the id of its list. They are computed once, not for each
+        # value.
         self._choices: dict[int, frozenset[str]] = {}
 
     def spend(self, steps: int) -> None:
@@ -257,7 +268,7 @@ class _Holding:
             raise MatchTooCostly(f"cannot be checked in {STEPS_MAX} steps")
 
     def compared(self, value: object) -> str:
-        """The text that stands for a value in a comparison. It costs steps by its length."""
+        """Return the text that represents a value in a comparison. Its length costs steps."""
         text = canonical(value)
         self.spend(1 + len(text) // COMPARED_CHARS)
         return text
@@ -274,7 +285,7 @@ class _Holding:
             raise MatchTooCostly(f"cannot be checked: more than {NESTED_MAX} schemas apply within each other")
         if isinstance(at.schema, bool):
             return None if at.schema else SchemaFault(at.path, "must not be there")
-        # The wrong type is the best reason: other faults follow from it.
+        # The wrong type is the best reason, because other faults follow from it.
         if "type" in at.schema and not _is_typed(at.value, at.schema["type"]):
             return _exceeded(at, "type", at.schema["type"])
         for keyword, given in at.schema.items():
@@ -303,7 +314,7 @@ def _is_typed(value: object, given: Any) -> bool:
     return any(TYPES[name][1](value) for name in given)
 
 
-# Keywords without inner schemas: the values they apply to, the test, and the words of the reason.
+# Keywords without inner schemas: the values they apply to, the test, and the message.
 _LIMITS: dict[str, tuple[Callable[[Any], bool], Callable[[Any, Any], bool], str]] = {
     "type": (_is_any, _is_typed, "must be {}"),
     "minLength": (is_text, lambda text, least: len(text) >= least, "must have at least {} characters"),
@@ -335,7 +346,7 @@ def _exceeded(at: _Place, keyword: str, given: Any) -> SchemaFault | None:
 
 
 def _unfit(at: _Place, words: str, *, is_shown: bool = False) -> SchemaFault:
-    # A list or an object is shown only for the type: otherwise being one was not the fault.
+    # A list or an object is shown only for a type fault. Otherwise its type was not the fault.
     is_shown = is_shown or not (is_list(at.value) or is_object(at.value))
     return SchemaFault(at.path, words + (f", not {shown(at.value)}" if is_shown else ""))
 
@@ -392,7 +403,7 @@ def _one_of(holding: _Holding, at: _Place, schemas: Sequence[Any]) -> SchemaFaul
 
 
 def _none_fits(at: _Place, reasons: list[str]) -> SchemaFault:
-    # Cut, because reasons nest: one may contain those of inner alternatives.
+    # Cut the text, because reasons nest: a reason may contain the reasons of inner alternatives.
     words = "; ".join(dict.fromkeys(reasons))
     cut = words if len(words) <= REASONS_CHARS_MAX else f"{words[:REASONS_CHARS_MAX]}…"
     return SchemaFault(at.path, f"fits no alternative ({cut})")
@@ -421,7 +432,7 @@ _RULES: dict[str, Callable[[_Holding, _Place, Any], SchemaFault | None]] = {
 
 
 def _parts(at: _Place) -> Iterator[tuple[str, object, object]]:
-    """The parts of a value, each with its path and its schema."""
+    """Yield the parts of a value, each with its path and its schema."""
     schema = at.schema
     if is_object(at.value) and not schema.keys().isdisjoint(_OF_MEMBERS):
         named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})

@@ -1,1 +1,1 @@
-"""The session state machine: `step(state, fact) -> (state, effects)`, and one module for each part of it."""
+"""Session state machine: `step(state, fact) -> (state, effects)`, with one module per part."""

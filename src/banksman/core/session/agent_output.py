@@ -1,13 +1,16 @@
-"""What the agent says, and whose it is.
+"""Assign the agent's output to turns, and detect the boundary of the granted turn.
 
-Frames are tagged with the turn that is speaking; a few of them say something about turns, and are taken here. The one
-question that matters is whether a boundary is the boundary of *our* turn. Agents finish a turn of their own while our
-prompt is on its way, say a boundary twice, or late; none of these may answer an ask.
+Each frame is tagged with the turn that is speaking. A few frames carry a meaning for turns, which
+this module handles. The main decision is whether a boundary belongs to the *granted* turn, the one
+that serves an ask. An agent may finish a turn that it opened unprompted while the prompt is on its
+way. It may also send a boundary twice, or late. None of these boundaries may answer an ask.
 
-An agent that names prompts settles it: a boundary belongs to our turn if it names our prompt, or if the agent has said
-that it began with it. One that does not (yet) is believed after a moment in which it could have contradicted: if our
-prompt is announced after "its" boundary, that boundary was the agent's own. Once it has shown that it names none, its
-boundaries are taken at their word, as far as it announces turns at all.
+An agent that names prompts makes the decision certain. The boundary belongs to the granted turn if
+it names the prompt, or if the agent has announced that it began with the prompt. An agent that
+names none (yet) is believed only after a short wait, in which it can still contradict. If it
+announces the prompt after the supposed boundary, that boundary ended an agent-initiated turn. Once
+the agent has shown that it names no prompts, its boundaries are believed without the wait. It must
+then have announced the turn, unless it announces no turns at all.
 """
 
 from __future__ import annotations
@@ -47,21 +50,23 @@ from banksman.core.session.watchdogs import ClockName
 from banksman.errors import AgentError
 
 HANDSHAKE = "handshake"
-# Tools that run at once, and tasks in the background. Whether there are any is what matters.
+# Limit on concurrent tools, and on background tasks. Only whether any exist matters.
 TASKS_MAX = 256
-# A prompt of this size may overflow a model by itself; and how many of those in a row are the conversation's fault.
+# A prompt of this size alone may overflow the model; see `_notice_overflow`.
 LARGE_PROMPT_CHARACTERS = 256 << 10
-# How many times its quiet an agent may go on talking after a boundary.
+# Limit on the wait for quiet after a boundary, in multiples of `quiet_seconds`.
 QUIET_TIMES_MAX = 10
+# After this many overflows in a row the conversation is too long, not the prompt.
 OVERFLOWS_MAX = 2
-# Whether it went well is for the boundary to say. Without one nobody has.
+# Only a boundary says whether the turn succeeded. Without a boundary the outcome is an error.
 _UNTOLD = TurnOver(is_error=True, error="the agent was done with the prompt, and gave no result")
 
 
 def read_frames(work: Transition, fact: FramesRead) -> None:
+    """Log the agent's frames, and apply their meanings in order."""
     begin = idle = 0
-    # An entry is tagged with the turn that was speaking when its frame was said. A frame that opens a turn is that
-    # turn's first; the boundary is its last.
+    # An entry is tagged with the turn that was speaking at its frame. A frame that opens a turn is
+    # the first of that turn, and the boundary is its last.
     for index, meaning in fact.meanings:
         _keep(work, fact.lines[begin:index])
         was_reciting = _recites(work)
@@ -73,7 +78,7 @@ def read_frames(work: Transition, fact: FramesRead) -> None:
             meanings = meanings[1:]
         elif isinstance(first, TurnOver) and work.state.own is None and not _is_ours(work, first):
             _open_own(work, first.origin, first.refs)
-        # What begins the recitation is no part of it, nor is what ends it.
+        # The frame that begins a replay is not part of it, and neither is the frame that ends it.
         _keep(work, fact.lines[index : index + 1], recites=was_reciting and _recites(work))
         for answer in answers:
             work.send(work.speaker, answer)
@@ -101,11 +106,12 @@ def _keep(work: Transition, lines: Sequence[bytes], *, recites: bool | None = No
         if tag is None or protocol is None or isinstance(protocol, StatelessProtocol):
             work.entries += [(tag, kind, line) for line in lines]
         else:
-            # What is said in another conversation than ours is kept, and is nobody's turn.
+            # A frame of another conversation is logged without a turn.
             work.entries += [(None if protocol.is_aside(line) else tag, kind, line) for line in lines]
 
 
 def hear(work: Transition, meaning: Meaning) -> None:
+    """Apply one meaning to the state."""
     match meaning:
         case Noise() | Thought():
             pass
@@ -134,7 +140,8 @@ def hear(work: Transition, meaning: Meaning) -> None:
         case RequestWithdrawn(request=request):
             questions.on_withdrawn(work, request)
         case Forgot(error=error):
-            # Whoever comes after it is told so, and begins anew: see process_life.py.
+            # The next process learns of the loss and starts an empty conversation: see
+            # process_life.py.
             work.set_process(has_forgotten=True)
             work.stop_process(AgentError(error))
         case NeedsConversation():
@@ -150,7 +157,8 @@ def _on_reply(work: Transition, reply: Replied) -> None:
             if reply.error is None:
                 work.set_process(phase=ProcessPhase.READY, was_ready=True)
                 if process.protocol is not None and process.protocol.conversation is not None:
-                    work.set(is_adopted=False)  # It has found the one that it was to go on with.
+                    # The agent has found the conversation that it resumes.
+                    work.set(is_adopted=False)
                 work.set(resume_failures=0)
                 work.do(ReportReady(process.number))
                 settings.tell_ready(work)
@@ -161,16 +169,17 @@ def _on_reply(work: Transition, reply: Replied) -> None:
     settings.on_reply(work, reply)
     key = dict(process.unacknowledged).get(reply.request)
     if key is None:
-        return  # Late, or not ours: a reply acts on nothing but the request it names.
+        return  # Late or unknown: a reply affects only the request that it names.
     owed = tuple(pair for pair in process.unacknowledged if pair[0] != reply.request)
     work.set_process(unacknowledged=owed)
     turns_there = [turn.key for turn in (work.state.own, work.state.turn) if turn is not None]
     if key not in turns_there and not any(other == key for _, other in owed):
         work.cancel_timer(Timer.DRAIN, key)
     for turn in (work.state.own, work.state.turn):
-        # An agent acknowledges an interrupt that came before it could take one, and goes on. Such an answer proves
-        # nothing about the turn; the interrupt is sent again when it can.
-        # And one that comes after the boundary had nothing left to stop; one that was refused was not taken at all.
+        # Some agents acknowledge an interrupt that came before they could take one, and continue.
+        # That reply proves nothing about the turn; the interrupt is sent again once the agent can
+        # take it. A reply after the boundary came too late to stop anything. A refused interrupt
+        # was not taken.
         is_in_time = turn is not None and turn.boundary is None and turn.settled is None and reply.error is None
         if turn is not None and turn.key == key and is_in_time and (turn.can_interrupt or not process.announces):
             work.set_turn(replace(turn, is_acknowledged=True))
@@ -185,14 +194,16 @@ def _on_opened(work: Transition, opened: TurnOpened) -> None:
         work.set_process(announces=True)
     turn = work.state.turn
     if turn is not None and _seems_over(work, turn) and not set(opened.refs) & set(turn.refs):
-        # It was done with our prompt, and has begun something else: whatever else would say so will not be waited for.
+        # The agent is done with the prompt and has begun other work. So no later frame will confirm
+        # the end.
         _end_ours(work, turn, turn.boundary or _UNTOLD)
         turn = work.state.turn
     if opened.refs:
         work.set_process(naming=PromptNaming.PRESENT)
         is_ours = _our_prompt_was_named(work, opened.refs, is_opened=True)
     else:
-        # It does not say what it works on. Where prompts are named, ours has not begun before it was named.
+        # The frame names no prompt. If this agent names prompts, the granted turn cannot begin
+        # before its prompt is named.
         is_ours = (
             turn is not None
             and turn.is_open
@@ -207,7 +218,7 @@ def _on_opened(work: Transition, opened: TurnOpened) -> None:
     if opened.can_interrupt:
         turn = work.state.turn
         assert turn is not None
-        # What was acknowledged before it could be taken was not taken.
+        # An acknowledgement from before the agent could take an interrupt does not count.
         is_acknowledged = turn.is_acknowledged and turn.can_interrupt
         turn = replace(turn, can_interrupt=True, is_acknowledged=is_acknowledged)
         work.set_turn(turn)
@@ -216,22 +227,25 @@ def _on_opened(work: Transition, opened: TurnOpened) -> None:
 
 
 def _our_prompt_was_named(work: Transition, refs: tuple[str, ...], *, is_opened: bool) -> bool:
-    """Whether one of these is a prompt of the open turn; if so, what that proves is noted."""
+    """Whether one of `refs` is a prompt of the granted turn. If so, record what that proves."""
     turn = work.state.turn
     if turn is None or not turn.is_open or not set(refs) & set(turn.refs):
         return False
     if is_opened and work.state.own is not None:
-        # The agent has come to our prompt, so its own turn is over, whether it said so or not.
+        # The agent works on the prompt now, so its previous turn is over, with or without a
+        # boundary.
         turn_end.end_by_boundary(work, work.state.own, TurnOver())
     if not turn.names_prompts:
-        # Only now is it named: what was announced and acknowledged before was something else.
+        # This is the first time that the prompt is named. So earlier announcements and
+        # acknowledgements concerned other work.
         turn = replace(turn, names_prompts=True, can_interrupt=False, is_acknowledged=False)
     turn = replace(turn, is_opened=turn.is_opened or (is_opened and turn.ref in refs))
     if is_opened:
         turn = replace(turn, heard=(*turn.heard, *(ref for ref in refs if ref in turn.refs and ref not in turn.heard)))
     boundary = turn.boundary
     if boundary is not None and not boundary.refs and turn.settled is None and turn.ref in refs:
-        # "Its" boundary came before the agent had even begun: it was the end of something else.
+        # The supposed boundary came before the agent had begun with the prompt. It ended other
+        # work.
         turn = replace(turn, boundary=None)
         work.cancel_timer(Timer.SETTLE, turn.key)
         work.set_turn(replace(turn, wish=None))
@@ -245,7 +259,9 @@ def _our_prompt_was_named(work: Transition, refs: tuple[str, ...], *, is_opened:
 
 def _open_own(work: Transition, origin: str | None, refs: tuple[str, ...] = ()) -> None:
     if work.state.store is not Store.WORKING:
-        return  # Its beginning cannot be told, so its end must not be. The process is on its way out anyway.
+        # The log lacks the start of this turn, so it must not contain its end either. The process
+        # is being stopped anyway.
+        return
     count = work.state.own_count + 1
     seq = work.state.head + len(work.entries) + 1
     turn = turns.own(f"own-{count}", origin or "agent", ask_queue.OWN_PRIORITY, seq=seq, heard=refs, at=work.at)
@@ -254,22 +270,27 @@ def _open_own(work: Transition, origin: str | None, refs: tuple[str, ...] = ()) 
         work.set(clocks=watchdogs.wound(work.state.config.clocks, work.at))
         work.arm_clocks(turn)
     work.log(turn.id, kinds.TURN_STARTED, origin=turn.origin, attempt=1)
-    # Whoever is more urgent waits already, or comes later: both are looked at where the next turn is chosen.
+    # More urgent asks in the queue need no check here: `grants.advance` compares them after every
+    # fact.
 
 
 def _log_own_episode(work: Transition, boundary: TurnOver) -> None:
-    """A boundary with no turn of its own that we know: a turn that we hear of only when it is over."""
+    """Log an agent-initiated turn whose boundary is the first sign of it."""
     if work.state.own is None:
         _open_own(work, boundary.origin, boundary.refs)
     own = work.state.own
-    # One that names a prompt which the open turn never named is the end of something older, said again.
+    # If the boundary names a prompt that this turn never named, it repeats the end of an older
+    # turn.
     if own is not None and (not boundary.refs or set(boundary.refs) & set(own.heard)):
         turn_end.end_by_boundary(work, own, boundary)
 
 
 def know_conversation(work: Transition) -> None:
-    """The agent is about to be told something that must not be lost. Before that there is nothing to go on with, and
-    some agents do not find a conversation in which nothing was said."""
+    """Record the conversation's name, just before the agent gets a prompt that must not be lost.
+
+    Before that, the conversation holds nothing to resume. Some agents also cannot find a
+    conversation without any prompt.
+    """
     protocol = work.state.process.protocol
     if protocol is not None and protocol.conversation is not None:
         _know_conversation(work, protocol.conversation)
@@ -296,17 +317,19 @@ def _on_over(work: Transition, over: TurnOver) -> None:
         _log_own_episode(work, over)
         return
     if over.refs and state.own is not None:
-        # It took our prompt into what it was doing by itself, and both are over.
+        # The agent has merged the prompt into its own turn, and both are over.
         turn_end.end_by_boundary(work, state.own, TurnOver())
     is_certain = _is_certain(work, turn, over)
-    # Steered prompts are told apart by what is said about each, so that is always waited for.
+    # Steered prompts are distinguished by their own confirmations, so the turn always waits for
+    # those.
     will_settle = turn.names_prompts and (state.process.settles or bool(turn.steered))
     if not is_certain or (turn.settled is None and will_settle):
-        # The agent is about to say that it is done with the prompt, or that it is only now beginning with it.
+        # The agent is about to confirm that it is done with the prompt, or that it only now begins
+        # with it.
         work.set_turn(replace(turn, boundary=over))
         work.start_timer(state.config.settle_seconds, Timer.SETTLE, turn.key)
     elif state.config.quiet_seconds:
-        # It may have a few words more.
+        # Some agents send a few more frames after the boundary.
         until = work.at + state.config.quiet_seconds * QUIET_TIMES_MAX
         work.set_turn(replace(turn, boundary=over, quiet_until=until))
         work.start_timer(state.config.quiet_seconds, Timer.SETTLE, turn.key)
@@ -315,21 +338,24 @@ def _on_over(work: Transition, over: TurnOver) -> None:
 
 
 def _resolved(work: Transition, meaning: Meaning) -> tuple[tuple[Meaning, ...], tuple[bytes, ...]]:
-    """What it means with what was said before, and what is answered to it at once."""
+    """Resolve a meaning that depends on earlier frames, and return the immediate replies to it."""
     if not isinstance(meaning, NeedsConversation):
         return (meaning,), ()
     protocol = work.state.process.protocol
     if protocol is None:
-        return (), ()  # Of a process that nothing was said to: it is on its way out.
+        return (), ()  # This process was sent nothing: it is being stopped.
     output = protocol.hear(meaning)
     work.set_process(protocol=output.protocol)
     return output.meanings, output.frames
 
 
 def _wait_for_quiet(work: Transition) -> None:
-    """Something came after the boundary of an agent that may have a few words more: they are its turn's, and the wait
-    for more of them begins anew. Not for ever: what does not end is not the end of a turn. And likewise of one that
-    recites, and does not say when it is over with that."""
+    """Restart the wait for quiet after each frame that follows a boundary.
+
+    Late frames belong to the turn that has just had its boundary. The wait is bounded, because
+    endless output is not the end of a turn. The same applies to an agent that replays its
+    conversation and does not mark the end of the replay.
+    """
     process = work.state.process
     if process.phase is ProcessPhase.STARTING and work.at < process.start_due and process.protocol is not None:
         recital_seconds = process.protocol.quiet_seconds
@@ -342,7 +368,11 @@ def _wait_for_quiet(work: Transition) -> None:
 
 
 def _counted(work: Transition, over: TurnOver) -> TurnOver:
-    """The boundary with what this turn has cost: the agent tells what all of them have, also those before a resume."""
+    """Add the cost of this turn to the boundary.
+
+    The agent reports the total of all turns, including the turns before a resume. So the cost of
+    the turn is the difference.
+    """
     work.set_process(has_served=True)
     work.set(crashes=0)
     spent, before = over.spent, work.state.spent
@@ -350,15 +380,20 @@ def _counted(work: Transition, over: TurnOver) -> TurnOver:
         work.set(spent=spent)
     if over.cost is None and spent is not None and before is not None:
         over = replace(over, cost=spent - before if spent >= before else spent)
-    # Else it says so itself; or it began before we heard of it, and nobody has told what it had cost then.
+    # Otherwise the agent reports the cost of the turn itself. Or the conversation began elsewhere,
+    # and its earlier total is unknown.
     if over.cost is not None:
         work.set(cost=(work.state.cost or 0.0) + over.cost)
     return over
 
 
 def _notice_overflow(work: Transition, over: TurnOver) -> None:
-    """A conversation that no longer fits into the model fails each time. One large prompt may have been too much for
-    it, and is not sent again; but where a small one is, or the next one too, the conversation is at its end."""
+    """Give up a conversation that has grown too long for the model.
+
+    A conversation that is too long fails every time. A single large prompt may be the cause
+    instead; that prompt is not sent again. If a small prompt overflows, or the next prompt too, the
+    conversation itself is too long.
+    """
     if work.state.process.has_overflowed:
         return
     if not over.is_overflow:
@@ -389,12 +424,13 @@ def _use_tools(work: Transition, began: tuple[str, ...] = (), ended: tuple[str, 
         still = tuple(call for call in turn.tools if call not in ended)
         tools = (*still, *(call for call in began if call not in still))[:TASKS_MAX]
         work.set_turn(replace(turn, tools=tools))
-        if bool(tools) != bool(turn.tools):  # Else the clocks that stand still for a tool do so already.
+        # Otherwise the clocks that pause for a tool are already paused.
+        if bool(tools) != bool(turn.tools):
             work.attend_clocks()
 
 
 def _is_certain(work: Transition, turn: Turn, over: TurnOver) -> bool:
-    """Whether nothing that the agent may still say could make this another's boundary."""
+    """Whether no later frame can show that this boundary belongs to another turn."""
     return bool(over.refs) or turn.is_opened or work.state.process.naming is PromptNaming.ABSENT
 
 
@@ -403,7 +439,7 @@ def _seems_over(work: Transition, turn: Turn) -> bool:
 
 
 def _is_ours(work: Transition, over: TurnOver) -> bool:
-    """Whether this can be the boundary of the turn that we opened."""
+    """Whether this can be the boundary of the granted turn."""
     turn = work.state.turn
     return turn is not None and turn.is_open and turn.boundary is None and _may_be_of(work, turn, over)
 
@@ -426,7 +462,7 @@ def _on_settled(work: Transition, settled: PromptSettled) -> None:
     if turn is None or not turn.is_open or settled.ref not in turn.refs:
         return
     if turn.settled is not None and settled.ref == turn.ref:
-        return  # Said before: what is due since then is not put off.
+        return  # A repetition: it must not restart the timer that is already running.
     turn = replace(turn, names_prompts=True, heard=(*turn.heard, settled.ref))
     work.set_turn(turn)
     work.set_process(settles=True)
@@ -437,37 +473,40 @@ def _on_settled(work: Transition, settled: PromptSettled) -> None:
     if turn.boundary is not None:
         _end_ours(work, turn, turn.boundary)
     else:
-        # Done with the prompt, and no boundary. It may be late, but not for ever; that it was cancelled says enough.
+        # The agent is done with the prompt, but has sent no boundary. The boundary may be late, but
+        # the wait is bounded. After a cancellation the wait is short, because the outcome is known.
         config = work.state.config
         seconds = config.settle_seconds if settled.is_cancelled else config.drain_seconds
         work.start_timer(seconds, Timer.SETTLE, turn.key)
 
 
 def _on_refused(work: Transition, ref: str) -> None:
-    """A prompt that was added to a turn came too late for it: it is an ask like any other again."""
+    """Requeue a prompt that was added to a turn too late: it becomes an ordinary ask again."""
     turn = work.state.turn
     if turn is None or not turn.is_open or ref not in turn.refs:
         return
     if ref == turn.ref:
-        # The turn it was added to is over, and this one was to come after it.
+        # The turn that it was added to is over, and the prompt leads its own turn already.
         turn_end.give_back_all(work, turn)
     else:
         turn_end.give_back(work, turn, next(ask for ask in turn.steered if ask.ref == ref))
 
 
 def settle(work: Transition, turn: Turn) -> None:
-    """The time to confirm or to contradict is over."""
+    """End the turn: the time to confirm or to contradict its boundary is over."""
     boundary = turn.boundary
     if boundary is None and turn.settled is None:
         return
     if boundary is not None and turn.settled is None and boundary.refs and turn.ref not in boundary.refs:
-        # It names only what was added to the turn, and the agent has not said that it is done with the rest.
+        # The boundary names only steered prompts, and the agent has not confirmed the end of the
+        # others.
         turn_end.end_steered(work, turn, boundary)
         return
     if work.state.process.naming is PromptNaming.UNKNOWN:
         work.set_process(naming=PromptNaming.ABSENT)
     if turn.settled is None:
-        work.set_process(settles=False)  # It says no such thing; the next turn does not wait for it.
+        # This agent sends no confirmation, so the next turn does not wait for one.
+        work.set_process(settles=False)
     _end_ours(work, turn, turn.boundary or _UNTOLD)
 
 

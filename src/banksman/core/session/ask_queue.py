@@ -1,7 +1,8 @@
-"""Who speaks next: a queue as a value, and the rules over it as functions.
+"""Priority queue of asks and holds: an immutable value, and the scheduling rules as functions.
 
-The queue is a tuple in order of acceptance. Within a class the first one is served first; a requeued turn goes before
-the first of its class. Nothing here knows a process or a clock: whether the session is free is the caller's to say.
+The queue is a tuple in the order of acceptance. Within a priority class the first entry is served
+first. A requeued turn goes to the head of its class. This module knows neither process nor clock:
+the caller decides whether the session is free.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from banksman.core.session.turn import Ask, Turn
 
 
 class Priority(enum.IntEnum):
-    """The classes, the more urgent the higher. Any int will do; these have names."""
+    """Named priority classes; a higher number is more urgent. Any int is valid."""
 
     BACKGROUND = 0
     NORMAL = 10
@@ -24,29 +25,33 @@ class Priority(enum.IntEnum):
 
 
 BACKGROUND, NORMAL, INTERACTIVE = Priority.BACKGROUND, Priority.NORMAL, Priority.INTERACTIVE
-# What an agent does of its own accord was asked for by nobody: whoever asks comes first.
+# No caller asked for a turn that the agent starts unprompted, so every ask comes first.
 OWN_PRIORITY = BACKGROUND
 
 
 class Hold(Struct, frozen=True):
-    """Several asks in a row: while it is granted, nobody of its class or below comes between them."""
+    """Exclusive use of the session for several asks.
+
+    While the hold is granted, no ask of its class or below comes between its asks.
+    """
 
     id: str
     priority: int
     at: float
 
 
-# In the queue, a hold waits among the turns: it wants the session as they do.
+# A hold waits in the queue among the turns, because it needs the session too.
 Waiting = Turn | Hold
 Queue = tuple[Waiting, ...]
 
 
 def class_above(priority: int) -> int:
-    """The class one up. Above the named ones there is no next name, so it is the next number."""
+    """Return the next higher class. Above the named classes it is the next number."""
     return min((named for named in Priority if named > priority), default=priority + 1)
 
 
 def waited_since(waiting: Waiting) -> float:
+    """Time at which the ask or hold was accepted."""
     if isinstance(waiting, Hold):
         return waiting.at
     assert waiting.ask is not None
@@ -54,7 +59,10 @@ def waited_since(waiting: Waiting) -> float:
 
 
 def standing(waiting: Waiting, at: float, ageing_seconds: float) -> int:
-    """The class it is chosen in: its own, or one up if it has waited for so long. Ageing never preempts."""
+    """Return the class in which an entry is chosen: its own, or the next higher after a long wait.
+
+    Ageing never preempts a running turn.
+    """
     is_aged = at - waited_since(waiting) >= ageing_seconds
     return class_above(waiting.priority) if is_aged else waiting.priority
 
@@ -62,31 +70,32 @@ def standing(waiting: Waiting, at: float, ageing_seconds: float) -> int:
 def choose(
     queue: Queue, at: float, *, hold: Hold | None, ageing_seconds: float, collecting: Iterable[str] = ()
 ) -> Waiting | None:
-    """The one to be served next, or None.
+    """Return the entry to serve next, or None.
 
-    `hold`: the one that is granted; its own turns and whoever is more urgent pass, the others wait for its end.
-    `collecting`: turns whose window is still open; they are not ready.
+    `hold`: the granted hold. Its own turns and more urgent entries pass; all others wait for its
+    end. `collecting`: ids of turns whose collect window is still open; they are not ready.
     """
     best: Waiting | None = None
     best_standing = 0
     for waiting in ready(queue, hold=hold, collecting=collecting):
         is_in_hold = hold is not None and not isinstance(waiting, Hold) and _hold_of(waiting) == hold.id
         chosen_as = hold.priority if hold and is_in_hold else standing(waiting, at, ageing_seconds)
-        # Strictly greater: the first of a class stays the first.
+        # Strictly greater, so that the first entry of a class stays first.
         if best is None or chosen_as > best_standing:
             best, best_standing = waiting, chosen_as
     return best
 
 
 def ready(queue: Queue, *, hold: Hold | None, collecting: Iterable[str] = ()) -> Iterator[Waiting]:
-    """Those that could be served now, in order."""
+    """Return the entries that could be served now, in order."""
     return (waiting for waiting in queue if waiting.id not in collecting and _passes(waiting, hold))
 
 
 def _passes(waiting: Waiting, hold: Hold | None) -> bool:
     if hold is None:
         return True
-    # By its own class and not by its age: a hold that lasts is ended by its own clock, never by a queue behind it.
+    # Compare the class itself, without ageing: a long hold ends by its own timer, never because of
+    # the queue behind it.
     return waiting.priority > hold.priority or (isinstance(waiting, Turn) and _hold_of(waiting) == hold.id)
 
 
@@ -95,39 +104,48 @@ def _hold_of(turn: Turn) -> str | None:
 
 
 def preempts(priority: int, running: int) -> bool:
-    """Whether an ask of this class interrupts a turn of that one. BACKGROUND interrupts nobody."""
+    """Whether an ask of this class interrupts a running turn. BACKGROUND interrupts no turn."""
     return priority > running and priority > BACKGROUND
 
 
 def displaces(waiting: Waiting, turn: Turn) -> bool:
-    """Whether this one, which waits, interrupts that turn. Those that it was chosen before, for its age, do not: it
-    would never be served."""
+    """Whether this waiting entry interrupts that turn.
+
+    A turn may have been chosen for its age, before more urgent entries. Those entries do not
+    interrupt it, because otherwise it would never be served.
+    """
     if preempts(waiting.priority, turn.priority if turn.standing is None else turn.standing):
         return True
     return preempts(waiting.priority, turn.priority) and waited_since(waiting) > turn.granted_at
 
 
 def may_interrupt(priority: int, running: int) -> bool:
-    """Whether `on_busy="interrupt"` may: its equals too, never somebody more urgent, and never for BACKGROUND."""
+    """Whether `on_busy="interrupt"` may interrupt a running turn.
+
+    It may interrupt an equal class too, never a more urgent one. A BACKGROUND ask may not
+    interrupt.
+    """
     return priority >= running and priority > BACKGROUND
 
 
 def enqueue(queue: Queue, waiting: Waiting) -> Queue:
+    """Append an entry to the queue."""
     return (*queue, waiting)
 
 
 def requeue(queue: Queue, waiting: Waiting) -> Queue:
-    """Back to the head of its class."""
+    """Put an entry back at the head of its class."""
     index = next((i for i, other in enumerate(queue) if other.priority == waiting.priority), len(queue))
     return (*queue[:index], waiting, *queue[index:])
 
 
 def remove(queue: Queue, id: str) -> Queue:
+    """Remove an entry from the queue."""
     return tuple(waiting for waiting in queue if waiting.id != id)
 
 
 def find(queue: Queue, id: str) -> Turn | None:
-    """The queued turn that this ask belongs to: its own, or the one that it was collected into."""
+    """Return the queued turn that this ask belongs to: its own, or the one that collected it."""
     for waiting in queue:
         if isinstance(waiting, Turn) and any(ask.id == id for ask in waiting.asks):
             return waiting
@@ -135,12 +153,15 @@ def find(queue: Queue, id: str) -> Turn | None:
 
 
 def move(queue: Queue, id: str, before: str | None) -> Queue:
-    """Put one before another of its class; before None: to the head of its class. Anything else changes nothing."""
+    """Move a turn before another one of its class. `before` None: to the head of its class.
+
+    If the target is missing or of another class, the queue stays as it is.
+    """
     turn = next((waiting for waiting in queue if isinstance(waiting, Turn) and waiting.id == id), None)
     rest = remove(queue, id)
     if turn is None:
         return queue
-    # Holds are not in the log, so nothing in the log may be told by its place among them.
+    # Holds are not in the log. So a logged position must not depend on them.
     targets = [
         i
         for i, other in enumerate(rest)
@@ -152,7 +173,10 @@ def move(queue: Queue, id: str, before: str | None) -> Queue:
 
 
 def leader(queue: Queue, ask: Ask) -> Turn | None:
-    """The waiting turn that collects this ask: of the same class and hold."""
+    """Return the waiting turn that collects this ask.
+
+    Its class, hold and options must equal those of the ask, and it must be its first attempt.
+    """
     for waiting in queue:
         if (
             isinstance(waiting, Turn)
@@ -178,12 +202,12 @@ def join(queue: Queue, id: str, ask: Ask) -> Queue:
 
 
 def count(queue: Queue) -> int:
-    """The asks that wait, collected ones one by one. Holds are no asks, and have a bound of their own."""
+    """Count the waiting asks, including collected ones. Holds are no asks, and have another limit."""
     return sum(len(waiting.asks) for waiting in queue if isinstance(waiting, Turn))
 
 
 def dispensable(queue: Queue, priority: int) -> Turn | None:
-    """Who gives way when the queue is full and the policy is to drop: the last of the lowest class below this one."""
+    """Return the turn to drop from a full queue: the last one of the lowest class below `priority`."""
     below = [waiting for waiting in queue if isinstance(waiting, Turn) and waiting.priority < priority]
     lowest = min((turn.priority for turn in below), default=None)
     return next((turn for turn in reversed(below) if turn.priority == lowest), None)

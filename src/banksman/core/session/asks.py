@@ -1,4 +1,4 @@
-"""What callers want of a session: to ask, to withdraw, to interrupt, to reorder, to hold, to answer."""
+"""Handle callers' requests: ask, withdraw, interrupt, reorder, hold, and answer a question."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from banksman.errors import BanksmanError, Busy, QueueFull
 
 
 def ask(work: Transition, ask: Ask) -> None:
+    """Accept an ask into the queue or the running turn, or reject it."""
     state = work.state
-    # First, because whether there is a place for it depends on its class.
+    # First, because the class decides whether the queue has room for the ask.
     ask = _as_held(state, ask)
     refusal = _refusal(state, ask)
     if refusal is not None:
@@ -46,8 +47,10 @@ def ask(work: Transition, ask: Ask) -> None:
 
 
 def _as_held(state: Session, ask: Ask) -> Ask:
-    """Inside a hold an ask has the hold's class, also while the hold gives way to a more urgent one. A hold that has
-    ended no longer lends it."""
+    """Give an ask the class of its hold, also while the hold itself waits for a more urgent entry.
+
+    An ask of a hold that has ended keeps its own class.
+    """
     if ask.hold is None:
         return ask
     holds = (state.hold, *(waiting for waiting in state.queue if isinstance(waiting, Hold)))
@@ -99,7 +102,7 @@ def _log_queued(work: Transition, ask: Ask, leader: Turn | None = None) -> None:
 
 
 def _steer(work: Transition, ask: Ask) -> bool:
-    """Add a prompt to the open turn, if there is one that can take it."""
+    """Add a prompt to the running turn, if a turn runs that can take it."""
     state = work.state
     turn = state.turn
     if turn is None or not _takes_prompts(state, turn):
@@ -113,8 +116,10 @@ def _steer(work: Transition, ask: Ask) -> bool:
 
 
 def send_steered(work: Transition, key: str, id: str) -> None:
-    """Add the prompt now that the log has the intent, if the turn still takes it; else it waits for the turn's end, and
-    is an ask like any other then."""
+    """Send a steered prompt, now that its intent is durable, if the turn still takes it.
+
+    Otherwise the prompt waits for the end of the turn and becomes an ordinary ask then.
+    """
     turn = work.state.turn
     if turn is None or turn.key != key or id not in turn.unsent or not _takes_prompts(work.state, turn):
         return
@@ -124,8 +129,11 @@ def send_steered(work: Transition, key: str, id: str) -> None:
 
 
 def _takes_prompts(state: Session, turn: Turn) -> bool:
-    """Not of an agent that does not say what it works on: it may come to the added prompt only after the turn, and what
-    it answers then would be taken for the answer to whatever was sent next."""
+    """Whether the turn takes another prompt while it runs.
+
+    An agent that does not name prompts takes none. It may begin with the added prompt only after
+    the turn. Its answer would then be mistaken for the answer to the next prompt.
+    """
     is_running = turn.phase is TurnPhase.RUNNING and turn.boundary is None and turn.settled is None
     process = state.process
     is_there = process.phase is ProcessPhase.READY and process.naming is PromptNaming.PRESENT
@@ -133,18 +141,23 @@ def _takes_prompts(state: Session, turn: Turn) -> bool:
 
 
 def _interrupt_for(work: Transition, priority: int) -> None:
-    """Interrupt what runs, because the ask says so. Who is only less urgent gives way where the next is chosen."""
+    """Interrupt the running turns, because the ask demands it.
+
+    Preemption by a more urgent class happens in `grants`, where the next turn is chosen.
+    """
     for turn in (work.state.own, work.state.turn):
         if turn is not None and ask_queue.may_interrupt(priority, turn.priority):
             turn_end.stop(work, turn, Cause.INTERRUPT)
 
 
 def withdraw(work: Transition, id: str) -> None:
+    """End an ask whose caller has withdrawn it."""
     if _withdraw_queued(work, id):
         return
     turn = work.state.turn
     if turn is not None and any(ask.id == id for ask in turn.asks):
-        # One of several that share a turn may vanish: the others still want it, and its outcome is theirs.
+        # One of several asks of a turn may be withdrawn. The other callers still want the turn, and
+        # the withdrawn ask shares its outcome.
         work.set_turn(replace(turn, unwanted=(*turn.unwanted, id)))
         turn_end.stop_if_unwanted(work)
 
@@ -156,7 +169,8 @@ def _withdraw_queued(work: Transition, id: str) -> bool:
     ask = next(ask for ask in turn.asks if ask.id == id)
     rest = tuple(other for other in turn.asks if other is not ask)
     if rest:
-        # One of several that were collected: the turn is the others', under the first one's name.
+        # One of several collected asks: the turn continues with the others, under the id of the
+        # first.
         first, *others = rest
         kept = replace(turn, id=first.id, ask=first, joined=tuple(others))
         work.set(
@@ -172,7 +186,7 @@ def _withdraw_queued(work: Transition, id: str) -> bool:
 
 
 def _withdraw_unsent(work: Transition, id: str) -> bool:
-    """Not queued any more, and not sent either: it was to be added to the turn that runs."""
+    """Withdraw a steered ask whose prompt is not sent yet: it has left the queue."""
     turn = work.state.turn
     if turn is None or id not in turn.unsent:
         return False
@@ -184,6 +198,7 @@ def _withdraw_unsent(work: Transition, id: str) -> bool:
 
 
 def take_out(work: Transition, turn: Turn | Hold) -> None:
+    """Remove an entry from the queue."""
     work.set(
         queue=ask_queue.remove(work.state.queue, turn.id),
         collecting=tuple(other for other in work.state.collecting if other != turn.id),
@@ -191,12 +206,14 @@ def take_out(work: Transition, turn: Turn | Hold) -> None:
 
 
 def drop(work: Transition, turn: Turn, kind: Kind, error: BanksmanError) -> None:
+    """Remove a turn from the queue, and end its asks."""
     take_out(work, turn)
     for ask in turn.asks:
         turn_end.end_queued(work, ask, kind, error=error)
 
 
 def interrupt(work: Transition, id: str, interrupt: str) -> None:
+    """Interrupt a turn, or withdraw its ask if it is still queued. The caller gets a receipt."""
     state = work.state
     if _withdraw_queued(work, id):
         ids = tuple(ask.id for waiting in state.queue if isinstance(waiting, Turn) for ask in waiting.asks)
@@ -205,7 +222,8 @@ def interrupt(work: Transition, id: str, interrupt: str) -> None:
         return
     for turn in (state.own, state.turn):
         if turn is not None and (turn.id == id or any(ask.id == id for ask in turn.asks)):
-            # Of one that was added to the turn the agent may not have begun with it: it must not run after the turn.
+            # If the ask was steered into the turn, the agent may not have begun with its prompt.
+            # That prompt must not run after the turn.
             noted = replace(turn, interrupts=(*turn.interrupts, interrupt), unwanted=(*turn.unwanted, id))
             work.set_turn(noted)
             turn_end.stop(work, noted, Cause.INTERRUPT)
@@ -214,6 +232,7 @@ def interrupt(work: Transition, id: str, interrupt: str) -> None:
 
 
 def move(work: Transition, id: str, before: str | None) -> None:
+    """Move a queued turn within its class, and log the change."""
     queue = ask_queue.move(work.state.queue, id, before)
     if queue != work.state.queue:
         work.set(queue=queue)
@@ -221,6 +240,7 @@ def move(work: Transition, id: str, before: str | None) -> None:
 
 
 def hold(work: Transition, hold: Hold) -> None:
+    """Put a hold into the queue, or refuse it."""
     if not work.is_open:
         work.do(EndHold(hold.id, not_open(work.state)))
     elif work.state.store is not Store.WORKING:
@@ -232,6 +252,7 @@ def hold(work: Transition, hold: Hold) -> None:
 
 
 def release(work: Transition, id: str) -> None:
+    """End a granted hold, or remove a waiting one from the queue."""
     if work.state.hold is not None and work.state.hold.id == id:
         work.cancel_timer(Timer.HOLD, f"{id}#{work.state.hold_asks}")
         work.set(hold=None)
@@ -240,10 +261,12 @@ def release(work: Transition, id: str) -> None:
 
 
 def answer(work: Transition, fact: QuestionAnswered) -> None:
+    """Answer a question. If the answer demands it, interrupt the turn as well."""
     question = questions.answer(work, fact.question, fact.decision)
     if question is None or not fact.decision.interrupts:
         return
-    # The answer says so too, but only an interrupt has a deadline, and one that it says is an interrupt to everybody.
+    # The answer itself also demands the interrupt. But only an interrupt has a deadline and counts
+    # as an interrupt forevery observer.
     for turn in (work.state.own, work.state.turn):
         if turn is not None and turn.id == question.turn:
             turn_end.stop(work, turn, Cause.INTERRUPT)

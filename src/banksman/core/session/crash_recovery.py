@@ -1,12 +1,16 @@
-"""What becomes of a session whose host has died: decided once, by whoever claims it, from the log alone.
+"""Settle a session whose host died, from its log alone.
 
-A turn whose start is in the log may have been sent, and may have been done: nobody can say, so it is UNKNOWN, and is
-never sent again by itself. An ask of which the log has no start was not sent, and waits on, in its place; unless it had
-a secret in its prompt, which the log does not keep: the rest is not what was asked for, and is not sent. A question
-waited for an answer to a process that is gone: it is withdrawn, or the answer would go nowhere; or kept, if that is the
-session's policy: see questions.py.
+The host that claims the session does this once:
 
-Settled, the log says nothing of the kind any more: to settle it again gives nothing.
+- A turn whose start is in the log may have been sent, and may have been completed. That cannot be
+  known, so its outcome is UNKNOWN, and it is never resent automatically.
+- An ask without a start in the log was not sent. It keeps its place in the queue. But if its prompt
+  held a secret, which the log does not store, it is refused: the rest is not the caller's prompt.
+- A question waited for an answer to a process that is gone. It is withdrawn, because an answer
+  could reach no process. Or it is kept, if that is the session's policy: see questions.py.
+
+Settling is idempotent: a settled log has nothing left to settle, so a second call returns no
+entries.
 """
 
 from __future__ import annotations
@@ -27,17 +31,20 @@ ERROR = "the host died while the turn was open: the agent may have done it, or a
 
 
 def settle(past: SessionHistory, *, swept: Sequence[str] = ()) -> list[Entry]:
-    """The entries to be appended, none if nothing was open. `swept`: what was found of its processes, and ended."""
+    """Return the entries to append; empty if nothing was open.
+
+    `swept`: processes of the session that were found and ended.
+    """
     session = past.session
     waiting = [ask for turn in session.queue if isinstance(turn, Turn) for ask in turn.asks]
     maimed = [ask for ask in waiting if REDACTED in repr(ask.prompt)]
-    # Made for a process that is gone, to put down what it knew.
+    # A save prompt (`is_last`) is for one process only, and that process is gone.
     needless = [ask for ask in waiting if ask.is_last and ask not in maimed]
     unknown = () if session.turn is None else session.turn.asks
     entries = [_without_process(past, question) for question in past.questions if not question.is_kept]
     entries += [_ended(past, ask.id, Kind.REFUSED, By.WITHDRAWN, MAIMED, spent=session.spent) for ask in maimed]
     entries += [_ended(past, ask.id, Kind.WITHDRAWN, By.WITHDRAWN, None, spent=session.spent) for ask in needless]
-    # What the agent has spent on these nobody has told, so what the next turn costs cannot be told either.
+    # The agent's spending on these turns is unknown, so the cost of the next turn is unknown too.
     if session.own is not None:
         own = session.own
         entries.append(_ended(past, own.id, Kind.UNKNOWN, By.EXIT, ERROR, spent=None, origin=own.origin))
@@ -57,7 +64,8 @@ def settle(past: SessionHistory, *, swept: Sequence[str] = ()) -> list[Entry]:
 def _without_process(past: SessionHistory, question: OpenQuestion) -> Entry:
     options: Mapping[str, Any] = {} if past.opened is None else past.opened.get("options", {})
     keeps = options.get("question_after_crash") == "keep"
-    # One with a secret in it is not what was asked, and would never be asked again.
+    # A redacted question differs from the original, so a resumed agent would never ask the same
+    # again.
     if keeps and questions.is_about_a_tool(question) and REDACTED not in question.about:
         return entry(question.turn, kinds.QUESTION_KEPT, question=question.id)
     return entry(

@@ -1,4 +1,8 @@
-"""What the log says: what is durable now, and that it can no longer be written."""
+"""React to commits and failures of the session's log.
+
+A commit releases the effects that waited for it. A failed append ends all open asks and the agent's
+process, and is retried with backoff.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +34,16 @@ from banksman.errors import BanksmanError
 
 
 def commit(work: Transition, seq: int) -> None:
+    """Record that the log is durable up to `seq`, and release the effects that waited for that."""
     state = work.state
     if seq <= state.committed:
         return
     released = [deferred for at, deferred in state.deferred if at <= seq]
     work.set(committed=seq, deferred=tuple(pair for pair in state.deferred if pair[0] > seq))
     if state.store is Store.BROKEN:
-        # The endings that were owed are written: it is back, and we are still its writer.
+        # The pending endings are written: the store works again, and this host is still the writer.
         work.set(store=Store.WORKING, store_error=None, store_retries=0, unwritten=())
-        # What was said about the conversation, and changed for it, may have been lost with the rest.
+        # Earlier events about the conversation and its settings may have been lost. Log them again.
         work.log(None, kinds.SESSION_CONVERSATION, conversation=state.conversation)
         for name, value in state.settings:
             work.log(None, kinds.SESSION_SETTING, name=name, value=value, by="return")
@@ -57,30 +62,35 @@ def commit(work: Transition, seq: int) -> None:
 
 
 def fail(work: Transition, fact: AppendFailed) -> None:
+    """Handle a failed append."""
     if shutdown.has_gone(work.state):
-        return  # Nothing of the session is here that it could cost.
-    # That it has left is not in the log, so it has not.
+        return  # The session has left this host, so the failure affects nothing here.
+    # `session.left` is not in the log, so the session has not left.
     shutdown.take_back(work)
     state = work.state
     error = fact.error
     if state.store is Store.WORKING:
-        # Another has the session now, and its log says how each ask ends. Here that is not known.
+        # If another host owns the session now, its log says how each ask ends. Here that is
+        # unknown.
         _lose_store(work, Kind.UNKNOWN if fact.is_final else Kind.FAILED, error)
     if fact.is_final:
         work.set(store=Store.LOST, store_error=error, unwritten=())
         return
     if work.state.mode in OVER:
-        return  # Nothing of the session is left that could try again.
+        return  # The session is over, so no part of it can retry.
     retries = work.state.store_retries + 1
     limit = state.config.store_retry_seconds_max
     seconds = min(state.config.store_retry_seconds * 2.0 ** min(retries - 1, 16), limit)
-    # The retry that failed had put the endings behind what is durable; they are not there.
+    # The failed retry had placed the endings after the durable events. They are not in the log.
     work.set(store_retries=retries, head=work.state.committed)
     work.start_timer(seconds, Timer.STORE, str(retries))
 
 
 def _lose_store(work: Transition, kind: Kind, error: BanksmanError) -> None:
-    """Nothing more is durable. Every open ask ends now, and so does the agent: nobody could prove what it did."""
+    """End every open ask and the agent, because nothing further is durable.
+
+    Without a log there is no proof of the agent's actions.
+    """
     state = work.state
     work.set(store=Store.BROKEN, store_error=error, head=state.committed, deferred=())
     outcome = Outcome(kind=kind, error=error, durable=False)
@@ -88,6 +98,7 @@ def _lose_store(work: Transition, kind: Kind, error: BanksmanError) -> None:
     ended = [deferred for _, deferred in state.deferred if isinstance(deferred, Resolve)]
     for turn in unaccepted:
         work.do(Reject(turn, error))
+    # These asks had an outcome that is not durable. Their callers get `kind` and the error instead.
     for resolve in ended:
         if resolve.turn not in unaccepted:
             turn_end.log_ended(work, resolve.turn, outcome, By.EXIT)
@@ -115,16 +126,21 @@ def _lose_store(work: Transition, kind: Kind, error: BanksmanError) -> None:
             work.do(EndHold(hold.id, error))
     own = [deferred for _, deferred in state.deferred if isinstance(deferred, AgentTurnEnded)]
     for over in (*own, *(() if state.own is None else (AgentTurnEnded(state.own.id, state.own.seq),))):
+        # If the start of the turn is in the log, its end must be written too, or the turn stays
+        # open.
         if over.seq <= state.committed:
             turn_end.log_ended(work, over.turn, outcome, By.EXIT)
     work.set(queue=(), collecting=(), hold=None, turn=None, own=None, clocks=())
+    # The process must stop even if the store recovers: the log cannot account for what it did
+    # meanwhile.
     work.stop_process()
     questions.lose_all(work)
 
 
 def retry(work: Transition) -> None:
+    """Append the pending endings again."""
     state = work.state
-    # There is always something to write: that the store was away is itself worth a line.
+    # The append is never empty: the outage itself deserves an event.
     note = entry(None, kinds.SESSION_STORE_RETURNED, retries=state.store_retries)
     entries = (*state.unwritten, note)
     work.set(head=state.committed + len(entries))

@@ -1,6 +1,6 @@
-"""What is to be done about what has happened to a session: effects, in the imperative. Frozen, performed in order.
+"""Effects of the session state machine: frozen commands in the imperative, performed in order.
 
-Those that are answered later name what the answer, a fact, will be about.
+An effect with a later result names the subject of the fact that will report it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from banksman.errors import BanksmanError
 
 
 class Append(Struct, frozen=True):
-    """Write these to the log, whole or not at all."""
+    """Write these entries to the log atomically."""
 
     entries: Sequence[Entry]
 
 
 class StartProcess(Struct, frozen=True):
-    """Start the agent, as this number of process, when there is room for one. `conversation`: resume it; `forks`: only
-    as the beginning of another. `settings`: what was changed since the session was opened."""
+    """Start the agent as process number `process`, once the pool has room.
+
+    `conversation`: the conversation to resume. `forks`: start a copy of it instead. `settings`: the
+    settings that were changed since the session was opened.
+    """
 
     process: int
     conversation: str | None
@@ -33,14 +36,16 @@ class StartProcess(Struct, frozen=True):
 
 
 class StopProcess(Struct, frozen=True):
-    """Walk the ladder."""
+    """Stop the process by the ladder."""
 
     process: int
 
 
 class SweepTools(Struct, frozen=True):
-    """End what the agent has started since then, and what that has started, but not the agent. `ends` False: only find
-    out what there is. `SweepEnded` answers."""
+    """End the processes that the agent started since a moment, and their descendants.
+
+    The agent itself continues. `ends` False: only find them. `SweepEnded` reports the result.
+    """
 
     process: int
     since: float
@@ -48,68 +53,79 @@ class SweepTools(Struct, frozen=True):
 
 
 class WriteFrame(Struct, frozen=True):
-    """One whole frame. The next one is not given before this one is taken."""
+    """Write one whole frame. The next frame follows only after this one is written."""
 
     process: int
     data: bytes
 
 
 class StartTimer(Struct, frozen=True):
+    """Start a timer, or restart it. `TimerFired` reports it."""
+
     at: float
     subject: Subject
 
 
 class CancelTimer(Struct, frozen=True):
-    """It will not be missed: for tidiness only, a late one is harmless."""
+    """Cancel a timer, for tidiness only: a stale timer is harmless."""
 
     subject: Subject
 
 
 class Accept(Struct, frozen=True):
-    """The ask is durable: it has its turn id, and will get an outcome."""
+    """Tell the caller that the ask is durable: it has its turn id, and will get an outcome."""
 
     turn: str
 
 
 class Reject(Struct, frozen=True):
-    """The ask was not accepted, and nothing is left of it."""
+    """Tell the caller that the ask was not accepted, and left no trace."""
 
     turn: str
     error: BanksmanError
 
 
 class Resolve(Struct, frozen=True):
-    """The one outcome of an ask."""
+    """Give an ask its one outcome."""
 
     turn: str
     outcome: Outcome
 
 
 class LeaveInLog(Struct, frozen=True):
-    """The ask has no outcome from us, ever: it waits in the log, for whoever has the session next."""
+    """Leave the ask in the log for the session's next owner. It gets no outcome from this host."""
 
     turn: str
 
 
 class GiveReceipt(Struct, frozen=True):
+    """Give the caller of an interrupt its receipt."""
+
     interrupt: str
     receipt: Receipt
 
 
 class GrantHold(Struct, frozen=True):
+    """Tell the holder that its hold begins."""
+
     hold: str
 
 
 class EndHold(Struct, frozen=True):
-    """The hold is over, or will not be granted: it was idle too long, the session is closing or leaving, its log is
-    broken."""
+    """End a hold, or refuse it.
+
+    The hold was idle too long, the session is closing or leaving, or its log is broken.
+    """
 
     hold: str
     error: BanksmanError | None = None
 
 
 class AskHuman(Struct, frozen=True):
-    """The agent has a question. `question` is our name for it; the agent's is in what was `asked`."""
+    """Show a question of the agent to a human.
+
+    `question`: the name that the session gave the question. The agent's own id is in `asked`.
+    """
 
     question: str
     asked: Requested
@@ -117,13 +133,16 @@ class AskHuman(Struct, frozen=True):
 
 
 class CloseQuestion(Struct, frozen=True):
-    """It needs no answer any more."""
+    """Withdraw a question, which needs no answer now."""
 
     question: str
 
 
 class TellAnswer(Struct, frozen=True):
-    """The one answer of a question, once it is durable; `error`: it is over, and the log will never have its answer."""
+    """Report the one answer of a question, once it is durable.
+
+    `error`: the question is over, and the log will never hold its answer.
+    """
 
     question: str
     answer: str
@@ -133,15 +152,18 @@ class TellAnswer(Struct, frozen=True):
 
 
 class CallBack(Struct, frozen=True):
-    """The agent calls something that lives in the caller's process."""
+    """Call a function in the caller's process for the agent."""
 
     process: int
     asked: Requested
 
 
 class EndTerminals(Struct, frozen=True):
-    """End the commands that the agent has had us run since then: the turn (id) that they are of is to end. `ends`
-    False: only tell what there is. `TerminalsEnded` answers, if there are any."""
+    """End the commands that the agent made the host run in a turn that is to end.
+
+    `turn`: the id of that turn. `since`: the beginning of the turn. `ends` False: only report the
+    commands. `TerminalsEnded` reports the result, if there are any.
+    """
 
     process: int
     turn: str
@@ -150,42 +172,45 @@ class EndTerminals(Struct, frozen=True):
 
 
 class CloseCallback(Struct, frozen=True):
-    """Nobody waits for what it would give back."""
+    """Cancel a callback whose result is not needed now."""
 
     request: str
 
 
 class SettingTaken(Struct, frozen=True):
-    """The agent has it, or will from its next process on; or it does not want it."""
+    """Report that the agent has a setting, or will have it from its next process on.
+
+    `error`: the agent refused the setting.
+    """
 
     change: str
     error: BanksmanError | None = None
 
 
 class HoldConversation(Struct, frozen=True):
-    """From now on this is the session's conversation, and no other session may drive it; None: it has none."""
+    """Reserve this conversation for the session: no other session may drive it. None: release it."""
 
     conversation: str | None
 
 
 class ReportReady(Struct, frozen=True):
-    """The process has begun to listen: another may start."""
+    """Report that the process has completed its handshake, so that another one may start."""
 
     process: int
 
 
 class ReportIdle(Struct, frozen=True):
-    """Nobody needs the process just now."""
+    """Report that the process is idle."""
 
 
 class AskToSave(Struct, frozen=True):
-    """The process is about to be replaced for its age: let it put down what it knows, with this prompt."""
+    """Ask the process to save its knowledge with this prompt, before it is replaced for its age."""
 
     prompt: str
 
 
 class Finish(Struct, frozen=True):
-    """The session is closed, or has left: nothing of it is here any more."""
+    """Report that the session is closed or has left: nothing of it remains on this host."""
 
 
 Effect = (

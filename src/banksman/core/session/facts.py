@@ -1,7 +1,8 @@
-"""What happens to a session: facts, in the past tense. What is to be done about it is in effects.py.
+"""Facts of the session state machine: its inputs, frozen values in the past tense.
 
-They are frozen values. Times (`at`) are seconds of a monotonic clock. Everything that can arrive late names its
-subject: a process by its number, a turn by its key (id and attempt), so that a late one is known for what it is.
+The outputs are in effects.py. Times (`at`) are seconds of a monotonic clock. Each fact that can
+arrive late names its subject: a process by its number, a turn by its key (id and attempt). So the
+state machine can recognise a stale fact.
 """
 
 from __future__ import annotations
@@ -21,23 +22,26 @@ from banksman.errors import BanksmanError
 
 
 class Timer(enum.Enum):
-    """What a timer is for. Together with its subject it names one wait; started again, only the new one counts."""
+    """Purpose of a timer.
+
+    Purpose and subject together name one wait. After a restart only the new timer counts.
+    """
 
     DRAIN = "drain"  # an interrupted turn (key): its boundary and the acknowledgement are due
-    SETTLE = "settle"  # a turn (key): its boundary was seen, what confirms it is due
-    CLOCKS = "clocks"  # a turn (key): one of its watchdogs may have something to say
-    START = "start"  # a process (number): it should be ready
-    WRITE = "write"  # a frame (process and count): the agent should have taken it
-    COLLECT = "collect"  # a turn (id): its window closes
-    HOLD = "hold"  # a hold (id and count of its asks): it has been idle
-    STORE = "store"  # a retry (count): the log may be back
-    QUESTION = "question"  # a question (id): nobody has answered it
-    SETTING = "setting"  # a change of a setting (its request): the agent should have answered
-    IDLE = "idle"  # a process (and count): nobody has needed it
+    SETTLE = "settle"  # a turn (key): its boundary was seen, the confirmation is due
+    CLOCKS = "clocks"  # a turn (key): one of its watchdogs may be due
+    START = "start"  # a process (number): its handshake is due
+    WRITE = "write"  # a frame (process and count): the agent should have read it
+    COLLECT = "collect"  # a turn (id): its collect window closes
+    HOLD = "hold"  # a hold (id and count of its asks): it was idle too long
+    STORE = "store"  # a retry (count): the log may work again
+    QUESTION = "question"  # a question (id): it got no answer in time
+    SETTING = "setting"  # a change of a setting (its request): the agent's reply is due
+    IDLE = "idle"  # a process (and count): it was idle too long
     AGE = "age"  # a process (number): it is old
-    BACKOFF = "backoff"  # a process (number) that crashed: another may be tried
-    SWEEP = "sweep"  # a process (number): what a turn left running should be gone
-    LEAVE = "leave"  # the session: what runs in it may not go on any longer
+    BACKOFF = "backoff"  # a process (number) that crashed: another one may be started
+    SWEEP = "sweep"  # a process (number): the sweep after a turn should be over
+    LEAVE = "leave"  # the session: the deadline of the running turn before the session leaves
 
 
 Subject = tuple[Timer, str]
@@ -45,25 +49,27 @@ Subject = tuple[Timer, str]
 
 # -- from callers ----------------------------------------------------------------------------------------------------
 class Begun(Struct, frozen=True):
-    """The session has an owner from now on. Who waits in it since before is served."""
+    """The session has an owner now, which serves the asks that already wait in it."""
 
     at: float
 
 
 class Asked(Struct, frozen=True):
+    """A caller wants a turn."""
+
     at: float
     ask: Ask
 
 
 class AskWithdrawn(Struct, frozen=True):
-    """The caller no longer wants it: it vanished while it waited to be accepted, or said so."""
+    """The caller withdrew its ask, or disconnected before the ask was accepted."""
 
     at: float
     turn: str
 
 
 class InterruptAsked(Struct, frozen=True):
-    """Somebody wants this turn to stop, and a receipt. `interrupt` names the receipt."""
+    """A caller wants this turn to stop, and waits for a receipt. `interrupt` names the receipt."""
 
     at: float
     turn: str
@@ -71,7 +77,10 @@ class InterruptAsked(Struct, frozen=True):
 
 
 class AskMoved(Struct, frozen=True):
-    """Somebody wants a queued ask before another of its class; None: at the head of its class."""
+    """A caller wants a queued ask before another one of its class.
+
+    `before` None: at the head of its class.
+    """
 
     at: float
     turn: str
@@ -79,20 +88,25 @@ class AskMoved(Struct, frozen=True):
 
 
 class HoldAsked(Struct, frozen=True):
+    """A caller wants exclusive use of the session."""
+
     at: float
     hold: str
     priority: int
 
 
 class HoldReleased(Struct, frozen=True):
-    """The holder is done, or no longer wants it."""
+    """The holder released its hold, or gave up waiting for it."""
 
     at: float
     hold: str
 
 
 class QuestionAnswered(Struct, frozen=True):
-    """Somebody has an answer to a question (our name for it). One that is over has its answer, and keeps it."""
+    """A caller answered a question, which is named by the session's own id.
+
+    A question that is over keeps the answer that it has.
+    """
 
     at: float
     question: str
@@ -100,7 +114,7 @@ class QuestionAnswered(Struct, frozen=True):
 
 
 class CallbackAnswered(Struct, frozen=True):
-    """A callback of the caller's gave this back; None: it could not, for this reason."""
+    """A callback of the caller returned. `response` None: it failed with `error`."""
 
     at: float
     process: int
@@ -110,7 +124,10 @@ class CallbackAnswered(Struct, frozen=True):
 
 
 class SettingAsked(Struct, frozen=True):
-    """Somebody wants another model, or another permission mode. `change` names the promise to tell what came of it."""
+    """A caller wants another model, or another permission mode.
+
+    `change` names the future that gets the result.
+    """
 
     at: float
     change: str
@@ -119,9 +136,12 @@ class SettingAsked(Struct, frozen=True):
 
 
 class Reconfigured(Struct, frozen=True):
-    """The session was opened again. `replaces`: in another way, so that what runs now is not what was asked for.
-    `drops`: the settings that are what they were opened with again. `opened`: how, for the log, if that is not as the
-    log has it; `change` names the promise to tell when it is."""
+    """The session was opened again.
+
+    `replaces`: the new spec differs, so the running process does not match it. `drops`: the
+    settings that have their opening values again. `opened`: the spec for the log, if the log has
+    another one. `change` names the future that is resolved once the log has it.
+    """
 
     at: float
     config: Config
@@ -132,24 +152,29 @@ class Reconfigured(Struct, frozen=True):
 
 
 class EvictAsked(Struct, frozen=True):
-    """Another session needs the place of this one's process, if nobody needs the process."""
+    """Another session needs the place of this session's process, if the process is idle."""
 
     at: float
 
 
 class DrainAsked(Struct, frozen=True):
-    """Take nothing new, finish what runs, then close."""
+    """Refuse new asks, finish the running turn, then close."""
 
     at: float
 
 
 class CloseAsked(Struct, frozen=True):
+    """A caller wants the session closed."""
+
     at: float
 
 
 class LeaveAsked(Struct, frozen=True):
-    """Another host is to have it: take nothing new, finish what runs, but not beyond `by`, and let go. Who waits is
-    kept in the log."""
+    """Another host is to own the session.
+
+    Refuse new asks, finish the running turn, but not beyond `by`, and release the session. The
+    waiting asks stay in the log.
+    """
 
     at: float
     by: float | None = None
@@ -164,7 +189,7 @@ class Committed(Struct, frozen=True):
 
 
 class AppendFailed(Struct, frozen=True):
-    """Nothing after the last `Committed` was written. `is_final`: another writer has the session."""
+    """Nothing after the last `Committed` was written. `is_final`: another host owns the session."""
 
     at: float
     error: BanksmanError
@@ -173,9 +198,13 @@ class AppendFailed(Struct, frozen=True):
 
 # -- from the process ------------------------------------------------------------------------------------------------
 class ProcessReported(Struct, frozen=True):
-    """The session's process of this number has told this. `epoch`: under which the session was owned then. The store
-    gives none twice, so that of `Started` names this one process in the session's whole history; its number does not,
-    if the log loses it. The stderr of `ProcessGone` has no secrets any more: it is cut here."""
+    """The session's process of this number reported a fact.
+
+    `epoch`: the epoch under which this host owned the session then. The store issues no epoch
+    twice. So the epoch of `Started` identifies this process in the session's whole history. The
+    process number does not, because the log may lose it. The stderr of `ProcessGone` is already
+    redacted, because the session truncates it, and a cut could hide a secret from redaction.
+    """
 
     at: float
     process: int
@@ -184,7 +213,7 @@ class ProcessReported(Struct, frozen=True):
 
 
 class FramesRead(Struct, frozen=True):
-    """Lines from the agent, in order, and what some of them mean, by index, in order."""
+    """Lines from the agent in order, and the meanings of some of them, by index and in order."""
 
     at: float
     process: int
@@ -193,8 +222,10 @@ class FramesRead(Struct, frozen=True):
 
 
 class ConversationTaken(Struct, frozen=True):
-    """Another session drives the conversation that this process has just named as its own. `held`: the one that is
-    still ours."""
+    """The process has joined a conversation that another session drives.
+
+    `held`: the conversation that this session still holds.
+    """
 
     at: float
     process: int
@@ -203,7 +234,10 @@ class ConversationTaken(Struct, frozen=True):
 
 
 class TerminalsEnded(Struct, frozen=True):
-    """Commands that the agent has had us run in a turn (id) were ended with it, or, by policy, were not."""
+    """Commands that the agent made the host run in a turn (id) were ended with it.
+
+    By policy they may have been left running instead.
+    """
 
     at: float
     process: int
@@ -212,6 +246,8 @@ class TerminalsEnded(Struct, frozen=True):
 
 
 class TimerFired(Struct, frozen=True):
+    """A timer is due."""
+
     at: float
     subject: Subject
 
@@ -233,6 +269,6 @@ CallerFact = (
     | CloseAsked
     | LeaveAsked
 )
-# These name a process: of one that was given up they are late.
+# These name a process. A fact about a process that was replaced is stale.
 AgentFact = ProcessReported | FramesRead | ConversationTaken | TerminalsEnded
 Fact = CallerFact | AgentFact | Committed | AppendFailed | TimerFired

@@ -1,6 +1,7 @@
-"""Who is served next: the only place where a turn is granted, its prompt is sent, a process is started.
+"""Scheduler: grant the next turn, send its prompt, and start the process it needs.
 
-It is looked at after every fact that could have made it possible, so no path can forget it.
+No other module grants a turn, sends the prompt of a turn, or starts a process. `advance` runs after
+every fact that could have made one of these possible, so no code path can forget it.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from banksman.core.session.turn import Cause, Move, Turn, TurnPhase
 
 
 def advance(work: Transition) -> None:
-    """Whatever has become possible now."""
+    """Do everything that has become possible."""
     state = work.state
     if state.mode in (Mode.DRAINING, Mode.LEAVING):
         if state.own is not None:
-            turn_end.stop(work, state.own, Cause.CLOSE)  # Nobody waits for it, and it could last for ever.
+            # No caller waits for it, and it could last forever.
+            turn_end.stop(work, state.own, Cause.CLOSE)
         elif state.turn is None:
             shutdown.end(work)
     if work.state.mode in (Mode.CLOSING, Mode.PARTING):
@@ -41,8 +43,10 @@ def advance(work: Transition) -> None:
 
 
 def _make_room(work: Transition) -> None:
-    """Who speaks gives way to whoever is more urgent and ready: also one that the agent began by itself, or came to,
-    while they waited."""
+    """Preempt the running turns if a more urgent entry is ready.
+
+    This includes a turn that the agent opened unprompted, or reached, while the entry waited.
+    """
     state = work.state
     for turn in (state.own, state.turn):
         if turn is not None and state.queue:
@@ -52,15 +56,18 @@ def _make_room(work: Transition) -> None:
 
 
 def _write_prompt(work: Transition) -> None:
-    """Send the prompt of the granted turn, once the log has the intent. If the agent has opened a turn of its own in
-    the meantime, it waits for that."""
+    """Send the prompt of the granted turn, once its intent is durable.
+
+    If the agent has opened its own turn in the meantime, the prompt waits for the end of that turn.
+    """
     state = work.state
     turn = state.turn
     if turn is None or turn.phase is not TurnPhase.STARTING or not turn.may_write or not _is_free(state):
         return
     assert turn.ask is not None
     if state.process.stale is Replacement.NOW:
-        # Since it was granted the process has become another than it should have: not one byte of it was sent.
+        # The process became stale after the grant. No byte of the prompt was sent, so the turn can
+        # wait again.
         turn_end.put_back(work, turn.requeued())
         return
     turn = replace(turn.moved(Move.WRITE), began_at=work.at)
@@ -72,7 +79,7 @@ def _write_prompt(work: Transition) -> None:
 
 
 def _is_free(state: Session) -> bool:
-    """Nobody speaks, and the agent would hear: a prompt that is written now opens a turn."""
+    """Whether a prompt that is written now opens a turn: no turn speaks, and the agent reads."""
     process = state.process
     return (
         process.phase is ProcessPhase.READY
@@ -85,13 +92,17 @@ def _is_free(state: Session) -> bool:
 
 
 def _give_up_start(work: Transition) -> None:
-    """Whoever wanted the process has gone before it was there: it may have a place to wait for, or to take."""
+    """Stop a process that has no pid yet, if the ask that needed it is gone.
+
+    The process may still wait for a place in the pool, or take one from another session.
+    """
     process = work.state.process
     if process.phase is ProcessPhase.STARTING and not process.is_there and not work.state.is_busy:
         work.stop_process()
 
 
 def choose(work: Transition, queue: Queue) -> Waiting | None:
+    """Return the entry of this queue to serve next, with the session's hold and settings."""
     state = work.state
     seconds = state.config.ageing_seconds
     return ask_queue.choose(queue, work.at, hold=state.hold, ageing_seconds=seconds, collecting=state.collecting)
@@ -107,7 +118,8 @@ def _grant(work: Transition) -> None:
             case Hold():
                 asks.take_out(work, chosen)
                 if state.hold is not None:
-                    # Preempted by a more urgent one: it is next in its class again.
+                    # A more urgent hold preempts this one, which becomes the next of its class
+                    # again.
                     work.cancel_timer(Timer.HOLD, f"{state.hold.id}#{state.hold_asks}")
                     work.set(queue=ask_queue.requeue(work.state.queue, state.hold))
                 work.set(hold=chosen)

@@ -1,8 +1,9 @@
-"""A session's log, folded to what the session was: `replay(events)`, pure, with no effects.
+"""Fold a session's log into its state and history; encode and decode snapshots of that.
 
-Only what is durable comes back: who waits and in which order, which turn was open, the agent's own name for the
-conversation. Who held the session, what was written but not committed, and every clock died with the process that knew
-them. What to do about a turn that was open is the caller's to decide: it may have been done or not.
+`replay(events)` is pure and has no effects. Only durable state comes back: the queue and its order,
+the open turn, and the agent's name for the conversation. Holds, uncommitted writes and all clocks
+were lost with their process. The caller decides about an open turn, which may have been completed
+or not.
 """
 
 from __future__ import annotations
@@ -27,14 +28,18 @@ from banksman.errors import StoreTooNew
 
 _FRAMES = kinds.FRAMES
 _NO_KEYS = IdempotencyKeys()
-# The form of a snapshot. One of another form is not read: the events are, from the first one.
+# Format version of a snapshot. A snapshot of another version is not decoded: the caller folds the
+# events from the first one instead, if the log still has it.
 VERSION = 1
 _OF_SESSION = ("conversation", "fork_of", "is_adopted", "spent", "cost", "settings", "turn", "own", "own_count", "mode")
 _OF_PAST = ("questions", "process")
 
 
 def replay(events: Iterable[Event], config: Config, after: Session | None = None) -> Session:
-    """The state after these events, as the one who wrote them had it. `after`: what the events before them made."""
+    """Return the state after these events, as their writer had it.
+
+    `after`: the state that the earlier events produced.
+    """
     state = Session(config=config) if after is None else after
     head = state.head
     for event in events:
@@ -46,7 +51,7 @@ def replay(events: Iterable[Event], config: Config, after: Session | None = None
 
 
 def fold_event(state: Session, event: Event) -> Session:
-    """What one event of our own kinds makes of it; its place is not looked at."""
+    """Apply one event of Banksman's own kinds to the state. Its seq is not checked."""
     turn = event.turn
     match event.kind:
         case kinds.TURN_QUEUED:
@@ -59,7 +64,7 @@ def fold_event(state: Session, event: Event) -> Session:
             assert state.turn is not None
             if turn != state.turn.id:
                 return _requeue_unsent(state, state.turn, event)
-            # Requeued as `Turn.requeued` does; a prompt that was added to it stays with the agent.
+            # The same as `Turn.requeued`, except that a steered prompt stays with the agent.
             rest = _led_by_next(state.turn, state.turn.steered)
             again = replace(state.turn.requeued(), attempt=event.body["attempt"])
             return replace(state, turn=rest, queue=ask_queue.requeue(state.queue, again))
@@ -72,7 +77,7 @@ def fold_event(state: Session, event: Event) -> Session:
         case kinds.TURN_ENDED:
             assert turn is not None
             body = event.body
-            # Who has answered knows its conversation.
+            # An agent that has completed a turn knows its conversation.
             is_adopted = state.is_adopted and body["outcome"] != Kind.DONE
             ended = _end_turn(state, turn)
             return replace(ended, spent=body["spent"], cost=body["cost_in_all"], is_adopted=is_adopted)
@@ -86,12 +91,13 @@ def fold_event(state: Session, event: Event) -> Session:
 
 
 def _fold_session(state: Session, event: Event) -> Session:
-    """What is said of the session as a whole."""
+    """Apply an event that concerns the session as a whole."""
     match event.kind:
         case kinds.SESSION_OPENED:
             return _open(state, event.body)
         case kinds.SESSION_IMPORTED:
-            # A copy: what was open or waited is served where it came from, and its conversation is gone on with there.
+            # An imported session is a copy. Its open and waiting asks are served at the origin, and
+            # so is its conversation. The copy forks that conversation.
             origin = state.conversation or state.fork_of
             left = replace(state, queue=(), turn=None, own=None, settings=(), conversation=None, fork_of=origin)
             return left if origin is None else replace(left, spent=None, is_adopted=True)
@@ -113,7 +119,8 @@ def _open(state: Session, body: dict[str, Any]) -> Session:
     state = replace(state, mode=Mode.OPEN)
     if body["resume"] is None:
         return state
-    # Begun elsewhere: what it has cost until now nobody has told us, nor whether there is such a conversation at all.
+    # The conversation began elsewhere. Its cost so far is unknown, and so is whether it exists at
+    # all.
     conversation, fork_of = (None, body["resume"]) if body["fork"] else (body["resume"], None)
     return replace(state, conversation=conversation, fork_of=fork_of, spent=None, is_adopted=True)
 
@@ -142,7 +149,7 @@ def _start(state: Session, id: str, body: dict[str, Any]) -> Session:
         own = Turn(id=id, ask=None, priority=ask_queue.OWN_PRIORITY, origin=body["origin"], phase=TurnPhase.RUNNING)
         return replace(state, own=own, own_count=state.own_count + 1)
     if state.turn is not None and state.turn.id == id:
-        # It was added to a turn that is over, and the agent came to it by itself.
+        # The ask was steered into a turn that is over, and the agent reached its prompt unprompted.
         return replace(state, turn=replace(state.turn, attempt=body["attempt"]))
     waiting = ask_queue.find(state.queue, id)
     assert waiting is not None, f"turn {id} was never queued"
@@ -155,7 +162,7 @@ def _start(state: Session, id: str, body: dict[str, Any]) -> Session:
 
 
 def _requeue_unsent(state: Session, turn: Turn, event: Event) -> Session:
-    """It was to be added to the turn, and nothing of it was sent before the turn was over."""
+    """Requeue a steered ask whose prompt was not sent before the end of the turn."""
     ask = next((ask for ask in turn.steered if ask.id == event.turn), None)
     assert ask is not None, f"{event.turn} was not to be added to {turn.id}"
     again = replace(queued(ask), attempt=event.body["attempt"])
@@ -178,13 +185,14 @@ def _end_turn(state: Session, id: str) -> Session:
 
 
 def _without(turn: Turn, id: str) -> Turn | None:
-    """A turn after one of its asks has ended: the others', under the first one's name; None if there are none."""
+    """Return a turn without one of its asks, led by the next one; None if no ask is left."""
     if turn.ask is None:
         return None
     if turn.id != id:
         joined = tuple(ask for ask in turn.joined if ask.id != id)
         return replace(turn, joined=joined, steered=tuple(ask for ask in turn.steered if ask.id != id))
-    # A turn that had begun is over as a whole: its other endings follow. Prompts that were added to it live on.
+    # If the leading ask ends, the whole turn is over, and the endings of the other asks follow.
+    # Steered prompts continue.
     return _led_by_next(turn, (*turn.joined, *turn.steered))
 
 
@@ -201,24 +209,28 @@ def _led_by_next(turn: Turn, rest: tuple[Ask, ...]) -> Turn | None:
     )
 
 
-# What a session's log says, folded: all that whoever finds the session needs in order to go on with it.
+# A session's log, folded: everything that another host needs to continue the session.
 #
-#     Past ──fold(entries)──► Past ──encode──► a snapshot, kept beside the events ──decode──► Past
+#     history ──fold(entries)──► history ──encode──► snapshot ──decode──► history
 #
-# A log is read from its last snapshot on, never from its beginning: a session of a million events opens as fast as one
-# of a thousand. The snapshot is nothing but the fold, written down; `fold` from it and `fold` from the first event give
-# the same `SessionHistory`, which is tested at every prefix. So there is one way to know what a session is, and no
-# second account of it that could be older than the first.
+# The snapshot is stored beside the events. A log is read from its last snapshot on, never from its
+# beginning. So a session of a million events opens as fast as one of a thousand. The snapshot is
+# just the encoded fold. `fold` from the snapshot and `fold` from the first event give the same
+# `SessionHistory`, which is tested at every prefix. So there is one definition of a session's
+# state, and no second copy that could be out of date.
 #
-# Besides the session's state (see above) the past knows how the session was opened, which idempotency keys were
-# used, which questions wait, and which process was started last: who recovers a session looks whether that is still
-# there.
+# Besides the session's state (see above), the history has the spec, the used idempotency keys, the
+# open questions, and the last process. A host that recovers the session checks whether that process
+# still runs.
 
 _kind_of = itemgetter(1)
 
 
 class OpenQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """`about`: what it is about, as JSON. `is_kept`: who asked it is gone; see questions.py."""
+    """A question without an answer.
+
+    `about`: its subject, as JSON. `is_kept`: the process that asked is gone; see questions.py.
+    """
 
     id: str
     turn: str | None
@@ -227,8 +239,11 @@ class OpenQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LastProcess(msgspec.Struct, frozen=True, array_like=True):
-    """The process that was started last: its pid, its keeper's and its host's, each with the time of its start, which
-    no other process of that pid has, in this boot of the machine."""
+    """The process that was started last, with its keeper and its host.
+
+    Each pid comes with its start time, which no other process with that pid has in the same boot of
+    the machine.
+    """
 
     boot: str
     pid: int
@@ -240,10 +255,13 @@ class LastProcess(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def parts(self) -> tuple[str, int, int, int, int, int, int]:
+        """The tuple that `process/orphans.py` identifies processes by."""
         return msgspec.structs.astuple(self)
 
 
 class SessionHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """The folded log: session state, spec, idempotency keys, open questions and last process."""
+
     session: Session
     opened: Mapping[str, Any] | None = None
     keys: IdempotencyKeys = _NO_KEYS
@@ -252,16 +270,19 @@ class SessionHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def beginning(config: Config) -> SessionHistory:
-    """Of a session that has no events."""
+    """Return the history of a session without events."""
     return SessionHistory(session=Session(config=config))
 
 
 def fold(past: SessionHistory, entries: Iterable[Entry]) -> SessionHistory:
-    """The past with these after it. Frames of the agent, which are nearly all, change nothing but the count."""
+    """Append entries to the history.
+
+    Most entries are frames of the agent, which change only the count.
+    """
     seq = past.session.head
     entries = tuple(entries)
     if _FRAMES.issuperset(map(_kind_of, entries)):
-        seq += len(entries)  # The path of every token, of which there are hundreds in a chunk.
+        seq += len(entries)  # Every token takes this path, hundreds of them in a chunk.
         entries = ()
     for turn, kind, data in entries:
         seq += 1
@@ -271,7 +292,7 @@ def fold(past: SessionHistory, entries: Iterable[Entry]) -> SessionHistory:
 
 
 def fold_events(past: SessionHistory, events: Iterable[Event]) -> SessionHistory:
-    """The same, of events that were read."""
+    """Append events that were read from the log."""
     return fold(past, ((event.turn, event.kind, event.data) for event in events))
 
 
@@ -287,7 +308,7 @@ def _fold(past: SessionHistory, event: Event) -> SessionHistory:
         case kinds.TURN_ENDED:
             return _end(past, event)
         case kinds.SESSION_IMPORTED:
-            # How it was opened there, which process it had, and what that has asked, says nothing about this place.
+            # The spec, the process and the questions of the origin do not apply to this copy.
             return replace(past, opened=None, process=None, questions=(), keys=past.keys.without_waiting())
         case kinds.QUESTION_ASKED:
             question = OpenQuestion(event.body["question"], event.turn, event.data.decode())
@@ -299,7 +320,8 @@ def _fold(past: SessionHistory, event: Event) -> SessionHistory:
             left = tuple(question for question in past.questions if question.id != event.body["question"])
             return replace(past, questions=left)
         case kinds.SESSION_STORE_RETURNED:
-            # While the log was broken nothing was written, no answer either; and the process that had asked was ended.
+            # While the log was broken, nothing was written, not even answers. The process that had
+            # asked these questions was stopped then.
             return replace(past, questions=tuple(question for question in past.questions if question.is_kept))
         case kinds.PROCESS_STARTED:
             return replace(past, process=msgspec.convert(event.body.get("born"), LastProcess | None))
@@ -308,12 +330,13 @@ def _fold(past: SessionHistory, event: Event) -> SessionHistory:
 
 
 def _end(past: SessionHistory, event: Event) -> SessionHistory:
-    """Mostly there is nothing of it: neither a key, nor a question."""
+    """Apply the end of a turn to keys and questions. Usually it has neither."""
     keys = past.keys.ended(event.turn, Kind(event.body["outcome"]))
     if keys is not past.keys:
         past = replace(past, keys=keys)
     if any(question.turn == event.turn for question in past.questions):
-        # It did not wait for them: they are of a task in its background, which goes on. See `questioning.leave`.
+        # The turn did not wait for these questions. They belong to a background task, which
+        # continues: see `questions.leave`.
         left = (_without_turn(q) if q.turn == event.turn else q for q in past.questions)
         past = replace(past, questions=tuple(left))
     return past
@@ -325,9 +348,11 @@ def _without_turn(question: OpenQuestion, *, is_kept: bool = False) -> OpenQuest
 
 # -- snapshots -------------------------------------------------------------------------------------------------------
 class _Saved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What folding can change, by the names of `Session` and `SessionHistory`. All else is as it is in a new session. A
-    name that
-    is not known is an error: to pass over it would be to make another session of it."""
+    """The state that folding can change, by the names of `Session` and `SessionHistory`.
+
+    All other state is that of a new session. An unknown name is an error, because ignoring it would
+    decode a different session.
+    """
 
     version: int
     head: Annotated[int, msgspec.Meta(ge=0)]
@@ -359,9 +384,10 @@ _decoder = msgspec.json.Decoder(_Saved)
 
 
 def encode(past: SessionHistory) -> bytes:
+    """Encode a history as a snapshot."""
     session = past.session
     assert session.committed == session.head
-    # Holds are their holders', and die with them: the log knows of none.
+    # A hold lives in its holder's process and is never logged.
     assert not any(isinstance(waiting, Hold) for waiting in session.queue)
     queue = tuple(waiting for waiting in session.queue if isinstance(waiting, Turn))
     saved = _Saved(
@@ -378,8 +404,11 @@ def encode(past: SessionHistory) -> bytes:
 
 
 def decode(data: bytes, config: Config) -> SessionHistory:
-    """`StoreTooNew`: it was written by a later version, in a form that this one does not know. `ValueError`: it was
-    written by nobody."""
+    """Decode a snapshot.
+
+    `StoreTooNew`: another version wrote it, in a format that this version does not know.
+    `ValueError`: no version of Banksman wrote it.
+    """
     try:
         return _decode(data, config)
     except RecursionError as exc:

@@ -1,14 +1,12 @@
-"""When the agent's process is let go although nothing is wrong with it, and when no other is started in its place.
+"""Retire idle, old and stale agent processes, and back off after crashes.
 
-A process that nobody needs is idle. It is stopped when it has been so for long, or when another session needs its
-place; the session lives on, and the next ask starts another process that resumes the conversation. What runs in its
-background, and what it waits to hear, is a need: such a process is not idle.
-
-A process that is stale is replaced between two turns: because it is old, or because it is not the one that the next
-turn needs (another configuration, another schema, a conversation that no longer fits). An old one may be asked first to
-put down what it knows.
-
-Processes that come to nothing, one after the other, are started at longer and longer intervals.
+- An idle process is one that no turn, queue entry, question or background task needs. It is stopped
+  after a long idle time, or when another session needs its place in the pool. The session lives on,
+  and the next ask starts another process, which resumes the conversation.
+- A stale process is replaced between two turns. It is old, or the next turn needs another one:
+  another configuration, another schema, or a conversation that still fits the model. An old process
+  may be asked first to save its knowledge.
+- After several crashes in a row, processes are started at longer and longer intervals.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from banksman.errors import AgentError
 
 
 def look(work: Transition) -> None:
-    """Whether somebody needs the process has changed, perhaps."""
+    """Check whether the process is idle now, and start or end its idle time."""
     state = work.state
     if _is_idle(state):
         if state.process.stale is not Replacement.NO:
@@ -41,7 +39,7 @@ def look(work: Transition) -> None:
 
 
 def wake(work: Transition) -> None:
-    """Whatever rest there was is over."""
+    """End the idle time, if one has begun."""
     if work.state.idle_since is not None:
         work.cancel_timer(Timer.IDLE, _idle_key(work.state))
         work.set(idle_since=None)
@@ -60,17 +58,19 @@ def _idle_key(state: Session) -> str:
 
 
 def evict(work: Transition, reason: str) -> None:
+    """Stop the process if it is idle."""
     if work.state.idle_since is not None:
         retire(work, reason)
 
 
 def on_idle_long(work: Transition, key: str) -> None:
+    """Stop a process whose idle time is over. The key makes an earlier timer stale."""
     if key == _idle_key(work.state):
         evict(work, "idle")
 
 
 def retire(work: Transition, reason: str) -> None:
-    """Stop the process, with no turn open. The next one resumes the conversation."""
+    """Stop the process while no turn is open. The next process resumes the conversation."""
     assert work.state.speaking is None
     work.log(None, kinds.PROCESS_RETIRED, process=work.state.process.number, reason=reason)
     work.stop_process()
@@ -78,7 +78,7 @@ def retire(work: Transition, reason: str) -> None:
 
 # -- stale -----------------------------------------------------------------------------------------------------------
 def must_replace(state: Session, turn: Turn) -> str | None:
-    """Why this turn cannot have the process that is there, if it cannot."""
+    """Return the reason why this turn needs another process; None if it can use the current one."""
     process = state.process
     assert process.phase is ProcessPhase.READY
     if process.stale is Replacement.NOW:
@@ -86,14 +86,15 @@ def must_replace(state: Session, turn: Turn) -> str | None:
     if process.stale is Replacement.WHEN_QUIET and not (process.tasks or state.questions or state.callbacks):
         return "old"
     if turn.ask is None or turn.ask.is_last:
-        return None  # What it is to put down only this process knows, whatever its answers look like.
+        return None  # The save prompt is for this process only, whatever schema its answers have.
     return None if process.schema == turn.ask.schema else "schema"
 
 
 def on_old(work: Transition, subject: str) -> None:
+    """Mark an old process for replacement, or ask it first to save its knowledge."""
     process = work.state.process
     config = work.state.config
-    # Without a limit: the session was opened again, and its process may grow old now.
+    # Without `recycle_seconds`: the session was reopened without an age limit.
     if subject != str(process.number) or process.phase is not ProcessPhase.READY or config.recycle_seconds is None:
         return
     if process.stale is not Replacement.NO:
@@ -103,12 +104,13 @@ def on_old(work: Transition, subject: str) -> None:
     else:
         if not any(turn.ask is not None and turn.ask.is_last for turn in _turns(work.state)):
             work.do(AskToSave(config.save_prompt))
-        # If the queue is full, or that ask is dropped, it is asked again when as much time has passed once more.
+        # If the queue is full, or that ask is dropped, the process is asked again after the same
+        # time.
         work.start_timer(config.recycle_seconds, Timer.AGE, subject)
 
 
 def grow_old(work: Transition) -> None:
-    """Its age is counted from now."""
+    """Restart the age timer of the process."""
     process = work.state.process
     work.cancel_timer(Timer.AGE, str(process.number))
     if process.phase is ProcessPhase.READY and work.state.config.recycle_seconds is not None:
@@ -116,7 +118,7 @@ def grow_old(work: Transition) -> None:
 
 
 def drop_saving(work: Transition) -> None:
-    """The process that was to put down what it knows is gone. The next one has nothing to put down yet."""
+    """Drop the save prompt of a process that is gone. The next process has nothing to save yet."""
     for turn in _turns(work.state):
         if turn.phase is TurnPhase.QUEUED and turn.ask is not None and turn.ask.is_last:
             asks.drop(work, turn, Kind.REFUSED, AgentError("the process that was to save is gone"))
@@ -128,7 +130,7 @@ def _turns(state: Session) -> list[Turn]:
 
 # -- crashes ---------------------------------------------------------------------------------------------------------
 def count_crash(work: Transition, process: ProcessState) -> None:
-    """It came to nothing. After the first one another is tried at once; after that it takes longer and longer."""
+    """Count a crash. The first retry is immediate; the intervals of later ones double."""
     crashes = work.state.crashes + 1
     work.set(crashes=crashes)
     if crashes < 2:
@@ -141,5 +143,6 @@ def count_crash(work: Transition, process: ProcessState) -> None:
 
 
 def on_backed_off(work: Transition, subject: str) -> None:
+    """Allow the next start after a crash."""
     if subject == str(work.state.process.number):
         work.set(is_backing_off=False)

@@ -1,4 +1,4 @@
-"""How a turn ended, and what became of an interrupt: the values that callers get."""
+"""Values for callers: the outcome of an ask, the receipt of an interrupt, idempotency keys."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import msgspec
 
 from banksman.errors import AgentError, BanksmanError
 
-# How many idempotency keys a session remembers, the last ones.
+# Number of idempotency keys that a session remembers: the most recent ones.
 KEYS_MAX = 1024
 
 
 class Kind(enum.StrEnum):
-    """How an ask ended. Never inferred from what the agent wrote."""
+    """How an ask ended. Never inferred from the agent's text."""
 
     # The boundary came, without an error.
     DONE = "done"
-    # It was asked to stop, and ended by the boundary or by the ladder.
+    # A caller, a watchdog or a close stopped it, and it ended by the boundary or by the ladder.
     INTERRUPTED = "interrupted"
     # It was stopped for a more urgent ask.
     PREEMPTED = "preempted"
     # It ended while it was queued.
     WITHDRAWN = "withdrawn"
-    # The agent said so, or exited under a living host; or the log could not be written.
+    # The agent reported a failure or exited while the host lived, or the log could not be written.
     FAILED = "failed"
-    # We declined it before any byte was sent: the session is drained or closed, or its place was needed.
+    # Declined before any byte was sent: the session drains or is closed, or its place was needed.
     REFUSED = "refused"
     # The host died, or lost the session, while the turn was open.
     UNKNOWN = "unknown"
 
 
 class By(enum.StrEnum):
-    """What ended the turn that was to be interrupted."""
+    """How a turn with a pending interrupt ended."""
 
     BOUNDARY = "boundary"
     LADDER = "ladder"
@@ -46,11 +46,14 @@ class By(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The one outcome of an ask. `text`: the final answer, else what was said so far. `structured`: the answer as a
-    value, if a schema was asked for. `cost`: of this turn, in US dollars; None: the agent does not say, or only of more
-    than this turn.
+    """The one outcome of an ask.
 
-    `clock` names the watchdog that ended it, if one did. `durable` False: the log could not be written.
+    `text`: the final answer, or the text so far. `structured`: the answer as a value, if the ask
+    has a schema. `cost`: cost of this turn in US dollars; None: the agent does not report it, or
+    only a total over several turns.
+
+    `clock`: the watchdog that ended the turn, if one did. `durable` False: the log could not be
+    written.
     """
 
     DONE: ClassVar[Kind] = Kind.DONE
@@ -73,7 +76,7 @@ class Outcome:
 
 
 def outcome_of(body: Mapping[str, Any]) -> Outcome:
-    """What a `turn.ended` of the log says."""
+    """Return the outcome in the body of a `turn.ended` event."""
     error = body["error"]
     return Outcome(
         kind=Kind(body["outcome"]),
@@ -89,7 +92,10 @@ def outcome_of(body: Mapping[str, Any]) -> Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What an interrupt did. `kept`: what the turn had said. `queued`: the asks that were still waiting, by turn id."""
+    """The result of an interrupt.
+
+    `kept`: the output of the turn. `queued`: the asks that were still waiting, by turn id.
+    """
 
     BOUNDARY: ClassVar[By] = By.BOUNDARY
     LADDER: ClassVar[By] = By.LADDER
@@ -103,20 +109,25 @@ class Receipt:
     queued: tuple[str, ...] = ()
 
 
-# Idempotency keys of a session: an immutable sequence to which a key is added in constant time.
+# Idempotency keys of a session: an immutable sequence with appends in constant time.
 #
-# The keys of turns that wait or run are few, and are kept in a tuple. The keys of turns that are over are many, and
-# only ever added to. They lie in a list that several values share: each value sees the list up to its own end, and
-# adding to the newest value extends the list in place. Adding to an older value copies the list first. So the values
-# are immutable, as everything in the core is, and a session of a thousand keys pays for one of them per turn.
+# The keys of waiting and running turns are few, and are kept in a tuple. The keys of ended turns
+# are many, and are only appended to. They are kept in a list that several values share. Each value
+# sees the list up to its own end. An append to the newest value extends the list in place. An
+# append to an older value copies the list first. So the values are immutable, as everything in the
+# core is, and a session with a thousand keys copies about one of them per turn.
 
-# What was never sent can be asked again: a program that is closed while its asks wait comes back with them.
+# An ask that was never sent can be repeated with the same key. A program that is closed while its
+# asks wait sends them again when it returns.
 UNUSED = frozenset((Kind.REFUSED, Kind.WITHDRAWN))
 
 
 class IdempotencyKey(msgspec.Struct, frozen=True, array_like=True):
-    """An idempotency key, the turn that it was used for, the seq before that was queued, and how it ended: whoever asks
-    again hears that much, also when retention has taken the rest."""
+    """An idempotency key, and the turn that it was used for.
+
+    `after`: the seq before the turn was queued. `outcome`: how the turn ended; None: it is not
+    over. A caller that repeats the ask gets this, even after retention has removed the events.
+    """
 
     key: str
     turn: str
@@ -125,8 +136,13 @@ class IdempotencyKey(msgspec.Struct, frozen=True, array_like=True):
 
 
 class IdempotencyKeys(Sequence[IdempotencyKey]):
-    """The last `KEYS_MAX` keys of turns that are over, in the order of their ends, then those of the others, which are
-    as few as the queue is short, in the order of their acceptance. Of two that are the same the later one counts."""
+    """The keys of a session, in two parts.
+
+    - The last `KEYS_MAX` keys of ended turns, in the order of their ends.
+    - The keys of the other turns, in the order of acceptance; the queue limits their number.
+
+    If a key occurs twice, the later entry counts.
+    """
 
     __slots__ = ("_end", "_over", "_waiting")
 
@@ -137,12 +153,12 @@ class IdempotencyKeys(Sequence[IdempotencyKey]):
         self._waiting = tuple(key for key in keys if key.outcome is None)
 
     def queued(self, key: IdempotencyKey) -> IdempotencyKeys:
-        """With the key of an ask that was accepted."""
+        """Add the key of an accepted ask."""
         waiting = (*(known for known in self._waiting if known.key != key.key), key)
         return self._with(self._over, self._end, waiting[-KEYS_MAX:])
 
     def ended(self, turn: str | None, kind: Kind) -> IdempotencyKeys:
-        """With the keys of a turn that is over. Mostly it has none."""
+        """Move the keys of a turn to the ended ones. Usually the turn has none."""
         mine = [key for key in self._waiting if key.turn == turn]
         if not mine:
             return self
@@ -151,12 +167,14 @@ class IdempotencyKeys(Sequence[IdempotencyKey]):
             return self._with(self._over, self._end, waiting)
         over = self._over
         if len(over) != self._end or len(over) >= 2 * KEYS_MAX:
-            # Another value goes on from here, or half of the list is forgotten: each key is copied about once for that.
+            # Another value has already extended the list, or the older half of it can be dropped.
+            # Amortised, each key is copied about once for that.
             over = over[max(0, self._end - KEYS_MAX) : self._end]
         over += [IdempotencyKey(key.key, key.turn, key.after, kind) for key in mine]
         return self._with(over, len(over), waiting)
 
     def without_waiting(self) -> IdempotencyKeys:
+        """Return the keys without those of waiting and running turns."""
         return self._with(self._over, self._end, ())
 
     @classmethod

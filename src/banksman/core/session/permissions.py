@@ -1,8 +1,9 @@
-"""Which tools the agent may use without a question, and which it may not use at all: rules by the tool's name.
+"""Permission rules by tool name: allow a tool, deny it, or ask a human.
 
-A rule names a tool, or the beginning of its name with a `*` behind it (`mcp__github__*`). Rules come in layers, the
-narrowest first: those of one ask, then those of the session. Within a layer the first that fits counts. Where none
-fits, the agent's own settings decide, as if there were no rules.
+A rule names a tool, or a prefix of its name followed by `*` (`mcp__github__*`). Rules come in
+layers, the narrowest first: the rules of the ask, then those of the session. Within a layer the
+first matching rule counts. If no rule matches, the agent's own settings decide, as if there were no
+rules.
 """
 
 from __future__ import annotations
@@ -18,22 +19,24 @@ from banksman.errors import UsageError
 
 
 class Verdict(enum.StrEnum):
+    """Result of a rule."""
+
     ALLOW = "allow"
     DENY = "deny"
-    # Somebody is to be asked, also where the agent would not.
+    # Ask a human, even where the agent would not.
     ASK = "ask"
 
 
 Rules = tuple[tuple[str, Verdict], ...]
 
-# Each tool call looks at all of them.
+# Every tool call checks all of them.
 RULES_MAX = 256
-# What a tool can be called. Anything else could fit none, and whoever wrote it would believe that it holds.
+# Valid tool names. A rule for any other name could never match, and its author would trust it.
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]+\*?|\*")
 
 
 def parse(wanted: Any) -> Rules:
-    """The rules that a caller gave as a mapping from names to words."""
+    """Parse a caller's mapping from tool names to verdicts."""
     if wanted is None:
         return ()
     hint = 'a mapping from names of tools (a * at the end: all that begin so) to "allow", "deny" or "ask"'
@@ -52,6 +55,7 @@ def parse(wanted: Any) -> Rules:
 
 
 def verdict(tool: str, layers: Iterable[Rules]) -> Verdict | None:
+    """Return the verdict of the first matching rule; None if no rule matches."""
     for rules in layers:
         for name, found in rules:
             if tool == name or (name.endswith("*") and tool.startswith(name[:-1])):
@@ -59,17 +63,21 @@ def verdict(tool: str, layers: Iterable[Rules]) -> Verdict | None:
     return None
 
 
-# The answer to a question of the agent, before a dialect puts it into the agent's words.
+# The answer to a question of the agent, before a dialect encodes it.
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """`allows` False: no. `message`: why, for the agent to read.
+    """A caller's answer to a question.
 
-    `option`: the one that was chosen, of those that the agent offered; None: any that says the same. `updated_input`:
-    what the tool is to be used with instead; None: as it was asked for. An empty one is one: what was emptied on
-    purpose must not run as it was asked for. `content`: what the user entered, if that was wanted. `remember`: where
-    the agent is to keep this answer for the next time; None: nowhere. `interrupts`: and the turn is to end. `by`: who
-    gave it, for the log.
+    - `allows`: True for yes, False for no. `message`: the reason, for the agent to read.
+    - `option`: the chosen one of the options that the agent offered; None: any option with the same
+      meaning.
+    - `updated_input`: the input that the tool gets instead; None: unchanged. An empty mapping
+      counts: an input that was emptied on purpose must not run unchanged.
+    - `content`: the user's input, if the agent wanted some.
+    - `remember`: where the agent stores this answer for the next time; None: nowhere.
+    - `interrupts`: the turn is to end as well.
+    - `by`: the source of the answer, for the log.
     """
 
     allows: bool
@@ -83,7 +91,7 @@ class Decision(Struct, frozen=True, kw_only=True):
 
     @property
     def word(self) -> str:
-        """As the log says it."""
+        """The answer as the log spells it."""
         return "allow" if self.allows else "deny"
 
 

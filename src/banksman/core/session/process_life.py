@@ -1,4 +1,4 @@
-"""The lives of the agent's processes: an exit, the end of a tree, a start that failed."""
+"""Lifecycle of the agent's processes: start, exit, end of the tree, failed start."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn, TurnPhase
 from banksman.errors import AgentError, BanksmanError
 
-# The end of its stderr, in each outcome that its death has failed.
+# Length of the end of stderr that goes into each outcome which the process's death has failed.
 STDERR_CHARACTERS_MAX = 4096
-# An agent that cannot resume a conversation, and does not say why, has lost it.
+# If an agent fails this often to resume a conversation without a reason, the conversation is lost.
 RESUME_FAILURES_MAX = 3
-# An agent that dies each time before it is sent anything is not going to answer.
+# An agent that dies this often before it is sent anything will not answer.
 START_ATTEMPTS_MAX = 3
 
 
 def started(work: Transition, fact: Started, epoch: int) -> None:
+    """Record the start of the process, and begin the handshake."""
     number = work.state.process.number
     work.log(None, kinds.PROCESS_STARTED, process=number, pid=fact.pid, born=fact.born)
     work.set_process(is_there=True, epoch=epoch)
@@ -47,6 +48,7 @@ def started(work: Transition, fact: Started, epoch: int) -> None:
 
 
 def exited(work: Transition, fact: Exited) -> None:
+    """Record the exit of the leader. Its tree and its output may not have ended yet."""
     how = f"signal {fact.signal}" if fact.signal is not None else f"code {fact.code}" if fact.code is not None else "?"
     work.log(None, kinds.PROCESS_EXITED, process=work.state.process.number, code=fact.code, signal=fact.signal)
     work.set_process(
@@ -59,14 +61,17 @@ def exited(work: Transition, fact: Exited) -> None:
 
 
 def lose_conversation(work: Transition, error: BanksmanError, held: str | None) -> None:
-    """The process has come into a conversation that another session drives. It has to go, and whoever comes after it
-    must not follow it there."""
+    """Leave a conversation that another session drives.
+
+    The process has joined it and must be stopped. The next process must not follow it there.
+    """
     work.set(conversation=held)
     work.log(None, kinds.SESSION_CONVERSATION, conversation=held)
     work.give_up_process(error)
 
 
 def gone(work: Transition, fact: ProcessGone) -> None:
+    """Record the end of the process's tree, and end everything that depended on it."""
     process = work.state.process
     if fact.ladder:
         rungs = [{"rung": each.rung, "at": each.at} for each in fact.ladder]
@@ -88,12 +93,13 @@ def gone(work: Transition, fact: ProcessGone) -> None:
 
 
 def lost(work: Transition, error: BanksmanError, *, has_forgotten: bool = False) -> None:
-    """Nothing of the process is left. What rested on it ends, and what comes next gets a new one."""
+    """End all work of a process that is gone. The next turn gets a new process."""
     state = work.state
     process = state.process
     questions.forget_all(work)
     settings.forget_all(work)
-    # Again and again: a boundary that was not yet certain may make way for a prompt that was added to its turn.
+    # A loop: the end of a boundary that was not yet certain may promote a steered prompt to the
+    # open turn.
     while (turn := work.state.own or work.state.turn) is not None:
         if turn.phase is TurnPhase.STARTING:
             _begin_again(work, turn, error)
@@ -107,13 +113,17 @@ def lost(work: Transition, error: BanksmanError, *, has_forgotten: bool = False)
     work.cancel_timer(Timer.SWEEP, str(process.number))
     idle_process.drop_saving(work)
     work.set(process=ProcessState(number=process.number))
+    # A process that completed a turn, or that the session stopped without an error, has not
+    # crashed.
     is_crash = not process.has_served and (process.error is not None or not process.was_told_to_stop)
     if is_crash and not has_forgotten and state.mode is Mode.OPEN:
         idle_process.count_crash(work, process)
     if process.was_ready or state.mode is not Mode.OPEN:
         return
     if process.was_told_to_stop and process.error is None:
-        return  # Nobody needed it any more; whoever has come since is served by the next one.
+        # The process was stopped because it was not needed. The next process serves asks that have
+        # come since.
+        return
     has_spoken = process.exited_by_itself and not process.was_killed and process.error is None
     if process.resumes is not None and (has_forgotten or has_spoken):
         failures = state.resume_failures + 1
@@ -123,20 +133,22 @@ def lost(work: Transition, error: BanksmanError, *, has_forgotten: bool = False)
                 if isinstance(waiting, Turn):
                     asks.drop(work, waiting, Kind.FAILED, error)
             return
-        # Perhaps; but a full disk or a bad setting look the same. One that was killed, that never ran, or that we
-        # stopped, has said nothing about it at all.
+        # The conversation may be lost. But a full disk or a bad setting look the same, so count
+        # first. A process that was killed, never ran, or was stopped by the session proves nothing
+        # about it.
         work.set(resume_failures=failures)
-    # Each failing start costs the ask that it was made for, so there are never more starts than asks.
+    # Each failed start ends the ask that caused it. So there are never more starts than asks.
     chosen = grants.choose(work, tuple(waiting for waiting in work.state.queue if isinstance(waiting, Turn)))
     if isinstance(chosen, Turn):
         asks.drop(work, chosen, Kind.FAILED, error)
 
 
 def _lose_memory(work: Transition, error: BanksmanError) -> AgentError:
-    """The agent does not know its own conversation any more. Better to say so and go on than to fail for ever.
+    """Start over with an empty conversation, because the agent does not know the old one.
 
-    But who wanted to go on with one that was begun elsewhere, and has never spoken in it here, is not answered out of
-    an empty one: the error is for them.
+    A note in the log and a new start are better than failing forever. But a caller may want to
+    continue a conversation from elsewhere in which no turn has succeeded here yet. That caller must
+    not get an answer out of an empty conversation. The returned error is for it.
     """
     conversation = work.state.conversation or work.state.fork_of
     work.log(None, kinds.SESSION_CONTEXT_LOST, conversation=conversation, error=str(error))
@@ -146,7 +158,10 @@ def _lose_memory(work: Transition, error: BanksmanError) -> AgentError:
 
 
 def _begin_again(work: Transition, turn: Turn, error: BanksmanError) -> None:
-    """The process died between the grant and the first byte: the ask was not touched, and may have another."""
+    """Requeue a turn whose process died between the grant and the first byte.
+
+    The prompt was not sent, so the turn may use another process, up to `START_ATTEMPTS_MAX` times.
+    """
     if turn.restarts + 1 >= START_ATTEMPTS_MAX:
         turn_end.end(work, turn, Kind.FAILED, By.EXIT, error=error)
         return

@@ -1,15 +1,19 @@
-"""What the agent asks of us: each request has one answer, whoever gives it.
+"""Requests from the agent: permissions, inputs and callbacks. Each gets exactly one answer.
 
-A question has a name of our own, which is the place of its `question.asked` in the log: the epoch under which its
-process was started, and the seq. The agent's own request ids cannot be it: they are unique within one process at most,
-and an answer that comes late, from a page that was left open, would answer what the next process asks under the same
-one. Nor can the seq alone: what the log loses, when it fails or its host dies, is written again as something else,
-after somebody has seen the name. But no epoch is given twice, and a process that the log has failed is asked nothing
-more. So a name is good from the moment it is seen, in every process, host and epoch that comes after.
+**Names.** The name of a question is the place of its `question.asked` in the log. It consists of
+the epoch under which the process was started, and the seq.
 
-What the rules decide is answered at once. A question waits for somebody, for as long as it is configured to; a callback
-of the caller's is called by the shell, and what it gives back comes in as a fact. The rest is refused: an agent that is
-not answered waits for ever.
+- The agent's request ids cannot serve as names: they are unique within one process at most. A late
+  answer, from a page that was left open, would answer a question of the next process with that id.
+- The seq alone cannot serve either. The log may lose events when it fails or its host dies. Other
+  events then get the same seq, after a reader may have seen the name.
+- But no epoch is issued twice, and a process whose log has failed asks no further questions.
+
+So a name is valid from the moment that it is visible, in every later process, host and epoch.
+
+**Answers.** Rules are applied immediately. A question waits for an answer as long as the session is
+configured to. A callback runs in the caller's process, and its result comes in as a fact. Every
+other request is refused, because an agent without an answer waits forever.
 """
 
 from __future__ import annotations
@@ -31,23 +35,25 @@ from banksman.core.session.state import AgentRequest, KeptQuestion, ProcessPhase
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn, TurnPhase
 
-# Questions that wait for somebody.
+# Limit on questions that wait for an answer.
 QUESTIONS_MAX = 64
-# Callbacks that run at once.
+# Limit on concurrent callbacks.
 CALLBACKS_MAX = 64
 
 
 def on_request(work: Transition, asked: Requested) -> None:
+    """Answer a request of the agent, or start to."""
     protocol = work.state.process.protocol
     if protocol is not None and protocol.recites:
-        # It repeats what it had asked in another process: nobody is to answer that again.
+        # The agent replays a request of an earlier process, which must not be answered again.
         work.speak(None, lambda protocol: protocol.cancel(asked))
         return
     match asked.wants:
         case RequestPurpose.PERMISSION | RequestPurpose.ELICITATION:
             _ask(work, asked)
         case RequestPurpose.RULING:
-            # Of a call too large to be read to its name nobody knows what the rules say.
+            # A call that is too large to be read up to its tool name matches no rule, so it is
+            # denied.
             verdict = _verdict(work, asked, work.state.speaking) if asked.tool else Verdict.DENY
             work.speak(work.speaker, lambda protocol: protocol.rule(asked, verdict))
         case RequestPurpose.HOOK | RequestPurpose.TOOL:
@@ -59,7 +65,7 @@ def on_request(work: Transition, asked: Requested) -> None:
 
 
 def on_withdrawn(work: Transition, request: str) -> None:
-    """The agent no longer wants that answer."""
+    """Close the question or callback that the agent has withdrawn."""
     for question in work.state.questions:
         if question.asked.request == request:
             forget(work, question.id, "withdrawn", by="agent")
@@ -67,7 +73,10 @@ def on_withdrawn(work: Transition, request: str) -> None:
 
 
 def _serve(work: Transition, asked: Requested) -> None:
-    """The agent has us do it, and so has not asked whether it may: what the rules say of such a tool is said here."""
+    """Apply the rules to work that the agent delegates to its client.
+
+    The agent has not asked for permission, so the rules for that tool are applied here.
+    """
     verdict = _verdict(work, asked, work.state.speaking) if asked.tool else None
     match verdict:
         case Verdict.DENY:
@@ -83,19 +92,22 @@ def _ask(work: Transition, asked: Requested) -> None:
     state = work.state
     speaking = state.speaking
     if not state.process.is_there or state.process.phase is ProcessPhase.STOPPING:
-        return  # It could not be told the answer. And one that was stopped since the log failed has no names any more.
+        # The answer could not reach the process. And if the log has failed, a question of this
+        # process would have no valid name.
+        return
     if speaking is not None and speaking.phase is TurnPhase.INTERRUPTING:
         work.speak(work.speaker, lambda protocol: protocol.cancel(asked))
         return
     if any(question.asked.request == asked.request for question in state.questions):
-        return  # Asked again, and not answered yet.
+        return  # A repetition of a question that is still open.
     if len(state.questions) >= QUESTIONS_MAX:
         _refuse(work, asked, "too many questions are open")
         return
     id = _name(work)
     work.set(questions=(*state.questions, AgentRequest(id, work.speaker, asked)))
     if asked.wants is RequestPurpose.WORKSPACE:
-        # Whether it may, is what is asked: whoever answers need not know who does it then.
+        # The question is about the permission. A caller that answers need not know which side does
+        # the work.
         asked = replace(asked, wants=RequestPurpose.PERMISSION)
     work.log(
         work.speaker,
@@ -108,7 +120,8 @@ def _ask(work: Transition, asked: Requested) -> None:
         details=asked.details,
     )
     verdict = _verdict(work, asked, speaking) if asked.wants is RequestPurpose.PERMISSION else None
-    # Used up in any case; but what a rule says now comes before what somebody said then.
+    # The kept answer is used up in any case. But a current rule takes precedence over an earlier
+    # answer.
     kept = decision_for(work, asked)
     if verdict in (Verdict.ALLOW, Verdict.DENY):
         message = None if verdict is Verdict.ALLOW else "a rule says no"
@@ -124,7 +137,7 @@ def _ask(work: Transition, asked: Requested) -> None:
 
 
 def _name(work: Transition) -> str:
-    """Of the question that is logged next. See the module."""
+    """Return the name of the next question to be logged; see the module docstring."""
     return f"q-{work.state.process.epoch}.{work.state.head + len(work.entries) + 1}"
 
 
@@ -134,7 +147,11 @@ def _verdict(work: Transition, asked: Requested, speaking: Turn | None) -> Verdi
 
 
 def answer(work: Transition, id: str, decision: Decision) -> AgentRequest | None:
-    """Give a question its answer; None: it has one already, or needs none any more, or nobody is there to hear it."""
+    """Give a question its answer.
+
+    Return None if the question has an answer already, is over, or has no process to hear the
+    answer.
+    """
     if answer_kept(work, id, decision):
         return None
     question = next((question for question in work.state.questions if question.id == id), None)
@@ -151,20 +168,20 @@ def answer(work: Transition, id: str, decision: Decision) -> AgentRequest | None
 
 
 def expire(work: Transition, id: str) -> None:
-    """Nobody has answered it in time."""
+    """Answer a question that got no answer in time."""
     seconds = work.state.config.question_seconds
     if seconds is None:
-        return  # The session was opened again, and questions wait now.
+        return  # The session was reopened without a limit, so questions wait forever now.
     message = f"nobody answered within {seconds:g} s"
     question = next((question for question in work.state.questions if question.id == id), None)
-    # Nobody can say for somebody else what they would have entered.
+    # A default can stand in for a decision, but not for a user's input.
     is_permission = question is not None and question.asked.wants is RequestPurpose.PERMISSION
     allows = work.state.config.question_default == "allow" and is_permission
     answer(work, id, Decision(allows=allows, message=message, by="expiry"))
 
 
 def close(work: Transition, *turns: str | None) -> None:
-    """Those of these turns need no answer any more; the agent is told so, if it still hears us."""
+    """Cancel the questions of these turns, and notify the agent if it still reads."""
     for question in work.state.questions:
         if question.turn in turns:
             asked = question.asked
@@ -173,15 +190,21 @@ def close(work: Transition, *turns: str | None) -> None:
 
 
 def leave(work: Transition, turn: str) -> None:
-    """A turn that came to its end by itself did not wait for these: they are of a task in its background, which goes
-    on, and still wants to know."""
+    """Detach the open questions from a turn that ended normally.
+
+    The turn did not wait for them. They belong to a background task, which continues and still
+    wants the answer.
+    """
     if any(question.turn == turn for question in work.state.questions):
         left = (replace(q, turn=None) if q.turn == turn else q for q in work.state.questions)
         work.set(questions=tuple(left))
 
 
 def lose_all(work: Transition) -> None:
-    """The log has failed, and the process that asked is on its way out: no answer could reach it, nor be written."""
+    """Withdraw all questions after the log failed.
+
+    The process that asked is being stopped. An answer could neither reach it nor be logged.
+    """
     for question in work.state.questions:
         forget(work, question.id, "withdrawn", by="store")
 
@@ -189,6 +212,7 @@ def lose_all(work: Transition) -> None:
 def forget(
     work: Transition, id: str, answer: str, *, by: str, message: str | None = None, option: str | None = None
 ) -> None:
+    """Remove a question, and log and report its answer."""
     question = next(question for question in work.state.questions if question.id == id)
     work.set(questions=tuple(other for other in work.state.questions if other is not question))
     more = {} if option is None else {"option": option}
@@ -206,7 +230,7 @@ def _call_back(work: Transition, asked: Requested) -> None:
         return
     speaking = state.speaking
     if asked.wants is RequestPurpose.WORKSPACE and speaking is not None and speaking.phase is TurnPhase.INTERRUPTING:
-        # What it would begin now would outlive the turn, and what it would write was told to stop.
+        # The work would outlive the turn, or write after it was stopped.
         work.speak(work.speaker, lambda protocol: protocol.cancel(asked))
         return
     if len(state.callbacks) >= CALLBACKS_MAX:
@@ -217,9 +241,12 @@ def _call_back(work: Transition, asked: Requested) -> None:
 
 
 def on_called(work: Transition, fact: CallbackAnswered) -> None:
+    """Send the result of a callback to the agent."""
     asked = next((other for other in work.state.callbacks if other.request == fact.request), None)
     if asked is None or fact.process != work.state.process.number:
-        return  # The agent has withdrawn it, or is gone; the next one may use its names again.
+        # The agent has withdrawn the request or is gone. The next process may use the same request
+        # id.
+        return
     work.set(callbacks=tuple(other for other in work.state.callbacks if other is not asked))
     if fact.response is None:
         _refuse(work, asked, fact.error)
@@ -236,7 +263,7 @@ def _forget_callback(work: Transition, request: str) -> None:
 
 
 def forget_all(work: Transition) -> None:
-    """The process that asked is gone."""
+    """Withdraw all requests of a process that is gone."""
     for question in work.state.questions:
         forget(work, question.id, "withdrawn", by="exit")
     for asked in work.state.callbacks:
@@ -248,30 +275,35 @@ def _refuse(work: Transition, asked: Requested, error: str) -> None:
     work.speak(work.speaker, lambda protocol: protocol.refuse(asked, error))
 
 
-# Questions that outlive the process that asked them: kept through a crash, if that is the session's policy.
+# Kept questions: questions that outlive their process, if that is the session's policy.
 #
-# The process that waited for the answer is gone, so an answer has nowhere to go. But the one who was to give it may
-# still be looking at the question, and the agent, resumed, is likely to ask the same again. So a kept question is shown
-# and can be answered, and the answer is for the next request that wants the same, of the same tool, with the same
-# input: it is given at once, and used up, unless a rule says otherwise by then. If the agent asks before anybody has
-# answered, it is a question like any other, under a name of its own, and the kept one is over. A kept question keeps
-# its name. An answer is remembered by the host that took it, and no longer.
+# The process that waited for the answer is gone, so the answer has no addressee. But a human may
+# still look at the question, and the resumed agent is likely to ask the same again. So a kept
+# question stays visible and can be answered. The answer is for the next request with the same
+# purpose, tool and input. That request gets it immediately and uses it up, unless a rule decides
+# otherwise by then. If the agent asks before the kept question is answered, the new request is an
+# ordinary question under a new name. The kept question is then over. A kept question keeps its
+# name. Only the host that took an answer remembers it.
 
 
 def kept(past: SessionHistory) -> tuple[KeptQuestion, ...]:
-    """Those of a session that is taken over."""
+    """Return the kept questions of a session that is taken over."""
     return tuple(KeptQuestion(question.id, requested(question)) for question in past.questions if question.is_kept)
 
 
 def is_about_a_tool(question: OpenQuestion) -> bool:
-    """Only of those can be told whether another is the same: what a user is to enter is asked in words."""
+    """Whether the question is about a tool.
+
+    Only then can a later request be recognised as the same one: inputs are asked for in free text.
+    """
     return bool(msgspec.json.decode(question.about)["wants"] == RequestPurpose.PERMISSION)
 
 
 def requested(question: OpenQuestion) -> Requested:
+    """Rebuild the agent's request from a logged question."""
     about: dict[str, Any] = msgspec.json.decode(question.about)
     return Requested(
-        # Before we had names of our own for questions, theirs was the agent's.
+        # Old logs name a question by the agent's request id.
         request=about.get("request", question.id),
         wants=RequestPurpose(about["wants"]),
         tool=about["tool"],
@@ -281,18 +313,18 @@ def requested(question: OpenQuestion) -> Requested:
 
 
 def show(work: Transition) -> None:
-    """To whoever answers questions now."""
+    """Show the kept questions again, under the session's new owner."""
     for question in work.state.kept:
         work.do(AskHuman(question.id, question.asked, None))
 
 
 def answer_kept(work: Transition, id: str, decision: Decision) -> bool:
-    """Whether it was one of these."""
+    """Answer a kept question. Return whether it was one."""
     found = next((question for question in work.state.kept if question.id == id), None)
     if found is None or found.decision is not None:
         return found is not None
     if work.state.store is not Store.WORKING:
-        # Nobody waits for this answer yet, so nothing is lost if it is given when the log is back.
+        # No process waits for this answer yet, so it can be given again once the log works.
         work.do(TellAnswer(id, decision.word, decision.by, decision.message, work.state.store_error))
         return True
     _replace(work, found, [replace(found, decision=decision)])
@@ -307,7 +339,7 @@ def _end(work: Transition, question: KeptQuestion, answer: str, by: str, message
 
 
 def reopen(work: Transition, id: str) -> None:
-    """The log has lost its answer, and whoever gave it was told so: it waits again."""
+    """Reopen a kept question whose answer the log has lost. The caller was notified of the loss."""
     found = next((question for question in work.state.kept if question.id == id), None)
     if found is not None:
         _replace(work, found, [replace(found, decision=None)])
@@ -315,7 +347,7 @@ def reopen(work: Transition, id: str) -> None:
 
 
 def decision_for(work: Transition, asked: Requested) -> Decision | None:
-    """What was answered, if this is what was asked then."""
+    """Use up the kept answer to the same request, if there is one."""
     found = next((question for question in work.state.kept if _is_same(question.asked, asked)), None)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""How a session is configured: its numbers, its rules, and what its agent is told. Changed only by opening it again."""
+"""Session configuration: timeouts, limits, rules and agent setup. Only a reopen changes it."""
 
 from __future__ import annotations
 
@@ -11,50 +11,55 @@ from banksman.core.session.permissions import Rules
 
 
 class Config(Struct, frozen=True, kw_only=True):
-    """Seconds, unless it says otherwise."""
+    """Configuration of a session. Times are in seconds."""
 
     dialect: Dialect
     drain_seconds: float = 5.0
-    # After a boundary, how long what confirms it may be missing.
+    # How long the confirmation of a boundary may be missing.
     settle_seconds: float = 0.5
     start_seconds: float = 60.0
-    # How long a frame may wait to be taken by the agent. Tools that run for minutes do not read, so it is long.
+    # How long the agent may leave a frame unread. Tools that run for minutes do not read, so it is
+    # long.
     write_seconds: float = 60.0
     ageing_seconds: float = 300.0
     hold_idle_seconds: float = 60.0
     collect_seconds: float = 0.3
     queue_max: int = 256
-    # When the queue is full: "refuse" the newcomer, or "drop" the last of the lowest class below it.
+    # When the queue is full: "refuse" the new ask, or "drop" the last one of the lowest class below
+    # it.
     when_full: str = "refuse"
-    # How often one ask may be sent: one that gave way so often does not come back.
+    # How often one ask may be sent. After this many attempts a preempted ask is not requeued.
     attempts_max: int = 1000
     store_retry_seconds: float = 1.0
     store_retry_seconds_max: float = 30.0
-    # How long a question waits for its answer, and what it is then; None: as long as it takes.
+    # How long a question waits, and its answer after that. None: it waits forever.
     question_seconds: float | None = None
     question_default: str = "deny"
-    # What becomes of one that was open when the host died: "withdraw" or "keep", see questions.py.
+    # What happens to a question that was open when the host died: "withdraw" or "keep"; see
+    # questions.py.
     question_after_crash: str = "withdraw"
-    # How long a change of a setting may go unanswered before the process is replaced by one that has it.
+    # How long the agent may take to answer a change of a setting. After that, its process is
+    # replaced.
     setting_seconds: float = 10.0
-    # How long a process that nobody needs is kept; None: until the session is closed.
+    # How long an idle process is kept. None: until the session is closed.
     idle_seconds: float | None = None
-    # At what age a process is replaced, and what it is asked before, so that nothing it knows is lost.
+    # The age at which a process is replaced, and the prompt that lets it save its knowledge before.
     recycle_seconds: float | None = None
     save_prompt: str | None = None
-    # How long after a second crash in a row no process is started; doubled with each further one.
+    # Pause before the next start after the second crash in a row. Each further crash doubles it.
     backoff_seconds: float = 1.0
     backoff_seconds_max: float = 60.0
-    # What the agent is told at its start, as far as that is the same for each process; which tools it may use: see
-    # permissions.py.
+    # The setup that every process of the agent gets, and the permission rules: see permissions.py.
     setup: Setup = PLAIN
     rules: Rules = ()
-    # After a boundary, how long it must have been quiet until the turn is over: some agents say a few words more.
+    # How long the agent must be quiet after a boundary before the turn is over: some agents send a
+    # few more frames.
     quiet_seconds: float = 0.0
-    # The agent's tools live on after an interrupt; and whether they are ended then ("sweep") or only told of ("keep").
+    # Whether the agent's tools survive an interrupt, and whether they are ended then ("sweep") or
+    # only reported ("keep").
     leaves_tools: bool = False
     after_interrupt: str = "sweep"
-    # It may have its client run commands for it.
+    # Whether the agent may have its client run commands.
     serves_terminals: bool = False
-    # The watchdogs of a turn, by name; None or missing: there is none.
+    # The watchdogs of a turn, in seconds by name. None or missing: that watchdog is off.
     clocks: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])

@@ -1,8 +1,9 @@
-"""Another model, another permission mode, another configuration, while the session lives.
+"""Change the model, the permission mode or the configuration of a live session.
 
-A process that runs is told, and must answer in time: agents were seen to answer the first such request and never the
-second. One that does not is replaced by a process that is started that way. Until it has answered, no prompt is sent:
-whoever changes the model and then asks wants the answer of that model.
+A running process is sent the change and must answer in time: some agents answer the first such
+request and never the second. A process that does not answer is replaced by one that is started with
+the change. No prompt is sent before the answer, because a caller that changes the model and then
+asks wants an answer from that model.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from banksman.core.session.state import Mode, PendingSetting, ProcessPhase, Repl
 from banksman.core.session.transition import Transition
 from banksman.errors import AgentError, BanksmanError, Closed, QueueFull
 
-# Changes that the agent has not answered.
+# Limit on changes that the agent has not answered.
 CHANGES_MAX = 16
 
 
 def ask(work: Transition, fact: SettingAsked) -> None:
+    """Apply a change of a setting, now or with the next process."""
     state = work.state
     process = state.process
     if state.mode is not Mode.OPEN:
@@ -33,7 +35,8 @@ def ask(work: Transition, fact: SettingAsked) -> None:
     elif len(process.changes) >= CHANGES_MAX:
         work.do(SettingTaken(fact.change, QueueFull(f"{CHANGES_MAX} changes are waiting", hint="try again later")))
     elif process.phase is ProcessPhase.STARTING and not process.is_there:
-        # It waits for its place, and is started with this; or it was started a moment ago, and is told when it listens.
+        # The process may still wait for its place; it then starts with this setting. Or it was
+        # started a moment ago, and gets the change when it is ready. So both are prepared.
         _take(work, PendingSetting("", fact.change, fact.name, fact.value), by="start")
         request = f"setting-{process.number}-{process.requests + 1}"
         again = PendingSetting(request, "", fact.name, fact.value)
@@ -46,12 +49,12 @@ def ask(work: Transition, fact: SettingAsked) -> None:
         if process.phase is ProcessPhase.READY:
             _tell(work, change)
     else:
-        # The next one is started with all of them.
+        # The next process is started with all settings.
         _take(work, PendingSetting("", fact.change, fact.name, fact.value), by="start")
 
 
 def tell_ready(work: Transition) -> None:
-    """The process listens now: it is told what was changed while it started."""
+    """Send the process the changes that were made while it started."""
     for change in work.state.process.changes:
         _tell(work, change)
 
@@ -63,21 +66,22 @@ def _tell(work: Transition, change: PendingSetting) -> None:
 
 
 def reconfigure(work: Transition, fact: Reconfigured) -> None:
-    # So that a rest that has begun is measured by the new time.
+    """Apply a new configuration after the session was reopened."""
+    # End the current idle time, so that the new one is measured with the new limit.
     idle_process.wake(work)
     work.set(config=fact.config)
     if fact.opened is not None:
-        # Whoever takes the session over opens it as the log says that it was opened the last time.
+        # A host that takes the session over opens it with the last logged spec.
         work.log(None, kinds.SESSION_OPENED, **fact.opened)
     if fact.replaces:
         work.set_process(stale=Replacement.NOW)
-        # What crashed was another.
+        # The crashes were those of another configuration.
         work.cancel_timer(Timer.BACKOFF, str(work.state.process.number))
         work.set(crashes=0, is_backing_off=False)
     idle_process.grow_old(work)
     for change in work.state.process.changes:
         if change.name in fact.drops:
-            # Whatever is answered to it, it is no longer what is wished for.
+            # The setting is dropped, so the agent's reply to this change does not matter.
             _forget(work, change)
             _told(work, change)
     for name in fact.drops:
@@ -89,6 +93,7 @@ def reconfigure(work: Transition, fact: Reconfigured) -> None:
 
 
 def on_reply(work: Transition, reply: Replied) -> None:
+    """Handle the agent's reply to a change."""
     change = _find(work, reply.request)
     if change is None:
         return
@@ -98,7 +103,8 @@ def on_reply(work: Transition, reply: Replied) -> None:
         return
     changes = work.state.process.changes
     for older in changes:
-        # It answers in order, so it will not answer this one; and what came later is what is wished for.
+        # The agent answers in order, so it will not answer this older change. The later value
+        # counts.
         if older.name == change.name and _age(older) < _age(change):
             _forget(work, older)
             _told(work, older)
@@ -106,6 +112,7 @@ def on_reply(work: Transition, reply: Replied) -> None:
 
 
 def expire(work: Transition, request: str) -> None:
+    """Handle a change that the agent did not answer in time."""
     change = _find(work, request)
     if change is None:
         return
@@ -114,13 +121,14 @@ def expire(work: Transition, request: str) -> None:
         _take(work, change, by="respawn")
         work.set_process(stale=Replacement.NOW)
     else:
-        # It takes its settings in words, and another process would be told the very same.
+        # This agent takes settings only as requests, and another process would get the very same
+        # one.
         seconds = work.state.config.setting_seconds
         _told(work, change, AgentError(f"the agent did not answer to {change.name} {change.value!r} in {seconds:g} s"))
 
 
 def forget_all(work: Transition) -> None:
-    """The process that was told is gone. The next one is started that way."""
+    """Apply the open changes of a process that is gone: the next process is started with them."""
     for change in work.state.process.changes:
         _forget(work, change)
         if work.keeps_queue:
@@ -147,11 +155,11 @@ def _take(work: Transition, change: PendingSetting, *, by: str) -> None:
 
 
 def _told(work: Transition, change: PendingSetting, error: BanksmanError | None = None) -> None:
-    """Whoever waits for it, if anybody does."""
+    """Notify the caller of a change, if one waits."""
     if change.id:
         work.do(SettingTaken(change.id, error))
 
 
 def _age(change: PendingSetting) -> int:
-    """The number of its request: later ones are higher."""
+    """Return the number of the request: later ones are higher."""
     return int(change.request.rpartition("-")[2])

@@ -1,15 +1,15 @@
-"""The end of a session here. There are two: it is closed, or it leaves.
+"""Shutdown of a session on this host, in two ways: it is closed, or it leaves for another host.
 
-    OPEN ──drain──► DRAINING ──► CLOSING ──► CLOSED      who waits is refused, and the log says `session.closed`
-      └────leave──► LEAVING  ──► PARTING ──► LEFT        who waits is passed on, and the log says `session.left`
+    OPEN ──drain──► DRAINING ──► CLOSING ──► CLOSED      refuses the queue, logs `session.closed`
+      └────leave──► LEAVING  ──► PARTING ──► LEFT        hands the queue over, logs `session.left`
 
-Either takes nothing new, lets what runs come to its end, stops the process, and lets go. A session that leaves goes on
-elsewhere: what waits in it stays in the log as a host's death would leave it, and whoever claims the session next
-serves it. So its asks have no outcome from us, and none is made up for them. One that was granted, and of which not one
-byte was sent, waits again.
+Both ways refuse new asks, let the running turn finish, stop the process, and release the session. A
+session that leaves continues elsewhere. Its waiting asks stay in the log, just as after the death
+of a host, and the next owner serves them. So these asks get no outcome from this host, not even an
+invented one. A granted turn of which no byte was sent waits again.
 
-Who closes a session that is leaving means it: what waits is refused after all. Until `session.left` is durable it can
-be taken back: a withdrawal or a close that comes while it is on its way to the log still counts.
+A close overrides a leave: the waiting asks are refused after all. Until `session.left` is durable,
+leaving can be revoked: a withdrawal or a close that arrives before the commit still counts.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Cause, Move, Turn, TurnPhase
 from banksman.errors import Closed
 
-# There is one such wait in a session's life here.
+# A session leaves a host at most once, so one subject suffices.
 LEAVE = (Timer.LEAVE, "session")
 
 
-# -- what is wanted --------------------------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------------------------
 def drain(work: Transition) -> None:
+    """Refuse the queue, and close the session after the running turn."""
     if work.is_open:
         work.set(mode=Mode.DRAINING)
         _refuse_queue(work)
 
 
 def close(work: Transition) -> None:
+    """Refuse the queue, stop the running turn, and close the session."""
     if work.state.mode in (Mode.CLOSING, Mode.CLOSED):
         return
     work.set(mode=Mode.CLOSING)
@@ -48,6 +50,7 @@ def close(work: Transition) -> None:
     if turn is not None and turn.phase is TurnPhase.STARTING:
         turn_end.end(work, turn, Kind.REFUSED, By.WITHDRAWN, error=_closing())
     _stop_open(work)
+    # A preempted turn would be requeued at its end, but this queue is closed.
     for turn in (work.state.own, work.state.turn):
         if turn is not None and turn.cause is Cause.PREEMPT:
             work.set_turn(replace(turn, cause=Cause.CLOSE))
@@ -55,7 +58,10 @@ def close(work: Transition) -> None:
 
 
 def leave(work: Transition, by: float | None) -> None:
-    """Of several deadlines the first one counts. One that is being closed is not waited for longer, either."""
+    """Hand the session over after the running turn, or by a deadline.
+
+    The earliest deadline counts. It also bounds a close that is under way.
+    """
     if work.is_open:
         work.set(mode=Mode.LEAVING)
         idle_process.look(work)
@@ -74,24 +80,24 @@ def leave(work: Transition, by: float | None) -> None:
 
 
 def hurry(work: Transition) -> None:
-    """What runs has had its time."""
+    """Stop waiting for the running turn: its deadline has passed."""
     if not work.is_open and work.state.mode not in OVER:
         work.set(is_overdue=True)
         end(work)
 
 
 def end(work: Transition) -> None:
-    """What was to come to its end has, or may not go on any longer."""
+    """Stop the process, because the running turn has ended or must end now."""
     if work.state.mode is Mode.DRAINING:
         close(work)
     elif work.state.mode is Mode.LEAVING:
         work.set(mode=Mode.PARTING)
-        # One that was to give way and to come back does so, elsewhere.
+        # A preempted turn that is to be requeued is requeued in the log, for the next owner.
         _stop_open(work)
         work.stop_process()
 
 
-# -- what it means for who runs, holds and waits ---------------------------------------------------------------------
+# -- effect on turns, holds and the queue ----------------------------------------------------------------------------
 def _stop_open(work: Transition) -> None:
     for turn in (work.state.own, work.state.turn):
         if turn is not None and turn.phase is TurnPhase.RUNNING and turn.boundary is None:
@@ -99,7 +105,7 @@ def _stop_open(work: Transition) -> None:
 
 
 def _end_holds(work: Transition) -> None:
-    """They are their holders', who are here."""
+    """End all holds: their holders are callers of this host."""
     if work.state.hold is not None:
         work.do(EndHold(work.state.hold.id))
     for waiting in work.state.queue:
@@ -124,6 +130,7 @@ def _closing() -> Closed:
 
 # -- the end ---------------------------------------------------------------------------------------------------------
 def finish(work: Transition) -> None:
+    """Close or hand over the session, once its process is gone."""
     state = work.state
     if state.process.phase is not ProcessPhase.NONE:
         return
@@ -143,33 +150,37 @@ def finish(work: Transition) -> None:
 
 
 def _may_go(state: Session) -> bool:
-    """Not before whoever asked last knows that it was accepted, and could have changed its mind. Nor before the log has
-    the endings that callers were told when it failed: whoever has the session next would serve those asks again. But
-    for a log that does not come back nobody waits longer than was said."""
+    """Whether the session may leave now.
+
+    It waits until the last ask is known to be accepted, so that its caller could have withdrawn it.
+    It also waits until the log has the endings that callers got when the log failed. Otherwise the
+    next owner would serve those asks again. But if the log does not recover, the session leaves at
+    its deadline.
+    """
     if any(isinstance(deferred, Accept) for _, deferred in state.deferred):
         return False
     return state.store is not Store.BROKEN or state.is_overdue
 
 
 def _is_going(state: Session) -> bool:
-    """`session.left` is on its way to the log, and it is ours until it is there."""
+    """Whether `session.left` is not durable yet. Until then this host owns the session."""
     return state.mode is Mode.LEFT and any(isinstance(deferred, Finish) for _, deferred in state.deferred)
 
 
 def has_gone(state: Session) -> bool:
-    """What is still in its queue is another's."""
+    """Whether the session has left, so that its queue belongs to another host."""
     return state.mode is Mode.LEFT and not _is_going(state)
 
 
 def take_back(work: Transition) -> None:
-    """It has not left yet, after all, and says so again when it does."""
+    """Revoke the departure. `session.left` is logged again when the session does leave."""
     if _is_going(work.state):
         kept = tuple(pair for pair in work.state.deferred if not isinstance(pair[1], LeaveInLog | Finish))
         work.set(mode=Mode.PARTING, deferred=kept)
 
 
 def takes_back(work: Transition, fact: CallerFact) -> bool:
-    """Whether this is a reason to, and it was done."""
+    """Revoke the departure if this fact requires it. Return whether it did."""
     match fact:
         case AskWithdrawn(turn=id) | InterruptAsked(turn=id) | AskMoved(turn=id):
             is_reason = ask_queue.find(work.state.queue, id) is not None

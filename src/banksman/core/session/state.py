@@ -1,4 +1,7 @@
-"""What a session is, as one frozen value. Everything that decides is here; everything that waits is outside."""
+"""State of a session as one frozen value. All decisions depend on it alone.
+
+Timers, I/O and waiting are outside, in the driver.
+"""
 
 from __future__ import annotations
 
@@ -21,55 +24,63 @@ from banksman.errors import BanksmanError, Closed, Moving, Refused
 
 
 class Mode(enum.Enum):
-    """By these words it is in snapshots, too. Two ways lead out of OPEN: DRAINING, CLOSING, CLOSED refuses who waits;
-    LEAVING, PARTING, LEFT leaves them in the log. See shutdown.py."""
+    """Lifecycle of a session. Snapshots store these values.
+
+    Two ways lead out of OPEN: DRAINING, CLOSING, CLOSED refuses the waiting asks; LEAVING, PARTING,
+    LEFT leaves them in the log. See shutdown.py.
+    """
 
     OPEN = "open"
-    # Nothing new is taken; what runs may finish.
+    # New asks are refused; the running turn may finish.
     DRAINING = "draining"
     LEAVING = "leaving"
-    # The process is being stopped, and what runs with it.
+    # The process is being stopped, and the running turn with it.
     CLOSING = "closing"
     PARTING = "parting"
-    # The log says so, or is about to.
+    # The log has the last event, or is about to.
     CLOSED = "closed"
     LEFT = "left"
 
 
-# In these who waits goes on waiting: here, or in the log.
+# Modes in which waiting asks are not refused: they wait here, or in the log.
 KEEPING = frozenset((Mode.OPEN, Mode.LEAVING, Mode.PARTING, Mode.LEFT))
 OVER = frozenset((Mode.CLOSED, Mode.LEFT))
 
 
 class ProcessPhase(enum.Enum):
+    """Phase of the agent's process."""
+
     NONE = enum.auto()
-    # Asked for; it has not answered the handshake.
+    # Requested; the handshake is not complete.
     STARTING = enum.auto()
     READY = enum.auto()
-    # Told to stop, or its leader has exited. Nothing is written to it, but it is still heard.
+    # A stop was requested, or its leader has exited. No frame is written, but its output is still
+    # read.
     STOPPING = enum.auto()
 
 
 class Stdin(enum.Enum):
+    """State of the pipe to the agent."""
+
     FREE = enum.auto()
-    # A frame is on its way; no other may begin.
+    # A frame is being written; no other may begin.
     BUSY = enum.auto()
-    # A frame may have been cut. Nothing is ever written after it.
+    # A frame may have been cut. No frame is ever written after it.
     BROKEN = enum.auto()
 
 
 class Replacement(enum.IntEnum):
-    """Whether the process is to be replaced, and how much that may cost."""
+    """Whether to replace the process, and how urgently."""
 
     NO = 0
-    # It is old. What runs in its background is let to its end.
+    # It is old. Its background tasks may finish first.
     WHEN_QUIET = 1
-    # It is not what the next turn needs: the next turn gets another one.
+    # It does not fit the next turn, which gets another process.
     NOW = 2
 
 
 class PromptNaming(enum.Enum):
-    """Whether this process says which prompt it is working on. Not before it has spoken do we know."""
+    """Whether this process names the prompt that it works on. Unknown until its first output."""
 
     UNKNOWN = enum.auto()
     PRESENT = enum.auto()
@@ -77,8 +88,10 @@ class PromptNaming(enum.Enum):
 
 
 class PendingSetting(Struct, frozen=True):
-    """A setting that the agent was told to change, by this request; `id` names the promise to tell what came of it, and
-    is empty where nobody waits."""
+    """A change of a setting that the agent was sent, under this request id.
+
+    `id` names the future that gets the result; empty if no caller waits.
+    """
 
     request: str
     id: str
@@ -87,8 +100,11 @@ class PendingSetting(Struct, frozen=True):
 
 
 class ProcessState(Struct, frozen=True, kw_only=True):
-    """The agent's process, as far as the session cares. `number` counts them; a fact of another one is late. `epoch`:
-    see `ProcessReported`."""
+    """The agent's process, as the session sees it.
+
+    `number` counts the processes; a fact with another number is stale. `epoch`: see
+    `ProcessReported`.
+    """
 
     number: int = 0
     epoch: int = 0
@@ -97,49 +113,54 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     outbox: tuple[bytes, ...] = ()
     frames_sent: int = 0
     naming: PromptNaming = PromptNaming.UNKNOWN
-    # It says when it is done with a prompt, as far as we know.
+    # Whether it confirms the end of a prompt; assumed until it fails to.
     settles: bool = True
-    # It has announced a turn at least once: one that never does is taken at its boundary's word.
+    # It has announced a turn at least once. The boundaries of an agent that never does are
+    # believed.
     announces: bool = False
-    # What the last boundary named: said once more, it is not counted again.
+    # The prompts that the last boundary named: a repetition is not counted twice.
     last_over: tuple[str, ...] = ()
-    # Interrupts that it has not acknowledged, each with the key of the turn it was for.
+    # Interrupts that it has not acknowledged, each with the key of its turn.
     unacknowledged: tuple[tuple[str, str], ...] = ()
     requests: int = 0
     # Changes of settings that it has not answered.
     changes: tuple[PendingSetting, ...] = ()
-    # What runs in its background, whether a turn is open or not.
+    # Its background tasks, whether a turn is open or not.
     tasks: tuple[str, ...] = ()
-    # What its answers look like, if that was asked for at its start.
+    # The schema of its answers, if it was started with one.
     schema: Mapping[str, Any] | None = None
     stale: Replacement = Replacement.NO
-    # What it was told and has said so far, as far as its dialect must know it.
+    # Protocol state of its dialect.
     protocol: ProtocolState | None = None
-    # The conversation that it was started to go on with; or, if it forks, to begin with.
+    # The conversation that it was started to resume, or to fork.
     resumes: str | None = None
     forks: bool = False
-    # It has said that it does not know that one.
+    # It has reported that it does not know that conversation.
     has_forgotten: bool = False
-    # Turns (id) that were stopped, and since when: what their tools have left running is looked for, one at a time.
+    # Stopped turns (id), each with its start: the sweep after each looks for leftover tools, one at
+    # a time.
     sweeps: tuple[tuple[str, float], ...] = ()
-    # It has a pid: from here on it is the agent that is waited for; and until when.
+    # It has a pid, so the handshake is due; and the deadline for it.
     is_there: bool = False
     start_due: float = 0.0
     was_ready: bool = False
-    # It has brought a turn to its boundary: whatever ends it now is no failed start.
+    # It has completed a turn, so its end is not a failed start.
     has_served: bool = False
-    # It holds a conversation that was given up: what it calls it is not learnt again.
+    # Its conversation was given up, so that name is not recorded again.
     has_overflowed: bool = False
     was_told_to_stop: bool = False
     exited_by_itself: bool = False
     was_killed: bool = False
     exit: str | None = None
-    # Why we gave it up, if we did.
+    # The session's reason to give it up, if it did.
     error: BanksmanError | None = None
 
 
 class AgentRequest(Struct, frozen=True):
-    """Something the agent asks us; `turn` None: while nobody's turn was open. `id` is ours: see questions.py."""
+    """A question of the agent.
+
+    `turn` None: no turn was open. `id`: the session's name for it; see questions.py.
+    """
 
     id: str
     turn: str | None
@@ -147,7 +168,7 @@ class AgentRequest(Struct, frozen=True):
 
 
 class KeptQuestion(Struct, frozen=True):
-    """A question whose process is gone, and what was answered to it since. See questions.py."""
+    """A question whose process is gone, and the answer that it got since. See questions.py."""
 
     id: str
     asked: Requested
@@ -155,10 +176,12 @@ class KeptQuestion(Struct, frozen=True):
 
 
 class Store(enum.Enum):
+    """State of the session's log."""
+
     WORKING = enum.auto()
-    # The last append failed. Endings are kept, and written when it is back.
+    # The last append failed. Endings are kept, and written once the log works again.
     BROKEN = enum.auto()
-    # Another writer has the session.
+    # Another host owns the session.
     LOST = enum.auto()
 
 
@@ -169,10 +192,13 @@ class MayWrite(Struct, frozen=True):
 
 
 class AgentTurnEnded(Struct, frozen=True):
-    """A turn of the agent's own is over: nobody waits for it, but it must not be left open if its end is lost."""
+    """An agent-initiated turn is over.
+
+    No caller waits for it. But if the log loses its end, the turn must be ended again.
+    """
 
     turn: str
-    # Where the log says that it began.
+    # The seq of its start.
     seq: int
 
 
@@ -183,7 +209,7 @@ class MaySteer(Struct, frozen=True):
     ask: str
 
 
-# What is held back until the log has what it rests on.
+# Effects that are deferred until the events before them are durable.
 Deferred = (
     Accept
     | Resolve
@@ -199,38 +225,41 @@ Deferred = (
 
 
 class Session(Struct, frozen=True, kw_only=True):
+    """Complete state of one session."""
+
     config: Config
     mode: Mode = Mode.OPEN
-    # By when it is to have left, if somebody has said so; and whether that has passed.
+    # The deadline to leave, if there is one, and whether it has passed.
     leave_by: float | None = None
     is_overdue: bool = False
-    # The agent's own name for the conversation; a new process resumes it.
+    # The agent's name for the conversation, which a new process resumes.
     conversation: str | None = None
-    # The one that it begins as a copy of, as long as it has none of its own; None: with nothing.
+    # The conversation to fork, until the session has its own; None: start empty.
     fork_of: str | None = None
-    # It began before we heard of it, and the agent has not shown yet that it knows it.
+    # The conversation began elsewhere, and the agent has not shown yet that it knows it.
     is_adopted: bool = False
-    # What the conversation has cost until now, as the agent counts; None: it began before we heard of it.
+    # The agent's total cost of the conversation; None: unknown, because it began elsewhere.
     spent: float | None = 0.0
-    # What all turns have cost, those of the agent's own too, as far as it said so.
+    # The cost of all turns, agent-initiated ones included, as far as the agent reported it.
     cost: float | None = None
-    # Turns in a row for which it was too long for the model.
+    # Turns in a row that overflowed the model.
     overflows: int = 0
-    # What was changed since the session was opened, by name.
+    # Settings that were changed since the session was opened.
     settings: tuple[tuple[str, str], ...] = ()
     resume_failures: int = 0
-    # Processes in a row that came to nothing; and whether no other is started for a while.
+    # Processes that crashed in a row, and whether starts are suspended for a while.
     crashes: int = 0
     is_backing_off: bool = False
-    # Since when nobody has needed the process; None: somebody does, or there is none.
+    # Start of the idle time; None: the process is needed, or there is no process.
     idle_since: float | None = None
     idle_count: int = 0
     queue: Queue = ()
     collecting: tuple[str, ...] = ()
     hold: Hold | None = None
     hold_asks: int = 0
-    # The turn that was granted, and the one that the agent opened by itself. Both are there only if the agent opened
-    # its own while our prompt was on its way: ours is in the agent's queue then, and what is heard is of its own.
+    # The granted turn, and the turn that the agent opened unprompted. Both exist only if the agent
+    # opened its own turn while the prompt was on its way. The prompt is then in the agent's queue,
+    # and the output belongs to the agent's turn.
     turn: Turn | None = None
     own: Turn | None = None
     own_count: int = 0
@@ -238,9 +267,10 @@ class Session(Struct, frozen=True, kw_only=True):
     process: ProcessState = ProcessState()
     questions: tuple[AgentRequest, ...] = ()
     kept: tuple[KeptQuestion, ...] = ()
-    # Requests of the agent that callbacks of the caller are answering.
+    # Requests of the agent that callbacks of the caller are serving.
     callbacks: tuple[Requested, ...] = ()
-    # The log: the last seq that was appended, the last that is durable, and what waits for that.
+    # The log: the last appended seq, the last durable seq, and the effects that wait for
+    # durability.
     head: int = 0
     committed: int = 0
     deferred: tuple[tuple[int, Deferred], ...] = ()
@@ -251,26 +281,27 @@ class Session(Struct, frozen=True, kw_only=True):
 
     @property
     def speaking(self) -> Turn | None:
-        """The turn that what the agent says now belongs to."""
+        """The turn that the agent's output belongs to now."""
         if self.own is not None:
             return self.own
         return self.turn if self.turn is not None and self.turn.is_open else None
 
     def open_question(self, id: str) -> AgentRequest | KeptQuestion | None:
-        """The question of this name, if it waits for an answer."""
+        """Return the question with this name, if it waits for an answer."""
         waiting = (*self.questions, *(kept for kept in self.kept if kept.decision is None))
         return next((question for question in waiting if question.id == id), None)
 
     @property
     def is_busy(self) -> bool:
+        """Whether a turn, a hold or a queue entry uses the session."""
         return self.turn is not None or self.own is not None or self.hold is not None or bool(self.queue)
 
 
-# What whoever wants something new is told in a session that takes nothing new: whether to go elsewhere, or to wait.
+# Errors for requests that reach a closing or leaving session: retry elsewhere, or wait.
 
 
 def not_open(state: Session, **ids: object) -> Refused:
-    """Nothing of what was asked for is begun."""
+    """Return the error for a request that this session does not accept. Nothing was begun."""
     is_over = state.mode in OVER
     if state.mode in KEEPING:
         where = "has left this host" if is_over else "is leaving this host"

@@ -1,14 +1,18 @@
-"""A session: `step(state, fact) -> (state, effects)`, pure and total.
+"""Entry point of the session state machine: `step(state, fact) -> (state, effects)`.
 
-It composes the turn machine, the arbiter and the clocks; the ladder is walked by whoever performs `StopProcess`. Every
-fact in every state has an answer; one that comes late has the answer "nothing", because it names a process, a turn or a
-timer that is no longer there. After each fact the session looks whether somebody can be served now
-(`granting.advance`): that is the only place where a turn is granted, a process started, a session finished, so no path
-can forget it.
+`step` is pure and total. It combines turns, queue and watchdogs. The driver runs the stop ladder
+when it performs `StopProcess`. Every fact is valid in every state. A late fact has no effect,
+because it names a process, a turn or a timer that does not exist now. After each fact,
+`grants.advance` checks whether a turn can be served. Only there is a turn granted, a process
+started, or a session finished, so no code path can forget it.
 
-The order of things, for one ask: `turn.queued` is appended; once durable, the ask is accepted. When nobody else speaks
-and the agent is ready, `turn.started` is appended; once durable, the prompt is written, whole. The boundary, or the end
-of the process, ends the turn: `turn.ended` is appended; once durable, the ask has its outcome.
+The order of events for one ask:
+
+1. `turn.queued` is appended. Once it is durable, the ask is accepted.
+2. When no other turn runs and the agent is ready, `turn.started` is appended. Once it is durable,
+   the whole prompt is written.
+3. The boundary, or the end of the process, ends the turn. `turn.ended` is appended. Once it is
+   durable, the ask gets its outcome.
 """
 
 from __future__ import annotations
@@ -76,14 +80,16 @@ __all__ = ["replay", "step"]
 
 
 def step(state: Session, fact: Fact) -> tuple[Session, list[Effect]]:
-    """Take one fact. Total: there is no fact that a state does not know, and none that is an error."""
+    """Apply one fact. Total: every state accepts every fact."""
     work = Transition(state, fact.at)
     match fact:
         case FramesRead():
             if _is_current(state, fact):
                 agent_output.read_frames(work, fact)
             if not fact.meanings:
-                return work.done()  # The path of every token: nothing was said that could let somebody else speak.
+                # Every token takes this path: without a meaning, no other turn can have become
+                # ready.
+                return work.done()
         case Committed(seq=seq):
             durability.commit(work, seq)
         case AppendFailed():
@@ -98,7 +104,7 @@ def step(state: Session, fact: Fact) -> tuple[Session, list[Effect]]:
         case _:
             _from_caller(work, fact)
     grants.advance(work)
-    # What was sent may have meant something by itself: a setting that is only kept, say.
+    # A sent frame may have a meaning itself: for example a setting that the dialect only stores.
     while work.heard:
         agent_output.hear(work, work.heard.pop(0))
         grants.advance(work)
@@ -106,7 +112,7 @@ def step(state: Session, fact: Fact) -> tuple[Session, list[Effect]]:
 
 
 def _is_current(state: Session, fact: AgentFact) -> bool:
-    """A process that was given up and replaced is dead to us, whatever is still heard of it."""
+    """Whether a fact comes from the current process. Facts of a replaced process are ignored."""
     return fact.process == state.process.number and state.process.phase is not ProcessPhase.NONE
 
 
@@ -147,7 +153,7 @@ def _on_report(work: Transition, report: Report, epoch: int) -> None:
 def _from_caller(work: Transition, fact: CallerFact) -> None:
     match fact:
         case Begun():
-            questions.show(work)  # Who is served next is looked at after every fact.
+            questions.show(work)  # `grants.advance` serves the queue after every fact.
         case Asked(ask=ask):
             asks.ask(work, ask)
         case AskWithdrawn(turn=turn):
@@ -181,13 +187,13 @@ def _from_caller(work: Transition, fact: CallerFact) -> None:
 
 
 def _from_late_caller(work: Transition, fact: CallerFact) -> None:
-    """Nothing happens any more in a session that is closed or has left, but whoever asks is answered."""
+    """Answer a caller of a session that is closed or has left, without any other effect."""
     refusal = not_open(work.state)
     match fact:
         case Asked(ask=ask):
             work.do(Reject(ask.id, refusal))
         case InterruptAsked(interrupt=interrupt):
-            # Of one that was passed on the shell does not ask: see `Session.interrupt`.
+            # `Session.interrupt` sends no such fact for an ask that was handed over.
             work.do(GiveReceipt(interrupt, Receipt(stopped=False, by=By.ALREADY_OVER)))
         case HoldAsked(hold=hold):
             work.do(EndHold(hold, refusal))

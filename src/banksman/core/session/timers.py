@@ -1,4 +1,4 @@
-"""What happens when a timer fires. Each names its subject; if that has moved on, nothing does."""
+"""Dispatch expired timers. Each names its subject; a stale timer has no effect."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Cause, Turn, TurnPhase
 from banksman.errors import AgentError
 
-# How often it is looked whether a handshake waits for something that it can do without.
+# Interval at which a handshake is checked for a step that it can skip.
 HURRY_SECONDS = 5.0
 
 
 def fire(work: Transition, timer: Timer, subject: str) -> None:
+    """Handle one expired timer."""
     state = work.state
     match timer:
         case Timer.DRAIN | Timer.SETTLE | Timer.CLOCKS:
@@ -57,7 +58,8 @@ def _of_turn(work: Transition, timer: Timer, key: str) -> None:
     turn = next((turn for turn in (state.own, state.turn) if turn is not None and turn.key == key), None)
     match timer:
         case Timer.DRAIN:
-            # Where only the quiet after the boundary is waited for, it has come.
+            # If the turn only waits for quiet after its boundary, the boundary has come, so no stop
+            # is due.
             is_due = turn is not None and turn.phase is TurnPhase.INTERRUPTING and turn.quiet_until is None
             if is_due or any(other == key for _, other in state.process.unacknowledged):
                 work.stop_process()
@@ -89,8 +91,11 @@ def _of_process(work: Transition, timer: Timer, subject: str) -> None:
 
 
 def _may_hurry(work: Transition) -> bool:
-    """A handshake of several steps may wait for one that it can do without, and then goes on. Looked at now and then,
-    and not only at the end: nobody should wait a minute for that."""
+    """Let a handshake skip an optional step that does not complete. Return whether it may continue.
+
+    This is checked at intervals and not only at the deadline: no caller should wait a minute for an
+    optional step.
+    """
     process = work.state.process
     if process.protocol is None or isinstance(process.protocol, StatelessProtocol):
         return False

@@ -1,11 +1,13 @@
-"""What an interrupted turn leaves running, and its end.
+"""Sweep after an interrupt: end the processes that a stopped turn's tools left running.
 
-Many an agent answers an interrupt and lets the command go on that its tool had started. Whoever said stop meant that
-too. So after a turn that was stopped, everything is looked for that the agent has started since the turn's prompt was
-written, and, if the session wants that, ended: the agent itself stays, and so does what it had running before, its
-servers and the tasks of earlier turns. The next prompt waits for it, so that what is found is certainly not its own.
+Many agents answer an interrupt but let the command of their tool continue. A caller that stops a
+turn means that command too. So after a stopped turn, a sweep finds every process that the agent
+started since the prompt was written. If the session's policy says so, the sweep ends them. The
+agent itself stays, and so do the processes from before: its servers, and the tasks of earlier
+turns. The next prompt waits for the sweep, so that the sweep cannot find processes of the next
+turn.
 
-A turn that came to its end by itself is not swept after: what it left running, it was to leave running.
+A turn that ended normally is not followed by a sweep: it left its processes running on purpose.
 """
 
 from __future__ import annotations
@@ -19,18 +21,19 @@ from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn
 from banksman.errors import AgentError
 
-# Far beyond what it takes to end a tree; past it the process itself is ended, and with it everything.
+# Far longer than a sweep needs. After that, the agent's process is stopped, with its whole tree.
 SWEEP_SECONDS_MAX = 10.0
-# One that is under way, and one after it: the agent may open a turn of its own in between, which is stopped as well.
+# The running sweep, and one more: the agent may open its own turn in between, which is stopped too.
 SWEEPS_MAX = 2
 
 
 def after(work: Transition, turn: Turn) -> None:
-    """A turn was stopped, and has come to its boundary."""
+    """Schedule a sweep after a stopped turn that has reached its boundary."""
     config, process = work.state.config, work.state.process
     if not config.leaves_tools or process.phase is not ProcessPhase.READY:
         return
-    if len(process.sweeps) < SWEEPS_MAX:  # Else the one that waits will find this one's as well: it began earlier.
+    # Otherwise the waiting sweep covers this turn as well: its start is earlier.
+    if len(process.sweeps) < SWEEPS_MAX:
         work.set_process(sweeps=(*process.sweeps, (turn.id, turn.began_at)))
     if not process.sweeps:
         _begin(work)
@@ -44,6 +47,7 @@ def _begin(work: Transition) -> None:
 
 
 def swept(work: Transition, fact: SweepEnded) -> None:
+    """Log the result of a sweep, and begin the next one."""
     process = work.state.process
     if not process.sweeps:
         return
@@ -56,7 +60,7 @@ def swept(work: Transition, fact: SweepEnded) -> None:
 
 
 def _tell(work: Transition, turn: str, fact: SweepEnded | TerminalsEnded) -> None:
-    """Not as a part of the turn, which may have had its last event; but it says after which."""
+    """Log the result outside of the turn, whose log may be complete. `after` names the turn."""
     commands, left = (fact.commands, ()) if isinstance(fact, TerminalsEnded) else (fact.swept, fact.survivors)
     found = [{"pid": swept.pid, "command": swept.command} for swept in commands]
     survivors = [{"pid": survivor.pid, "command": survivor.command, "why": survivor.why} for survivor in left]
@@ -70,7 +74,10 @@ def _tell(work: Transition, turn: str, fact: SweepEnded | TerminalsEnded) -> Non
 
 
 def end_terminals(work: Transition, turn: Turn) -> None:
-    """A turn is told to stop. What it has had us run is no part of the agent's tree: no sweep of that would find it."""
+    """End the commands that a stopped turn made the host run.
+
+    They are not in the agent's process tree, so no sweep would find them.
+    """
     config = work.state.config
     if config.serves_terminals:
         ends = config.after_interrupt == "sweep"
@@ -78,10 +85,12 @@ def end_terminals(work: Transition, turn: Turn) -> None:
 
 
 def terminals_ended(work: Transition, fact: TerminalsEnded) -> None:
+    """Log the commands that were ended with a turn."""
     _tell(work, fact.turn, fact)
 
 
 def expire(work: Transition, subject: str) -> None:
+    """Stop the process if a sweep takes too long."""
     process = work.state.process
     if process.sweeps and subject == str(process.number):
         work.stop_process(AgentError(f"what an interrupted turn left was not ended within {SWEEP_SECONDS_MAX:g} s"))

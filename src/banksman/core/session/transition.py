@@ -1,8 +1,9 @@
-"""One step in the making: the state so far, and the effects so far. It lives inside a call of `step` and no longer.
+"""Working state of one `step` call: the state and the effects so far.
 
-This is where the log and the pipe are kept in order. Entries of one step are one append, before all other effects. What
-must not be done before the log has it is deferred; when the store is broken there is nothing to wait for, and it is
-done at once, marked as not durable. Frames leave one at a time.
+A `Transition` keeps the log and the pipe in order. All entries of one step form one append, which
+comes before all other effects. An effect that must not happen before its events are durable is
+deferred. If the store is broken, waiting is pointless: the effect happens immediately, marked as
+not durable. Frames are written one at a time.
 """
 
 from __future__ import annotations
@@ -38,11 +39,14 @@ from banksman.core.session.state import KEEPING, Deferred, Mode, ProcessPhase, P
 from banksman.core.session.turn import Cause, Move, Turn, TurnPhase
 from banksman.errors import AgentError, BanksmanError, UsageError
 
-# Frames that wait for the pipe: a few interrupts and answers. More are an agent that asks and asks, and never reads.
+# Limit on frames that wait for the pipe. Normally there are a few interrupts and answers. More of
+# them mean an agent that keeps sending requests and never reads.
 OUTBOX_FRAMES_MAX = 1024
 
 
 class Transition:
+    """State and effects of a step in progress, with operations that keep them consistent."""
+
     __slots__ = ("at", "effects", "entries", "heard", "state")
 
     def __init__(self, state: Session, at: float) -> None:
@@ -50,17 +54,19 @@ class Transition:
         self.at = at
         self.effects: list[Effect] = []
         self.entries: list[Entry] = []
-        # What the words that were sent have meant already, to be heard when this fact is done with.
+        # Meanings of frames that were sent, applied after the current fact.
         self.heard: list[Meaning] = []
 
     def set(self, **changes: Any) -> None:
+        """Replace fields of the session."""
         self.state = replace(self.state, **changes)
 
     def set_process(self, **changes: Any) -> None:
+        """Replace fields of the process."""
         self.state = replace(self.state, process=replace(self.state.process, **changes))
 
     def set_turn(self, turn: Turn) -> None:
-        """Put a turn back where it is: ours, or the agent's own."""
+        """Store a turn in its place: the granted one, or the agent-initiated one."""
         if turn.is_own:
             assert self.state.own is not None
             self.set(own=turn)
@@ -69,30 +75,35 @@ class Transition:
             self.set(turn=turn)
 
     def do(self, effect: Effect) -> None:
+        """Add an effect."""
         self.effects.append(effect)
 
     def start_timer(self, seconds: float, timer: Timer, subject: str) -> None:
+        """Start a timer relative to the time of this fact, or restart it."""
         self.do(StartTimer(self.at + seconds, (timer, subject)))
 
     def cancel_timer(self, timer: Timer, subject: str) -> None:
+        """Cancel a timer."""
         self.do(CancelTimer((timer, subject)))
 
     @property
     def speaker(self) -> str | None:
-        """The turn that what is said now belongs to, and what is answered to it."""
+        """The id of the turn that the agent's current output, and replies to it, belong to."""
         speaking = self.state.speaking
         return None if speaking is None else speaking.id
 
     # -- the log -----------------------------------------------------------------------------------------------------
     def log(self, turn: str | None, kind: str, /, **body: object) -> None:
+        """Append an entry to the log. While the store is broken, only endings of turns are kept."""
         if self.state.store is Store.WORKING:
             self.entries.append(entry(turn, kind, **body))
         elif kind == kinds.TURN_ENDED:
-            # Each ask has one ending, so this is bounded by the asks that were open when the store broke.
+            # Each ask has one ending, so the number of asks that were open at the failure bounds
+            # this.
             self.set(unwritten=(*self.state.unwritten, entry(turn, kind, **body)))
 
     def after_commit(self, deferred: Deferred) -> None:
-        """Once everything logged so far is durable."""
+        """Perform an effect once everything logged so far is durable."""
         state = self.state
         if state.store is not Store.WORKING:
             self.do_undurably(deferred)
@@ -100,6 +111,7 @@ class Transition:
         self.set(deferred=(*state.deferred, (state.head + len(self.entries), deferred)))
 
     def do_undurably(self, deferred: Deferred) -> None:
+        """Perform a deferred effect although its events are not durable, and mark it so."""
         match deferred:
             case Resolve(turn=turn, outcome=outcome):
                 self.do(Resolve(turn, dataclasses.replace(outcome, durable=False)))
@@ -110,9 +122,10 @@ class Transition:
             case LeaveInLog():
                 raise AssertionError("whoever waited has an end when the log fails")
             case _:
-                pass  # Nothing is accepted, and nothing is sent, without a log.
+                pass  # Without a log, no ask is accepted and no prompt is sent.
 
     def done(self) -> tuple[Session, list[Effect]]:
+        """Return the new state and the effects. The append comes first."""
         if self.entries:
             self.set(head=self.state.head + len(self.entries))
             self.effects.insert(0, Append(tuple(self.entries)))
@@ -120,6 +133,7 @@ class Transition:
 
     # -- the process -------------------------------------------------------------------------------------------------
     def start_process(self, schema: Mapping[str, Any] | None) -> None:
+        """Start a process that resumes or forks the session's conversation."""
         state = self.state
         assert state.process.phase is ProcessPhase.NONE
         number = state.process.number + 1
@@ -127,11 +141,15 @@ class Transition:
         forks = conversation is not None and state.conversation is None
         starting = ProcessPhase.STARTING
         self.set(process=ProcessState(number=number, phase=starting, resumes=conversation, forks=forks, schema=schema))
-        # Its clock runs from the moment it is there: it may have to wait for its place.
+        # The start timer begins with `Started`, because the process may wait for a place in the
+        # pool.
         self.do(StartProcess(number, conversation, forks, state.settings))
 
     def stop_process(self, error: BanksmanError | None = None) -> None:
-        """Walk the ladder. What the process still says is heard, and its end is what ends an open turn."""
+        """Stop the process by the ladder.
+
+        Its output is still read, and its end is what ends an open turn.
+        """
         process = self.state.process
         if process.phase is ProcessPhase.NONE or process.was_told_to_stop:
             return
@@ -139,7 +157,10 @@ class Transition:
         self.do(StopProcess(process.number))
 
     def give_up_process(self, error: BanksmanError) -> None:
-        """It cannot be used any more. Its turn fails for this reason, unless it was to end for another anyway."""
+        """Stop a process that has become unusable.
+
+        Its turn fails for this reason, unless it was already to end for another one.
+        """
         for turn in (self.state.turn, self.state.own):
             if turn is not None and turn.phase is TurnPhase.RUNNING:
                 self.set_turn(replace(turn.moved(Move.STOP), cause=Cause.REPLACE))
@@ -148,8 +169,11 @@ class Transition:
     def speak(
         self, turn: str | None, say: Callable[[ProtocolState], ProtocolOutput], unsaid: Meaning | None = None
     ) -> None:
-        """Say something to the agent, in its own words, if there is one that was spoken to. `unsaid`: what it means if
-        it cannot be said after all. All that callers say is checked before it comes in here, but each by itself."""
+        """Send something to the agent in its dialect, if the handshake has begun.
+
+        `unsaid`: the meaning to apply if the dialect cannot encode it. Callers' values are checked
+        before they get here, but only one by one, so a combination can still fail.
+        """
         protocol = self.state.process.protocol
         if protocol is not None:
             try:
@@ -165,7 +189,7 @@ class Transition:
             self.heard += output.meanings
 
     def send(self, turn: str | None, data: bytes) -> None:
-        """One whole frame to the agent, in its turn. To a process that is on its way out nothing is sent."""
+        """Send one whole frame to the agent, in order. A process that is being stopped gets none."""
         process = self.state.process
         if process.phase not in (ProcessPhase.STARTING, ProcessPhase.READY) or process.stdin is Stdin.BROKEN:
             return
@@ -179,7 +203,7 @@ class Transition:
             self.set_process(outbox=(*process.outbox, data))
 
     def send_next(self) -> None:
-        """The pipe has taken a frame whole: the next one may begin."""
+        """Start the next frame, now that the pipe has taken the previous one whole."""
         process = self.state.process
         if process.stdin is not Stdin.BUSY:
             return
@@ -190,7 +214,7 @@ class Transition:
             self._write(process.outbox[0])
 
     def break_stdin(self, error: BanksmanError) -> None:
-        """A frame may have been cut. Nothing is ever written after it, so the process has to go."""
+        """Give up the process, because a frame may have been cut and no frame may follow that."""
         self.set_process(stdin=Stdin.BROKEN, outbox=())
         self.give_up_process(error)
 
@@ -204,7 +228,7 @@ class Transition:
 
     # -- clocks and holds --------------------------------------------------------------------------------------------
     def attend_clocks(self) -> None:
-        """A question or a tool came or went: some clocks stand still, others go on."""
+        """Pause and resume clocks after a question or a tool came or went."""
         ours = self.state.turn
         turn = ours if ours is not None and ours.is_open else self.state.own
         if turn is not None and turn.phase is TurnPhase.RUNNING:
@@ -214,13 +238,13 @@ class Transition:
             self.arm_clocks(turn)
 
     def arm_clocks(self, turn: Turn) -> None:
-        """One timer for all clocks of a turn; it looks again when it fires."""
+        """Start the one timer of all clocks of a turn. It checks again when it fires."""
         due = watchdogs.next_at(self.state.clocks)
         if due is not None and turn.phase is TurnPhase.RUNNING:
             self.do(StartTimer(due, (Timer.CLOCKS, turn.key)))
 
     def watch_hold(self) -> None:
-        """The hold is in use: its idle time begins anew, and the timer of the time before is stale."""
+        """Restart the idle time of a hold that is in use. The previous timer becomes stale."""
         hold = self.state.hold
         assert hold is not None
         count = self.state.hold_asks + 1
@@ -230,9 +254,10 @@ class Transition:
 
     @property
     def is_open(self) -> bool:
+        """Whether the session accepts new asks."""
         return self.state.mode is Mode.OPEN
 
     @property
     def keeps_queue(self) -> bool:
-        """Who waits is not refused: served here, or by whoever has the session next."""
+        """Whether waiting asks are not refused: this host or the next owner serves them."""
         return self.state.mode in KEEPING

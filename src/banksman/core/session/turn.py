@@ -1,4 +1,4 @@
-"""The turn: one ask on its way through the agent, as a value, and the table of its phases.
+"""A turn, as a value, and the transition table of its phases.
 
     QUEUED ──grant──► STARTING ──write──► RUNNING ──stop──► INTERRUPTING
       ▲  │               │ │                │ │                  │ │
@@ -7,15 +7,15 @@
       │          ENDED ◄─────────────┼──┴───────────────┼─────┘              │
       └──────────────────────────────┴──────────────────┴────────────────────┘
 
-- QUEUED: accepted; somebody else speaks, or nobody can yet.
-- STARTING: granted; the intent is on its way to the log, and not one byte on its way to the agent. A stop here sends
-  nothing at all.
-- RUNNING: the prompt is handed to the pipe. Only a boundary or the end of the process ends it from here on; only an
-  agent that says it has not taken it sends it back.
-- INTERRUPTING: it was asked to stop. What it still says is still its own.
+- QUEUED: accepted. Another turn runs, or the agent is not ready.
+- STARTING: granted. The intent is on its way to the log, and no byte was sent to the agent. A stop
+  in this phase sends nothing at all.
+- RUNNING: the prompt was handed to the pipe. From here on, only a boundary or the end of the
+  process ends the turn. Only an agent that reports the prompt as not taken requeues it.
+- INTERRUPTING: a stop was requested. The agent's output still belongs to this turn.
 
-A turn that is requeued is the same ask with another `attempt`. Everything deferred names both (`key`), so that a late
-timer or reply of one attempt cannot act on the next.
+A requeued turn is the same ask with another `attempt`. Every deferred item names both (`key`), so
+that a late timer or reply of one attempt cannot affect the next.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from banksman.core.session.permissions import Rules
 
 
 class TurnPhase(enum.StrEnum):
+    """Phase of a turn."""
+
     QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
@@ -41,6 +43,8 @@ class TurnPhase(enum.StrEnum):
 
 
 class Move(enum.Enum):
+    """Transition of a turn between two phases."""
+
     GRANT = enum.auto()
     WRITE = enum.auto()
     STOP = enum.auto()
@@ -58,18 +62,21 @@ TABLE: dict[TurnPhase, dict[Move, TurnPhase]] = {
 
 
 class Cause(enum.Enum):
-    """Why a turn is to end before its time."""
+    """Reason to stop a turn early."""
 
     INTERRUPT = "interrupt"
     PREEMPT = "preempt"
     CLOCK = "clock"
     CLOSE = "close"
-    # The process is being replaced for a reason of ours: a frame that it does not take, say.
+    # The session replaces the process, for example because it does not read a frame.
     REPLACE = "replace"
 
 
 class Ask(Struct, frozen=True, kw_only=True):
-    """A caller's wish for one turn. Its id is the turn's id; `ref` names its prompt to the agent."""
+    """A caller's request for one turn.
+
+    Its id is the id of the turn. `ref` names its prompt to the agent.
+    """
 
     id: str
     ref: str
@@ -80,15 +87,18 @@ class Ask(Struct, frozen=True, kw_only=True):
     key: str | None = None
     hold: str | None = None
     at: float = 0.0
-    # What holds for this turn only: which tools it may use, and what its answer must look like.
+    # For this turn only: permission rules, and the schema of its answer.
     rules: Rules = ()
     schema: Mapping[str, Any] | None = None
-    # The process is replaced after it: it was asked to put down what it knows.
+    # The process is replaced after this ask, which makes it save its knowledge.
     is_last: bool = False
 
 
 class Turn(Struct, frozen=True, kw_only=True):
-    """`ask` None: the agent opened it by itself, for the reason `origin`."""
+    """A turn and everything known about it.
+
+    `ask` None: the agent opened it unprompted, for the reason `origin`.
+    """
 
     id: str
     ask: Ask | None
@@ -96,68 +106,78 @@ class Turn(Struct, frozen=True, kw_only=True):
     origin: str | None = None
     phase: TurnPhase = TurnPhase.QUEUED
     attempt: int = 1
-    # How often a process has died under it before anything was sent.
+    # How often a process died during this turn before any byte was sent.
     restarts: int = 0
-    # The class that it was chosen in, for its age perhaps above its own; None: its own. And when that was.
+    # The class in which it was chosen: above its own if it has aged; None: its own. And the time of
+    # that.
     standing: int | None = None
     granted_at: float = 0.0
-    # When its prompt was sent; of the agent's own, when we heard of it.
+    # When its prompt was sent, or when an agent-initiated turn was first seen.
     began_at: float = 0.0
-    # Asks that end with this turn: collected before it began, or added to it while it ran.
+    # Asks that end with this turn: collected before it began, or steered into it while it ran.
     joined: tuple[Ask, ...] = ()
     steered: tuple[Ask, ...] = ()
-    # Those of the latter (ids) whose prompt is not sent yet: the intent to send it is on its way to the log.
+    # Steered asks (ids) whose prompt is not sent yet: the intent is on its way to the log.
     unsent: tuple[str, ...] = ()
-    # Those of all (ids) whose caller no longer wants it.
+    # Asks (ids) whose caller has withdrawn.
     unwanted: tuple[str, ...] = ()
-    # Why it is to end, and the clock that said so.
+    # Why it is to end, and the watchdog that decided it.
     cause: Cause | None = None
     clock: str | None = None
-    # Why it was to end, asked while its boundary was seen and not yet certain.
+    # A reason to end that came after a boundary which is not certain yet.
     wish: Cause | None = None
     # Interrupts that wait for their receipt.
     interrupts: tuple[str, ...] = ()
-    # The intent to send its prompt is in the log.
+    # The intent to send its prompt is durable.
     may_write: bool = False
-    # Where the log says that it began; only of the agent's own turns.
+    # The seq of its start; only for agent-initiated turns.
     seq: int = 0
-    # What the agent has said about it so far: that it began, that it names what it works on, and what it has named;
-    # that it takes interrupts, that it took ours; that it is done with the prompt; and the boundary, while it is not
-    # yet certain that it is this turn's.
+    # Reports of the agent about the turn:
+    #
+    # - `is_opened`: it began. `names_prompts`, `heard`: it names its prompts, and which.
+    # - `can_interrupt`: it takes interrupts. `is_acknowledged`: it took one.
+    # - `settled`: it is done with the prompt.
+    # - `boundary`: the boundary, until it certainly belongs to this turn.
     is_opened: bool = False
     names_prompts: bool = False
     heard: tuple[str, ...] = ()
-    # The tools of the agent that it waits for now.
+    # The tool calls that the agent waits for now.
     tools: tuple[str, ...] = ()
     can_interrupt: bool = False
     is_acknowledged: bool = False
     settled: PromptSettled | None = None
     boundary: TurnOver | None = None
-    # Until when what still comes after it puts off the end; None: the end is not put off.
+    # Until this time, further frames delay the end; None: they do not.
     quiet_until: float | None = None
 
     @property
     def key(self) -> str:
+        """Id and attempt: names this attempt in timers and deferred effects."""
         return f"{self.id}#{self.attempt}"
 
     @property
     def ref(self) -> str:
-        """The prompt's name to the agent. Another attempt is another prompt: an agent may drop one it has seen."""
+        """Name of the prompt to the agent.
+
+        Each attempt gets another name, because an agent may ignore a name that it has seen.
+        """
         if self.ask is None:
             return ""
         return self.ask.ref if self.attempt == 1 else f"{self.ask.ref[:-4]}{self.attempt % 0x10000:04x}"
 
     @property
     def refs(self) -> tuple[str, ...]:
+        """Names of all prompts of the turn, the steered ones included."""
         return (self.ref, *(ask.ref for ask in self.steered))
 
     @property
     def asks(self) -> tuple[Ask, ...]:
+        """All asks of the turn: its own, the collected ones and the steered ones."""
         return (*((self.ask,) if self.ask else ()), *self.joined, *self.steered)
 
     @property
     def prompt(self) -> Prompt:
-        """What is sent: the prompts that were collected, in order, as one."""
+        """The prompt to send: the collected prompts in order, joined."""
         asks = (*((self.ask,) if self.ask else ()), *self.joined)
         texts = [ask.prompt for ask in asks if isinstance(ask.prompt, str)]
         if len(texts) == len(asks):
@@ -167,20 +187,25 @@ class Turn(Struct, frozen=True, kw_only=True):
 
     @property
     def is_own(self) -> bool:
+        """Whether the agent opened this turn unprompted."""
         return self.ask is None
 
     @property
     def is_open(self) -> bool:
-        """Between the prompt and the boundary."""
+        """Whether the turn is between its prompt and its boundary."""
         return self.phase in (TurnPhase.RUNNING, TurnPhase.INTERRUPTING)
 
     def moved(self, move: Move) -> Turn:
+        """Return the turn in the phase that `move` leads to."""
         following = TABLE[self.phase].get(move)
         assert following is not None, f"{move} in {self.phase}: {self.id}"
         return replace(self, phase=following)
 
     def requeued(self) -> Turn:
-        """The same ask, as if it had never begun, but for the count. Those steered into it do not come back with it."""
+        """Return the same ask as a fresh queued turn with the next attempt.
+
+        Asks that were steered into this turn are not part of it.
+        """
         assert self.ask is not None
         again = self.moved(Move.REQUEUE)
         return Turn(
@@ -196,11 +221,12 @@ class Turn(Struct, frozen=True, kw_only=True):
 
 
 def queued(ask: Ask) -> Turn:
+    """Return a new queued turn for an ask."""
     return Turn(id=ask.id, ask=ask, priority=ask.priority)
 
 
 def own(id: str, origin: str, priority: int, *, seq: int, heard: tuple[str, ...], at: float) -> Turn:
-    """A turn that the agent opened by itself: it runs from the moment we hear of it."""
+    """Return an agent-initiated turn. It runs from the moment that the session learns of it."""
     return Turn(
         id=id,
         ask=None,

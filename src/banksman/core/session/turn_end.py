@@ -1,4 +1,4 @@
-"""How a turn is stopped, and how it ends: with one outcome for each of its asks, whatever ended it."""
+"""Stop and end turns, with exactly one outcome for each ask, whatever ended the turn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Ask, Cause, Move, Turn, TurnPhase
 from banksman.errors import AgentError, BanksmanError, Closed
 
-# What a turn that was to end is called, by why.
+# Outcome of a stopped turn, by the cause of the stop.
 KIND_OF = {
     Cause.INTERRUPT: Kind.INTERRUPTED,
     Cause.PREEMPT: Kind.PREEMPTED,
@@ -28,33 +28,41 @@ KIND_OF = {
 
 
 def stop(work: Transition, turn: Turn, cause: Cause, clock: str | None = None) -> None:
-    """Ask a turn to end. It ends by its boundary, or by the ladder when the drain is over; or at once, if not one byte
-    of it was sent."""
+    """Request the end of a turn.
+
+    It ends by its boundary, or by the ladder when the drain time is over. If no byte of it was
+    sent, it ends immediately.
+    """
     match turn.phase:
         case TurnPhase.STARTING:
             end(work, replace(turn, cause=cause, clock=clock), KIND_OF[cause], By.WITHDRAWN)
         case TurnPhase.RUNNING if turn.boundary is None:
             work.log(turn.id, kinds.TURN_INTERRUPTED, cause=cause.value, clock=clock)
             work.set_turn(replace(turn.moved(Move.STOP), cause=cause, clock=clock))
-            # The interrupt first: an agent that is told "cancelled" before it knows that it is to stop takes it for an
-            # answer, and goes on.
+            # The interrupt goes first. An agent that gets "cancelled" for a question before it
+            # knows of the interrupt takes that for an answer, and continues.
             interrupt(work, turn)
             questions.close(work, turn.id)
             tool_cleanup.end_terminals(work, turn)
             work.start_timer(work.state.config.drain_seconds, Timer.DRAIN, turn.key)
         case TurnPhase.INTERRUPTING if turn.cause is Cause.PREEMPT and cause is not Cause.PREEMPT:
-            # Somebody wants it to end, and not only to give way: it is not to come back.
+            # The turn was only to be preempted, and now a caller wants it to end: it must not be
+            # requeued.
             work.set_turn(replace(turn, cause=cause, clock=clock))
         case TurnPhase.RUNNING if cause is not Cause.PREEMPT:
-            # It seems to have ended. If that was another's boundary, the wish still stands. (Who is to give way is
-            # looked at after every fact.)
+            # The turn seems to have ended. If that boundary belonged to another turn, the wish to
+            # stop this one still stands. (A preemption needs no wish: it is checked after every
+            # fact.)
             work.set_turn(replace(turn, wish=turn.wish or cause, clock=turn.clock or clock))
         case _:
-            pass  # It is ending already.
+            pass  # It is already ending.
 
 
 def stop_if_unwanted(work: Transition) -> None:
-    """A turn that nobody wants any more is stopped; one that was only granted passes the grant on."""
+    """Stop a turn that all its callers have withdrawn.
+
+    A turn that was only granted ends immediately, and the next one is granted.
+    """
     turn = work.state.turn
     if turn is None or not all(ask.id in turn.unwanted for ask in turn.asks):
         return
@@ -65,8 +73,11 @@ def stop_if_unwanted(work: Transition) -> None:
 
 
 def interrupt(work: Transition, turn: Turn) -> None:
-    """Tell the agent. It acts on whatever the agent is doing, so it is only sent while that is this turn, and the next
-    prompt is not sent before it is acknowledged."""
+    """Send an interrupt to the agent.
+
+    It acts on whatever the agent is doing. So it is sent only during this turn, and the next prompt
+    waits for its acknowledgement.
+    """
     process = work.state.process
     if process.phase is not ProcessPhase.READY:
         return
@@ -79,9 +90,12 @@ def interrupt(work: Transition, turn: Turn) -> None:
 
 
 def end_by_boundary(work: Transition, turn: Turn, boundary: TurnOver) -> None:
-    """The agent says that it is over. Whether it was stopped or finished is told by its flags and by the order of the
-    acknowledgement, never by what it wrote."""
-    # Of an agent that says from when on it takes interrupts, an acknowledgement before that means nothing.
+    """End a turn by the agent's boundary.
+
+    The flags of the boundary and the order of the acknowledgement decide whether the turn was
+    stopped or finished, never the agent's text.
+    """
+    # If an agent announces when it takes interrupts, an earlier acknowledgement means nothing.
     is_acknowledged = turn.is_acknowledged and (turn.can_interrupt or not work.state.process.announces)
     was_stopped = turn.cause is not None and (boundary.is_aborted or boundary.is_error or is_acknowledged)
     if was_stopped:
@@ -93,13 +107,13 @@ def end_by_boundary(work: Transition, turn: Turn, boundary: TurnOver) -> None:
     if kind is Kind.FAILED:
         given_up = work.state.process.error if turn.cause is Cause.REPLACE else None
         if given_up is not None and (boundary.is_aborted or not boundary.error):
-            error = given_up  # The agent has no reason of its own, or only says that we stopped it.
+            error = given_up  # The agent gives no reason, or only reports the stop itself.
         else:
             error = AgentError(boundary.error or "the agent reports an error", turn=turn.id)
     elif kind is Kind.DONE and turn.ask is not None and turn.ask.schema is not None:
         fault = json_schema.fault(boundary.structured, turn.ask.schema)
         if fault is not None:
-            # It may have said so in words. Whoever asked for a value and got none did not get what was asked for.
+            # The answer may be in the text. But the caller asked for a value, and did not get one.
             kind = Kind.FAILED
             told = "the agent gave no value for the schema" if boundary.structured is None else fault
             error = AgentError(f"the answer does not fit its schema: {told}", turn=turn.id)
@@ -107,7 +121,7 @@ def end_by_boundary(work: Transition, turn: Turn, boundary: TurnOver) -> None:
 
 
 def end_by_exit(work: Transition, turn: Turn, error: BanksmanError) -> None:
-    """The process is gone, and everything it wrote was heard."""
+    """End a turn whose process is gone. All of its output was read before."""
     if turn.boundary is not None:
         end_by_boundary(work, turn, turn.boundary)
         return
@@ -126,11 +140,12 @@ def end(
     boundary: TurnOver | None = None,
     error: BanksmanError | None = None,
 ) -> None:
-    """Settle a turn that was granted. Nothing of it is left in the state afterwards."""
-    turn.moved(Move.END)  # Asserts that it may.
+    """End a granted turn, and remove it from the state."""
+    turn.moved(Move.END)  # Asserts that the phase allows it.
     boundary = boundary or TurnOver()
     for timer in (Timer.DRAIN, Timer.SETTLE, Timer.CLOCKS):
-        # An acknowledgement that is still owed keeps the next prompt back, so what waits for it stays: see `timing`.
+        # An acknowledgement that is still pending holds back the next prompt. So its timer stays:
+        # see `timers`.
         is_needed = timer is Timer.DRAIN and any(key == turn.key for _, key in work.state.process.unacknowledged)
         if turn.phase is not TurnPhase.STARTING and not is_needed:
             work.cancel_timer(timer, turn.key)
@@ -153,13 +168,14 @@ def end(
         work.set(own=None)
         if work.state.turn is None or not work.state.turn.is_open:
             work.set(clocks=())
-        # Many an agent says only at its end what a turn of its own was for.
+        # Many agents name the origin of their own turn only at its end.
         log_ended(work, turn.id, outcome, by, origin=boundary.origin or turn.origin)
         work.after_commit(AgentTurnEnded(turn.id, turn.seq))
     else:
         _end_ours(work, turn, outcome, by, boundary)
     if turn.cause is not None and by is By.BOUNDARY:
-        # Whatever it is called: an agent may say that it had finished, and its tools may not have.
+        # Sweep whatever the outcome is: an agent may report that it had finished while its tools
+        # still run.
         tool_cleanup.after(work, turn)
     queued = tuple(ask.id for waiting in work.state.queue if isinstance(waiting, Turn) for ask in waiting.asks)
     for id in turn.interrupts:
@@ -174,8 +190,8 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
         work.set_process(stale=max(state.process.stale, Replacement.WHEN_QUIET))
     if state.hold is not None and turn.ask.hold == state.hold.id:
         work.watch_hold()
-    # A prompt that was added, and of which the agent has said nothing since, is still before it: it will come to it by
-    # itself, and that is then the open turn.
+    # A steered prompt that the agent has not mentioned since is still in its queue. The agent will
+    # reach it unprompted, so it becomes the open turn now.
     coming: tuple[Ask, ...] = ()
     if by is By.BOUNDARY and turn.names_prompts:
         named = (*turn.heard, *boundary.refs)
@@ -204,7 +220,8 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
         following = replace(following, granted_at=work.at, began_at=work.at)
         if state.mode in (Mode.CLOSING, Mode.PARTING):
             following = replace(following.moved(Move.STOP), cause=Cause.CLOSE)
-        # The agent has it already, and names what it does: nothing else could be begun before it anyway.
+        # The agent already has the prompt and names its work. No other prompt could begin before it
+        # anyway.
         following = replace(following, names_prompts=True, unwanted=turn.unwanted)
         work.set(turn=following, clocks=watchdogs.wound(state.config.clocks, work.at))
         work.arm_clocks(following)
@@ -212,7 +229,7 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
 
 
 def end_steered(work: Transition, turn: Turn, boundary: TurnOver) -> None:
-    """The agent is over with prompts that were added to a turn, and not with the turn."""
+    """End the steered asks that a boundary names, while the turn itself continues."""
     named = [ask for ask in turn.steered if ask.ref in boundary.refs]
     failed = boundary.is_aborted or boundary.is_error
     error = AgentError(boundary.error or "the agent reports an error", turn=turn.id) if failed else None
@@ -231,13 +248,13 @@ def end_steered(work: Transition, turn: Turn, boundary: TurnOver) -> None:
 
 
 def _requeue_unsent(work: Transition, turn: Turn) -> None:
-    """Prompts that were to be added, and of which not one byte was sent, are asks like any other again."""
+    """Requeue the steered asks of which no byte was sent. They become ordinary asks again."""
     for ask in reversed([ask for ask in turn.steered if ask.id in turn.unsent]):
         _requeue(work, ask)
 
 
 def _requeue(work: Transition, ask: Ask) -> None:
-    """One that was to be added to a turn, and is not a part of it."""
+    """Requeue an ask that was to be steered into a turn and is not part of it."""
     if work.keeps_queue:
         work.log(ask.id, kinds.TURN_REQUEUED, attempt=2)
         work.set(queue=ask_queue.requeue(work.state.queue, replace(turns.queued(ask), attempt=2)))
@@ -246,7 +263,7 @@ def _requeue(work: Transition, ask: Ask) -> None:
 
 
 def give_back(work: Transition, turn: Turn, ask: Ask) -> None:
-    """A prompt that was added to a turn was not taken."""
+    """Return a steered prompt that the agent did not take."""
     if ask.id in turn.unwanted:
         end_queued(work, ask, Kind.WITHDRAWN)
     else:
@@ -255,7 +272,7 @@ def give_back(work: Transition, turn: Turn, ask: Ask) -> None:
 
 
 def give_back_all(work: Transition, turn: Turn) -> None:
-    """The prompt of a turn was not taken, and neither were those that were added to it."""
+    """Return the prompt of a turn, and its steered prompts, because the agent did not take them."""
     while turn.steered:
         give_back(work, turn, turn.steered[-1])
         assert work.state.turn is not None
@@ -271,19 +288,20 @@ def give_back_all(work: Transition, turn: Turn) -> None:
 
 
 def put_back(work: Transition, again: Turn) -> None:
-    """The granted turn waits again, as this attempt."""
+    """Put the granted turn back into the queue, as this attempt."""
     work.log(again.id, kinds.TURN_REQUEUED, attempt=again.attempt)
     work.set(turn=None, queue=ask_queue.requeue(work.state.queue, again))
 
 
 def end_queued(work: Transition, ask: Ask, kind: Kind, *, error: BanksmanError | None = None) -> None:
-    """Settle an ask that was never granted. The caller has taken it out of the queue."""
+    """End an ask that was never granted. The caller has removed it from the queue."""
     outcome = Outcome(kind=kind, error=error)
     log_ended(work, ask.id, outcome, By.WITHDRAWN)
     work.after_commit(Resolve(ask.id, outcome))
 
 
 def log_ended(work: Transition, id: str, outcome: Outcome, by: By, **more: object) -> None:
+    """Log the end of a turn or an ask with its outcome."""
     work.log(
         id,
         kinds.TURN_ENDED,

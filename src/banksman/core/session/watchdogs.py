@@ -1,14 +1,14 @@
-"""The named watchdogs of a turn, as values. Each says what it watches, and ends the turn when that is missing too long.
+"""Watchdog clocks of a turn, as values. Each ends the turn when its condition lasts too long.
 
-- `bytes`: no output at all. Stands still while a tool runs or a question waits.
-- `progress`: no meaningful frame. Stands still while a tool runs or a question waits.
-- `tool`: a tool runs. Stands still while a question waits.
-- `human`: a question waits. All others stand still then.
-- `overall`: the whole turn, but for the time in which a question waits.
+- `bytes`: no output at all. Pauses while a tool runs or a question waits.
+- `progress`: no meaningful frame. Pauses while a tool runs or a question waits.
+- `tool`: a tool runs. Pauses while a question waits.
+- `human`: a question waits. All other clocks pause then.
+- `overall`: the whole turn, except the time in which a question waits.
 
-`start` watches a process and not a turn; the session arms it. A clock that has seen half its time warns once; what it
-watches for, when it happens, winds it up again. Nothing is armed per frame: one timer per turn fires when the next
-clock could be due, and looks again.
+`start` watches a process and not a turn; the session arms it. A clock warns once, after half its
+time. The event that it waits for resets it. No timer is set per frame: one timer per turn fires
+when the next clock could be due, and then checks again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from msgspec.structs import replace
 
 
 class ClockName(enum.StrEnum):
+    """Names of the watchdogs."""
+
     START = "start"
     BYTES = "bytes"
     PROGRESS = "progress"
@@ -30,9 +32,11 @@ class ClockName(enum.StrEnum):
 
 
 class Clock(Struct, frozen=True):
+    """One watchdog: its time limit, and the time that has passed."""
+
     name: ClockName
     seconds: float
-    # When it was wound up. While it stands still, the time that had passed is kept instead.
+    # When it was last reset. While it is paused, `passed` holds the elapsed time instead.
     since: float
     passed: float | None = None
     has_warned: bool = False
@@ -44,7 +48,8 @@ class Clock(Struct, frozen=True):
     def elapsed(self, at: float) -> float:
         return at - self.since if self.passed is None else self.passed
 
-    # Both compare with the very number that the timer is set to: a difference could round to just before it, for ever.
+    # Both compare with exactly the time that the timer is set to. A difference could round to just
+    # before it, and the timer would fire forever.
     def is_half_through(self, at: float) -> bool:
         return self.is_running and at >= self.since + self.seconds / 2
 
@@ -52,7 +57,7 @@ class Clock(Struct, frozen=True):
         return self.is_running and at >= self.since + self.seconds
 
     def next_at(self) -> float | None:
-        """When it could next have something to say."""
+        """When this clock is next due, for its warning or its end; None while it is paused."""
         if not self.is_running:
             return None
         return self.since + (self.seconds if self.has_warned else self.seconds / 2)
@@ -62,7 +67,7 @@ Clocks = tuple[Clock, ...]
 
 
 def wound(limits: Mapping[str, float | None], at: float) -> Clocks:
-    """The clocks of a turn that starts now; the ones that watch a tool or a question stand still."""
+    """Return the clocks of a turn that starts now. Those for a tool or a question are paused."""
     return tuple(
         Clock(name, seconds, at, passed=0.0 if name in (ClockName.TOOL, ClockName.HUMAN) else None)
         for name in ClockName
@@ -71,7 +76,7 @@ def wound(limits: Mapping[str, float | None], at: float) -> Clocks:
 
 
 def wind(clocks: Clocks, at: float, *names: ClockName) -> Clocks:
-    """What these watch for has happened."""
+    """Reset the named clocks, because the event that they wait for has happened."""
     if not any(clock.name in names for clock in clocks):
         return clocks
     return tuple(
@@ -83,7 +88,7 @@ def wind(clocks: Clocks, at: float, *names: ClockName) -> Clocks:
 
 
 def attend(clocks: Clocks, at: float, *, has_tool: bool, has_question: bool) -> Clocks:
-    """Let those run that may, and the others stand still."""
+    """Run the clocks that may run, and pause the others."""
     return tuple(_set_running(clock, at, _may_run(clock.name, has_tool, has_question)) for clock in clocks)
 
 
@@ -104,22 +109,23 @@ def _set_running(clock: Clock, at: float, is_running: bool) -> Clock:
         return clock
     if is_running:
         assert clock.passed is not None
-        # A clock that watches one tool or one question begins anew with each.
+        # The clock of a tool or a question starts at zero for each one.
         passed = 0.0 if clock.name in (ClockName.TOOL, ClockName.HUMAN) else clock.passed
         return replace(clock, since=at - passed, passed=None, has_warned=clock.has_warned and passed > 0)
     return replace(clock, passed=at - clock.since)
 
 
 def next_at(clocks: Clocks) -> float | None:
+    """When the next clock is due; None if all of them are paused."""
     return min((at for clock in clocks if (at := clock.next_at()) is not None), default=None)
 
 
 def expired(clocks: Clocks, at: float) -> Clock | None:
-    """The first that has run out."""
+    """Return the first clock that has run out."""
     return next((clock for clock in clocks if clock.has_run_out(at)), None)
 
 
 def warn(clocks: Clocks, at: float) -> tuple[Clocks, list[Clock]]:
-    """Those that are past half their time and have not said so."""
+    """Mark the clocks past half their time as warned, and return those that had not warned before."""
     due = [clock for clock in clocks if not clock.has_warned and clock.is_half_through(at)]
     return tuple(replace(clock, has_warned=True) if clock in due else clock for clock in clocks), due

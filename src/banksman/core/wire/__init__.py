@@ -1,1 +1,1 @@
-"""Bytes of an agent, before and after any dialect: lines, JSON-RPC messages, damaged JSON, secrets taken out."""
+"""Wire formats shared by all dialects: lines, JSON-RPC, damaged JSON, and redaction of secrets."""

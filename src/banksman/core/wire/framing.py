@@ -1,55 +1,63 @@
-r"""Bytes → lines: the first thing that happens to all an agent says.
+r"""Split an agent's output bytes into lines, with a limit on the length of a line.
 
-It owns the line that is not complete yet, and the decision that a line is too large to be kept. It promises that how
-the bytes were cut into chunks never shows: the lines, the blanks and what an oversize line is are a matter of the bytes
-alone. (Only the borders of an `OversizePiece` follow the chunks.) It looks at no byte but `\n` and `\r`; NUL, bad UTF-8
-and half a JSON value pass through as they came.
+This is the first step forevery byte that an agent writes. The framer keeps the incomplete last
+line, and decides when a line is too large to keep. The borders of the chunks never show: the lines,
+the blanks and the oversize lines depend on the bytes alone. (Only the borders of an `OversizePiece`
+follow the chunks.) The framer interprets no byte except `\n` and `\r`. NUL, bad UTF-8 and half a
+JSON value pass through unchanged.
 
-    line        what stands between two newlines; `\n` and `\r\n` are newlines. Never empty.
+    line        the bytes between two newlines; `\n` and `\r\n` are newlines. Never empty.
     blank       an empty line: no frame, dropped and counted.
     oversize    a line of more than `frame_bytes_max` bytes, its newline not counted.
 
-**What happens past the limit.** An oversize line is no reason to end anything: a tool that printed too much is an
-agent's normal day. It is not kept either. It comes out in pieces as they arrive, for the shell to write to a file:
+**Past the limit.** An oversize line ends neither the stream nor the process: a tool that prints too
+much is normal. The framer does not keep the line either. It emits the line in pieces as they
+arrive, and the caller writes them to a file:
 
     OversizeBegan(head)  OversizePiece(data) …  OversizeEnded(length, head, tail)
 
-The pieces put together are the whole line; head and tail are copies of its two ends, so that a dialect can tell what
-it was, as far as that can be told, without the file. Lines before and after it are framed as ever.
+The pieces together are the whole line. Head and tail are copies of its two ends. From them a
+dialect can tell the kind of the frame in most cases, without the file. Lines before and after an
+oversize line are framed as usual.
 
-**Cost.** This is on the path of every token, so `feed` is `bytes.split` and two passes in C (is there a `\r`, is there
-a blank). Its answer is a plain list, or a `MixedChunk` if there is something oversize: the caller asks once a chunk,
-never once a line. No line is measured either: a chunk is at most as long as the limit (a longer one is cut), so only
-the line that was begun in an earlier chunk can be oversize, and that one is counted piece by piece.
+**Cost.** Every token passes through here, so `feed` is `bytes.split` and two passes in C: one looks
+for a `\r`, one for a blank. It returns a plain list, or a `MixedChunk` if part of the chunk is
+oversize. So the caller checks the type once per chunk, never once per line. No line is measured
+either: a chunk is at most as long as the limit, and a longer one is cut. So only a line that began
+in an earlier chunk can be oversize, and that line is counted piece by piece.
 
-**A slow trickle** is linear: what was searched for a newline is not searched again, and what is held is copied when it
-is gathered and when its newline comes, not with each chunk. Small pieces are gathered because an object of two bytes
-costs forty, and the limit is there to bound memory, not only the sum of lengths.
+**A slow trickle** costs linear time. Bytes that were searched for a newline are not searched again.
+Held bytes are copied when they are gathered and when the newline comes, not with each chunk. Small
+pieces are gathered because an object of two bytes costs forty. The limit must bound memory, not
+only the sum of the lengths.
 
-This is a mutable object, where the rest of the core is `step(state, fact)`: a new state a chunk would hold the same
-list of pieces, either copied (then a trickle is quadratic) or shared (then the old state is a lie). Nothing is ever
-asked of an old one; who wants to replay feeds the bytes again.
+`Framing` is a mutable object, while the rest of the core is `step(state, fact)`. A new state per
+chunk would hold the same list of pieces. If the list is copied, a trickle is quadratic. If it is
+shared, the old state is wrong. No caller needs an old state: a replay feeds the bytes again.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-# Far above a frame with a large file or picture in it, and small enough that a session can pay for it twice: for a
-# moment the pieces of a line and the line itself are both there.
+# Far above a frame that contains a large file or picture. Small enough that a session can afford it
+# twice: for a moment both the pieces of a line and the joined line exist.
 FRAME_BYTES_MAX = 32 << 20
-# Kept of an oversize line: enough to find what kind of frame it was and whom it was for, should that stand in front of
-# what makes it large, or behind.
+# Bytes kept of an oversize line. They are enough to find the kind and the addressee of the frame,
+# provided that those stand before or after the large part.
 HEAD_BYTES = 64 << 10
 TAIL_BYTES = 4 << 10
 
-# Two neighbours among the pieces of an incomplete line are longer than this together, so what the objects cost is
-# under a tenth of what they hold, however small the chunks.
+# Any two neighbouring pieces of an incomplete line are together longer than this. So the overhead
+# of the objects is under a tenth of their content, however small the chunks are.
 _GATHER_BYTES = 4096
 
 
 class OversizeBegan(Struct, frozen=True):
-    """A line has passed the limit; its pieces follow. `head` is a copy of its first bytes (at most HEAD_BYTES)."""
+    """A line has passed the limit; its pieces follow.
+
+    `head`: a copy of its first bytes, at most HEAD_BYTES.
+    """
 
     head: bytes
 
@@ -61,9 +69,10 @@ class OversizePiece(Struct, frozen=True):
 
 
 class OversizeEnded(Struct, frozen=True):
-    """The oversize line is complete: `length` bytes came in pieces. `tail` is a copy of the last (at most TAIL_BYTES).
+    """The oversize line is complete: `length` bytes came in pieces.
 
-    `head` is the one it began with, so that this value can be judged by itself.
+    `tail`: a copy of its last bytes, at most TAIL_BYTES. `head`: the same as in `OversizeBegan`, so
+    that a dialect can judge this value alone.
     """
 
     length: int
@@ -75,16 +84,16 @@ Framed = bytes | OversizeBegan | OversizePiece | OversizeEnded
 
 
 class MixedChunk(Struct, frozen=True):
-    """What a chunk held, in order, if part of it is oversize. Rare."""
+    """Content of a chunk that is partly oversize, in order. Rare."""
 
     items: tuple[Framed, ...]
 
 
 class Framing:
-    """One stream's framing. Feed it every chunk in order, then `end()` it, once.
+    """Framer of one stream. Call `feed` with every chunk in order, then `end` once.
 
-    `bytes_in`, `lines`, `blank` and `oversize` count what came in and what came of it; an oversize line counts when it
-    begins, and is not among `lines`.
+    `bytes_in`, `lines`, `blank` and `oversize` count the input and the results. An oversize line
+    counts when it begins, and is not among `lines`.
     """
 
     __slots__ = ("_frame_bytes_max", "_open", "blank", "bytes_in", "lines", "oversize")
@@ -92,7 +101,7 @@ class Framing:
     def __init__(self, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         assert frame_bytes_max > 0
         self._frame_bytes_max = frame_bytes_max
-        # The line whose newline has not come; None between lines.
+        # The line whose newline has not arrived; None between lines.
         self._open: _Partial | _Oversize | _Ended | None = None
         self.bytes_in = 0
         self.lines = 0
@@ -105,16 +114,19 @@ class Framing:
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes are kept for the incomplete line: at most the limit, and one for a `\\r`."""
+        """Number of bytes kept for the incomplete line: at most the limit, plus one for a `\\r`."""
         return self._open.held_bytes if isinstance(self._open, _Partial) else 0
 
     @property
     def is_oversize(self) -> bool:
-        """Whether we are inside an oversize line: it began, and has not ended."""
+        """Whether an oversize line has begun and not ended."""
         return isinstance(self._open, _Oversize)
 
     def feed(self, data: bytes) -> list[bytes] | MixedChunk:
-        """The lines that these bytes complete, and what they add to an oversize one. The list is the caller's."""
+        """Return the lines that these bytes complete, and their part of an oversize line.
+
+        The caller owns the returned list.
+        """
         assert self._open is not _ENDED, "bytes after the end"
         if len(data) > self._frame_bytes_max:
             return self._feed_in_parts(data)
@@ -128,9 +140,9 @@ class Framing:
                 return MixedChunk(tuple(oversize)) if oversize else lines
             oversize = self._complete(lines)
         if rest:
-            # It is no longer than the chunk, hence within the limit.
+            # The rest is at most as long as the chunk, hence within the limit.
             self._open = _Partial(rest)
-        # Of the first line the `\r` may have come with an earlier chunk.
+        # The `\r` of the first line may have come with an earlier chunk.
         if b"\r" in data or (lines and lines[0].endswith(b"\r")):
             lines = [line.removesuffix(b"\r") for line in lines]
         if not all(lines):
@@ -141,10 +153,14 @@ class Framing:
         return MixedChunk((*oversize, *lines)) if oversize else lines
 
     def end(self) -> list[bytes] | MixedChunk:
-        """No more bytes will come: the last line, if its newline never came. A half-written `\\r\\n` counts as one."""
+        """End the stream, and return the last line if its newline never came.
+
+        A `\\r` at the very end counts as a newline.
+        """
         assert self._open is not _ENDED, "the end came twice"
-        # Agents do exit without a last newline, and a result must count however its process went. So the end of the
-        # stream is a newline, if there is anything for it to end; it is not a byte that came in.
+        # Some agents exit without a last newline, and a result must count however its process
+        # ended. So the end of the stream acts as a newline if a line is open. It does not count as
+        # a received byte.
         answer: list[bytes] | MixedChunk = []
         if self._open is not None:
             answer = self.feed(b"\n")
@@ -154,14 +170,14 @@ class Framing:
         return answer
 
     def _feed_in_parts(self, data: bytes) -> list[bytes] | MixedChunk:
-        """Keep `feed`'s promise to itself, that no line inside a chunk can be oversize."""
+        """Cut a long chunk, because `feed` relies on chunks in which no line can be oversize."""
         size = self._frame_bytes_max
         lines: list[bytes] = []
         mixed: list[Framed] = []
         for start in range(0, len(data), size):
             answer = self.feed(data[start : start + size])
             if isinstance(answer, MixedChunk):
-                # What came so far comes first.
+                # Earlier lines come first.
                 mixed += [*lines, *answer.items]
                 lines = []
             else:
@@ -169,7 +185,7 @@ class Framing:
         return MixedChunk((*mixed, *lines)) if mixed else lines
 
     def _continue(self, piece: bytes) -> list[Framed]:
-        """Add to the open line what has no newline in it, and say what is to be spilled of it."""
+        """Add bytes without a newline to the open line, and return the pieces to spill."""
         if isinstance(self._open, _Oversize):
             return self._open.add(piece)
         assert isinstance(self._open, _Partial)
@@ -177,18 +193,23 @@ class Framing:
         if self._open.line_bytes <= self._frame_bytes_max:
             return []
         self.oversize += 1
-        # Not more than the limit, or the head would depend on how much has come by now.
+        # At most the limit: otherwise the head would depend on how the bytes were chunked.
         head = self._open.head(min(HEAD_BYTES, self._frame_bytes_max))
         pieces, self._open = self._open.pieces, _Oversize(head)
         spilled: list[Framed] = [OversizeBegan(head)]
-        # Each gathered piece is let go as it is copied, so that there is never more than the line.
+        # Release each gathered piece once it is copied, so that memory never exceeds the line
+        # itself.
         pieces.reverse()
         while pieces:
             spilled += self._open.add(bytes(pieces.pop()))
         return spilled
 
     def _complete(self, lines: list[bytes]) -> list[Framed]:
-        """The first of these ends the open line: put the whole in its place, or say what is to be spilled of it."""
+        """End the open line with the first of `lines`.
+
+        The joined line replaces the first item. If the line is oversize, return the pieces to
+        spill.
+        """
         spilled = self._continue(lines[0])
         if isinstance(self._open, _Oversize):
             spilled.append(self._open.ended())
@@ -216,7 +237,10 @@ class _Partial:
 
     @property
     def line_bytes(self) -> int:
-        """How long the line is at least: a `\\r` at its end may be half a newline, as the next byte will tell."""
+        """Minimal length of the line.
+
+        A `\\r` at its end does not count: it may be half of a newline, which the next byte decides.
+        """
         return self.held_bytes - self.pieces[-1].endswith(b"\r")
 
     def add(self, piece: bytes) -> None:
@@ -229,12 +253,14 @@ class _Partial:
         elif isinstance(last, bytearray):
             last.extend(piece)
         else:
-            # Once for each gathered piece. A bytearray grows in place, in steps that make its growth linear.
+            # This happens once for each gathered piece. A bytearray grows in place, in steps that
+            # make its growth linear.
             self.pieces[-1] = bytearray(last)
             self.pieces[-1].extend(piece)
 
     def head(self, size: int) -> bytes:
-        # Not the join of all, which would need the line's size again at the very moment it is too large.
+        # Do not join all pieces: a join needs the size of the line again, just when the line is too
+        # large.
         assert self.held_bytes >= size
         head = bytearray()
         for piece in self.pieces:
@@ -245,7 +271,7 @@ class _Partial:
 
 
 class _Oversize:
-    """An incomplete line beyond the limit: what came of it is with the shell."""
+    """An incomplete line beyond the limit, whose earlier bytes the caller has received as pieces."""
 
     __slots__ = ("_has_return", "head", "length", "tail")
 
@@ -253,7 +279,7 @@ class _Oversize:
         self.head = head
         self.length = 0
         self.tail = b""
-        # A `\r` that came last is held back: it belongs to the line only if no `\n` follows.
+        # A trailing `\r` is held back: it belongs to the line only if no `\n` follows.
         self._has_return = False
 
     def __repr__(self) -> str:
@@ -281,7 +307,7 @@ class _Oversize:
 
 
 class _Ended:
-    """The stream has ended; there is nothing after it."""
+    """Marker for a stream that has ended."""
 
     def __repr__(self) -> str:
         return "ended"

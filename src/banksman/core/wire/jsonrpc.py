@@ -1,20 +1,24 @@
-"""JSON-RPC, as agents speak it over lines: messages from bytes, and bytes from messages. Who waits for which answer is
-in pending_requests.py.
+"""Decode and encode JSON-RPC messages, one line each, tolerant of damaged input.
 
-**What is read.** A line is one message or several: agents are seen to send garbage, and the standard allows batches.
-Whatever is no message is `InvalidMessage`, and costs nothing but itself. A message that cannot be read as a whole (too
-deep, a text that is none, too long to keep) is read as far as it goes, and `is_cut`: a reply that is not understood is
-a request that never ends. Some agents write the id last, so of a line that was too long to keep both ends are looked
-at.
+`pending_requests.py` matches replies to requests.
 
-**Batches.** No agent that was measured sends one, and all who are on this loop wait until it is taken apart: a line has
-room for millions of items, each a step of Python. So one of more than `BATCH_MAX` is not taken apart. It is no message
-if it begins with none; else it may hold the answer that ends a turn, and is what a line that was lost is: a reply of
-which nothing is known.
+**Reading.** A line holds one message or several: agents do send garbage, and the standard allows
+batches. A value that is no message becomes an `InvalidMessage` and does no other harm. Some
+messages cannot be decoded as a whole: they are nested too deep, contain invalid text, or are too
+long to keep. That message is read as far as possible and marked `is_cut`, because a reply that is
+not understood is a request that never ends. Some agents write the id last. So for a line that was
+too long to keep, both of its ends are examined.
 
-**Ids** are texts and whole numbers, told apart: 1 is not "1". JSON has one kind of number, so 1.0 is 1.
+**Batches.** No measured agent sends a batch. A line has room for millions of items, each costs a
+step of Python, and taking them apart blocks the event loop. So a batch of more than `BATCH_MAX`
+items is not taken apart. If it begins with no message, it is an `InvalidMessage`. Otherwise it may
+hold the reply that ends a turn. It then counts like a lost line: a reply without known content.
 
-All of it is pure, and never raises over bytes from outside. Only what is written can be at fault, with `UsageError`.
+**Ids** are strings and integers, and their types are distinct: 1 is not "1". JSON has one kind of
+number, so 1.0 is 1.
+
+All functions are pure, and decoding never raises over bytes from an agent. Only encoding can fail,
+with `UsageError`.
 """
 
 from __future__ import annotations
@@ -31,16 +35,18 @@ from banksman.errors import UsageError
 
 Id = int | str
 
-# What an id may be: it is kept, and written back. A number beyond this is one that no encoder of ours writes.
+# Limits on an id, because it is stored and written back. No encoder of Banksman writes a number
+# outside of this range.
 ID_CHARACTERS_MAX = 8192
 _ID_LEAST, _ID_MOST = -(1 << 63), (1 << 64) - 1
-# Beyond this a whole number that is written as a float may have been another.
+# Beyond this, an integer that was written as a float may have been another number.
 _FLOAT_MOST = 1 << 53
-# Messages of one line.
+# Limit on the messages of one line.
 BATCH_MAX = 256
-# Beyond this a line that cannot be decoded is judged by its head: reading members costs a step of Python a token.
+# A longer line that cannot be decoded is judged by its head and tail: reading members costs a step
+# of Python per token.
 SALVAGE_BYTES_MAX = 1 << 20
-# How far into nested objects the members of a cut message are looked for.
+# Depth to which the members of a cut message are searched in nested objects.
 _CUT_DEPTH_MAX = 8
 
 PARSE_ERROR = -32700
@@ -48,29 +54,30 @@ INVALID_REQUEST = -32600
 METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
-# An agent says so about a request of its own that we withdrew, or we about one of its.
+# Either side sends this code as the reply to a request that the other side withdrew.
 REQUEST_CANCELLED = -32800
 
-# The names by which a notice withdraws a request, and the member that has its id.
+# Methods of notifications that withdraw a request, each with the member that holds its id.
 _CANCELS = {"$/cancel_request": "requestId", "$/cancelRequest": "id", "notifications/cancelled": "requestId"}
 
 _NO_ID = "the id is neither a number nor a text"
-# The beginning of a batch, and that of the first message in it, if that is what its first item is.
+# The beginning of a batch. The group matches if its first item is an object, hence a message.
 _ARRAY = re.compile(rb"\s*+\[\s*+(\{)?")
-# A small member that stands last in its object. It is the object's own: what comes before the brace that ends the line
-# is at its level, and inside a text the quotes of the name would be escaped.
+# A small member at the end of its object. It belongs to the outermost object, because it stands
+# right before the brace that ends the line. Inside a string, the quotes of the name would be
+# escaped.
 _LAST = re.compile(
     rb'[,{]\s*+"([A-Za-z_]\w*+)"\s*+:\s*+("(?:[^"\\]|\\.)*+"|-?[0-9][0-9.eE+-]*+|null|true|false)\s*+\Z',
     re.DOTALL,
 )
-# Longer than any of the members that are looked for; and how many are looked at.
+# Longer than any member that is searched for, and the number of members examined.
 _LAST_BYTES = 4 << 10
 _LAST_COUNT = 8
 
 
 # -- messages --------------------------------------------------------------------------------------------------------
 class RpcCall(msgspec.Struct, frozen=True):
-    """A request: the other side waits for an answer to it. `is_cut`: there was more of it."""
+    """A request: the sender waits for a reply. `is_cut`: the request held more."""
 
     id: Id
     method: str
@@ -79,12 +86,12 @@ class RpcCall(msgspec.Struct, frozen=True):
 
     @property
     def named(self) -> dict[str, Any]:
-        """The parameters, if they have names."""
+        """The parameters, if they are an object; else an empty dict."""
         return mapping(self.params)
 
 
 class Notification(msgspec.Struct, frozen=True):
-    """A notification: nobody waits."""
+    """A message that expects no reply."""
 
     method: str
     params: Any = None
@@ -92,11 +99,12 @@ class Notification(msgspec.Struct, frozen=True):
 
     @property
     def named(self) -> dict[str, Any]:
+        """The parameters, if they are an object; else an empty dict."""
         return mapping(self.params)
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why a request has no result."""
+    """The error of a request without a result."""
 
     code: int
     message: str
@@ -107,7 +115,10 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class RpcReply(msgspec.Struct, frozen=True):
-    """The answer to a request of ours. `id` None: it does not say to which, or that could not be read."""
+    """The reply to a request of this side.
+
+    `id` None: the reply names no request, or its id could not be read.
+    """
 
     id: Id | None
     result: Any = None
@@ -116,13 +127,16 @@ class RpcReply(msgspec.Struct, frozen=True):
 
     @property
     def named(self) -> dict[str, Any]:
-        """The members of the result, if it has any."""
+        """The members of the result, if it is an object; else an empty dict."""
         return mapping(self.result)
 
 
 class InvalidMessage(msgspec.Struct, frozen=True):
-    """No message. `reason`: what is wrong with it. `is_request`: somebody waits for an answer all the same, under this
-    id, if it is one: the standard has an answer for that, which names no request."""
+    """A value that is no valid message.
+
+    `reason`: the fault. `is_request`: the sender waits for a reply nevertheless, under `id` if that
+    is known. The standard defines a reply for this case, which names no request.
+    """
 
     reason: str
     is_request: bool = False
@@ -133,15 +147,17 @@ Message = RpcCall | Notification | RpcReply | InvalidMessage
 
 
 def withdrawn(notice: Notification) -> Id | None:
-    """The request that this notice withdraws, if it does."""
+    """Return the id of the request that this notification withdraws, if it withdraws one."""
     member = _CANCELS.get(notice.method)
     return None if member is None else as_id(notice.named.get(member))
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
 class _Envelope(msgspec.Struct, gc=False):
-    """Nothing is checked here: a bad value costs itself, not the message. Of two members with one name the last counts,
-    and those that have no meaning are skipped."""
+    """Members of a message, unchecked, so that a bad value spoils itself and not the message.
+
+    If two members have the same name, the last one counts. Unknown members are skipped.
+    """
 
     id: Any = msgspec.UNSET
     method: Any = msgspec.UNSET
@@ -154,7 +170,7 @@ _decode = msgspec.json.Decoder(_Envelope).decode
 
 
 def decode(line: bytes) -> tuple[Message, ...]:
-    """The messages of a line: one, or those of a batch. Never none, never an exception."""
+    """Decode the messages of a line: one, or all of a batch. Never empty, never raises."""
     try:
         return (_message(_decode(line)),)
     except UNDECODABLE:
@@ -162,9 +178,9 @@ def decode(line: bytes) -> tuple[Message, ...]:
 
 
 def decode_head(head: bytes, tail: bytes = b"") -> Message:
-    """What a line that was too long to keep is, as far as its two ends tell.
+    """Decode a line that was too long to keep, as far as its two ends allow.
 
-    A reply of which no id can be found is one with the id None: it may be the answer to anything.
+    A reply without a recognisable id gets the id None: it may answer any request.
     """
     members = split(head)
     if not members.is_object:
@@ -177,7 +193,7 @@ def decode_head(head: bytes, tail: bytes = b"") -> Message:
         if name == "error" or (name in ("params", "result") and name not in found):
             found[name] = _partial(start)
     if not {"method", "params", "result", "error", "id"} & found.keys():
-        # What it says of itself is in the middle that is gone.
+        # The members that identify the message are in the missing middle.
         return RpcReply(None, is_cut=True)
     if "method" not in found and "params" in found:
         return InvalidMessage("a request that names no method")
@@ -186,7 +202,7 @@ def decode_head(head: bytes, tail: bytes = b"") -> Message:
 
 
 def as_id(value: Any) -> Id | None:
-    """The value, if it can be an id. True is equal to 1, and is none."""
+    """Return the value if it is a valid id. True equals 1 in Python, but is not an id."""
     if isinstance(value, str):
         return value if len(value) <= ID_CHARACTERS_MAX else None
     if isinstance(value, float):
@@ -196,12 +212,12 @@ def as_id(value: Any) -> Id | None:
 
 
 def id_text(id: Id) -> str:
-    """An id as a text that says its type: the JSON of it."""
+    """Return an id as text that keeps its type: its JSON."""
     return msgspec.json.encode(id).decode()
 
 
 def id_from(text: str) -> Id | None:
-    """What `id_text` was made from."""
+    """Return the id that `id_text` encoded."""
     return as_id(decoded(text.encode(errors="replace")))
 
 
@@ -210,7 +226,7 @@ def _message(envelope: _Envelope, *, is_cut: bool = False) -> Message:
     if method is not msgspec.UNSET:
         if not isinstance(method, str):
             return InvalidMessage("the method is no text", is_request=True, id=as_id(envelope.id))
-        # A null is how the first version of the protocol marked a notice.
+        # JSON-RPC 1.0 marked a notification with a null id.
         if envelope.id is msgspec.UNSET or envelope.id is None:
             return Notification(method, envelope.params, is_cut)
         id = as_id(envelope.id)
@@ -222,7 +238,7 @@ def _message(envelope: _Envelope, *, is_cut: bool = False) -> Message:
         return RpcReply(id, None, _failure(envelope.error), is_cut)
     if envelope.result is not msgspec.UNSET:
         return RpcReply(id, envelope.result, None, is_cut)
-    # A writer in JavaScript leaves out a result that is undefined. It still is the answer.
+    # JavaScript writers omit a result that is undefined. The message is a reply all the same.
     return InvalidMessage("neither a request nor a reply") if id is None else RpcReply(id, None, None, is_cut)
 
 
@@ -236,7 +252,7 @@ def _failure(error: Any) -> Failure:
 
 
 def _salvaged(line: bytes) -> tuple[Message, ...]:
-    """The messages of a line that was not decoded as one: a batch, or not JSON at all, most likely."""
+    """Decode a line that is not one JSON object: most likely a batch, or no JSON at all."""
     array = _ARRAY.match(line)
     better = mended(line)
     line = line if better is None else better
@@ -245,7 +261,8 @@ def _salvaged(line: bytes) -> tuple[Message, ...]:
     except RecursionError:
         return (_from_members(line) if array is None else _unread(holds_message=array[1] is not None),)
     except UNDECODABLE as exc:
-        # A number that no computer can hold is an accident inside a message; the rest of these are no JSON.
+        # A number that is too large to represent is a fault inside a message. The other errors here
+        # mean that the line is no JSON.
         message = _from_members(line) if array is None else InvalidMessage("no object")
         return (InvalidMessage(f"no JSON: {exc}"[:200]) if isinstance(message, InvalidMessage) else message,)
     return _from_batch(cast(list[Any], value)) if isinstance(value, list) else (_from_value(value),)
@@ -259,7 +276,7 @@ def _from_batch(items: list[Any]) -> tuple[Message, ...]:
 
 
 def _unread(*, holds_message: bool) -> Message:
-    """A batch that is not taken apart."""
+    """Return the stand-in for a batch that is not taken apart."""
     return RpcReply(None, is_cut=True) if holds_message else InvalidMessage("an array that begins with no message")
 
 
@@ -271,20 +288,21 @@ def _from_value(value: Any) -> Message:
 
 
 def _from_members(line: bytes) -> Message:
-    """One that is an object for all that."""
+    """Decode a line that is an object, although the decoder rejects it."""
     if len(line) > SALVAGE_BYTES_MAX:
         return decode_head(line[:HEAD_BYTES], line[-HEAD_BYTES:])
     members = split(line)
     if not members.is_whole:
         return InvalidMessage("no object")
     found = {name: members.get(name) for name in members.found if name in _Envelope.__struct_fields__}
+    # The line has an error that cannot be decoded. It must still count as an error.
     if "error" in found and found["error"] is None and members.found["error"] != b"null":
         found["error"] = {}
     return _message(_Envelope(**found), is_cut=True)
 
 
 def _partial(data: bytes) -> dict[str, Any]:
-    """The members of an object whose end is missing, and of the one in it that was cut, and so on."""
+    """Return the members of a cut object, and of the nested objects that were cut with it."""
     found: dict[str, Any] = {}
     inner = found
     for _ in range(_CUT_DEPTH_MAX):
@@ -311,7 +329,8 @@ def _last_members(tail: bytes) -> dict[str, Any]:
         last = _LAST.search(rest)
         if last is None:
             break
-        # Of two with one name the later one counts, which is the first that is found.
+        # If two members have the same name, the later one counts. The search runs backwards, so
+        # that is the first one found.
         found.setdefault(last[1].decode(), decoded(last[2]))
         rest = rest[: last.start()]
     return {name: value for name, value in found.items() if name in ("id", "method")}
@@ -319,25 +338,29 @@ def _last_members(tail: bytes) -> dict[str, Any]:
 
 # -- writing ---------------------------------------------------------------------------------------------------------
 class RpcWriter(msgspec.Struct, frozen=True):
-    """Messages as lines. `version` None: without the member that tells it."""
+    """Encode messages as lines. `version` None: omit the `jsonrpc` member."""
 
     version: str | None = "2.0"
 
     def call(self, id: Id, method: str, params: Mapping[str, Any] | None = None) -> bytes:
+        """Encode a request."""
         return self._line({"id": id, "method": method}, params)
 
     def notice(self, method: str, params: Mapping[str, Any] | None = None) -> bytes:
+        """Encode a notification."""
         return self._line({"method": method}, params)
 
     def reply(self, id: Id, result: Any) -> bytes:
+        """Encode the result of a request."""
         return self._line({"id": id, "result": result})
 
     def error(self, id: Id | None, code: int, message: str, data: Any = None) -> bytes:
+        """Encode the error of a request. `id` None: the request is unknown."""
         error: dict[str, Any] = {"code": code, "message": message}
         return self._line({"id": id, "error": error if data is None else error | {"data": data}})
 
     def _line(self, members: dict[str, Any], params: Mapping[str, Any] | None = None) -> bytes:
-        """One line: JSON escapes every newline inside a text."""
+        """Encode one line. JSON escapes every newline inside a string."""
         head = {} if self.version is None else {"jsonrpc": self.version}
         message = head | members if params is None else head | members | {"params": dict(params)}
         try:
@@ -352,5 +375,5 @@ class RpcWriter(msgspec.Struct, frozen=True):
 
 
 JSONRPC = RpcWriter()
-# For an agent that leaves the version out, and wants it left out.
+# For agents that omit the version and expect it to be omitted.
 BARE = RpcWriter(version=None)

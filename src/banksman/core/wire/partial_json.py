@@ -1,12 +1,15 @@
-"""The members of a JSON object that cannot be decoded as a whole: cut off, too deep, or with one bad value in it.
+"""Read the top-level members of a JSON object that no decoder accepts as a whole.
 
-A decoder answers for all of a line or for nothing. That is wrong for the one frame that matters: if a boundary cannot
-be read because of an emoji cut in half, or because only its first bytes were kept, the turn never ends. So this looks
-at a line as far as it goes, and hands out each top-level member as the bytes it stands for; the caller decodes the few
-it wants. It knows strings, brackets and commas, and believes everything else. It never recurses and never looks at a
-byte twice, so no nesting is too deep and no line quadratic.
+The object may be cut off, nested too deep, or contain one bad value. A decoder returns either the
+whole line or nothing. That is wrong for the one frame that matters: the boundary. If it cannot be
+read because of an emoji cut in half, or because only its first bytes were kept, the turn never
+ends. So `split` reads a line as far as possible and returns each top-level member as raw bytes. The
+caller decodes the few members that it needs. `split` knows strings, brackets and commas, and does
+not check anything else. It never recurses and never examines a byte twice, so no nesting is too
+deep and no line takes quadratic time.
 
-It costs a step of Python a token, and is meant for heads and accidents, never for the ordinary frame.
+It costs a step of Python per token. It is meant for heads and damaged lines, never for ordinary
+frames.
 """
 
 from __future__ import annotations
@@ -16,33 +19,36 @@ from typing import Any, cast
 
 import msgspec
 
-# What a decoder may raise over bytes from outside; nothing else is caught.
+# Errors that a decoder may raise over bytes from an agent; nothing else is caught.
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-# Possessive throughout: what was matched is never given back, which keeps each of them linear.
+# All quantifiers are possessive: a match never backtracks, so each pattern takes linear time.
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _OPENING = re.compile(rb"\s*+\{")
 _KEY = re.compile(rb"\s*+(" + _STRING + rb")\s*+:\s*+", re.DOTALL)
 _WHOLE_STRING = re.compile(_STRING, re.DOTALL)
-# A number or a literal, with what ends it: at the end of the bytes it may be half of one.
+# A number or a literal that is followed by a delimiter: at the end of the bytes it may be
+# incomplete.
 _WORD = re.compile(rb'[^",:{}\[\]\s]++(?=[,}\s])')
 _CLOSED = re.compile(rb"\s*+\}")
-# All that can be left of a member whose value has not begun.
+# Every possible remainder of a member whose value has not begun.
 _CUT_KEY = re.compile(rb'\s*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+(?:\\|"\s*+)?)?', re.DOTALL)
 _AFTER = re.compile(rb"\s*+([,}])")
 # The next string, or run of brackets, inside an array or an object.
 _NESTED = re.compile(rb'[^"\[\]{}]*+(?:' + _STRING + rb"|([\[{]++)|([\]}]++))", re.DOTALL)
-# Any escape, so that an escaped backslash is not taken for the start of one; those without a number many at a time, as
-# they may be millions. The group is a surrogate without its pair.
+# Any escape, so that an escaped backslash does not look like the start of another escape. Escapes
+# without a number match many at a time, because a line may hold millions. The group matches a
+# surrogate without its pair.
 _ESCAPE = re.compile(
     rb"(?:\\[^u][^\\]*+)++|\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|u)"
 )
 
 
 class Members(msgspec.Struct, frozen=True):
-    """Top-level members as bytes, the last of two with one name. `cut`: the one whose end is missing.
+    """Top-level members as raw bytes; if two have the same name, the last one counts.
 
-    `is_object` False: this is no object, whatever may follow. `is_whole`: it was closed, and nothing came after.
+    `cut`: the member whose end is missing. `is_object` False: the bytes are no object, whatever may
+    follow. `is_whole`: the object was closed, and nothing came after it.
     """
 
     found: dict[str, bytes]
@@ -51,21 +57,22 @@ class Members(msgspec.Struct, frozen=True):
     is_whole: bool = False
 
     def get(self, name: str) -> Any:
-        """The decoded member; None if it is not there or cannot be decoded."""
+        """Return the decoded member; None if it is missing or cannot be decoded."""
         raw = self.found.get(name)
         return None if raw is None else decoded(raw)
 
     def within(self, name: str) -> Members:
-        """The members of a member, be it whole or cut."""
+        """Return the members of a nested object, whole or cut."""
         if self.cut is not None and self.cut[0] == name:
             return split(self.cut[1])
         return split(self.found.get(name, b""))
 
 
 def split(data: bytes) -> Members:
+    """Split an object into its top-level members, as far as the bytes are intact."""
     opening = _OPENING.match(data)
     if opening is None:
-        # Nothing but blanks so far: an object may still come.
+        # Only blanks so far: an object may still follow.
         return Members({}, is_object=not data.strip())
     found: dict[str, bytes] = {}
     at = opening.end()
@@ -73,7 +80,7 @@ def split(data: bytes) -> Members:
         return Members(found, is_whole=not data[closing.end() :].strip())
     while key := _KEY.match(data, at):
         name = decoded(key[1])
-        # A name that is no text is none of those that anybody asks for.
+        # No caller looks up a name that is not valid text, so an empty name stands for it.
         name = name if isinstance(name, str) else ""
         start = key.end()
         end = _value_end(data, start)
@@ -105,7 +112,7 @@ def _value_end(data: bytes, start: int) -> int | None:
         if token[1]:
             depth += len(token[1])
         elif token[2]:
-            # A run of closing brackets may go on past our own.
+            # A run of closing brackets may continue past the end of this value.
             if len(token[2]) >= depth:
                 return token.start(2) + depth
             depth -= len(token[2])
@@ -113,11 +120,12 @@ def _value_end(data: bytes, start: int) -> int | None:
 
 
 def decoded(data: bytes) -> Any:
-    """The value, mended if need be; None if it is beyond that."""
+    """Decode a value, after repairing its text if necessary; None if it cannot be decoded."""
     try:
         return msgspec.json.decode(data)
     except UNDECODABLE:
-        # Only now: to look for what is no text costs as much as to decode, and nearly every line is well.
+        # Repair only after a failure: the search for invalid text costs as much as decoding, and
+        # nearly every line is valid.
         better = mended(data)
     try:
         return None if better is None else msgspec.json.decode(better)
@@ -126,10 +134,10 @@ def decoded(data: bytes) -> Any:
 
 
 def mended(data: bytes) -> bytes | None:
-    r"""The same with U+FFFD for what is no text: bytes that are not UTF-8, half a surrogate pair. None: all was well.
+    r"""Replace bytes that are not UTF-8, and lone surrogates, by U+FFFD. None: no change.
 
-    Both are seen. JavaScript writes a string that was cut inside an emoji as a lone `\ud83d`, and a tool's output that
-    is cut by bytes ends in half a character.
+    Both occur in practice. JavaScript writes a string that was cut inside an emoji as a lone
+    `\ud83d`. The output of a tool that is cut by bytes ends in half a character.
     """
     better = data
     if not data.isascii():
@@ -143,26 +151,29 @@ def _mended_escape(escape: re.Match[bytes]) -> bytes:
     return rb"\ufffd" if escape[1] else escape[0]
 
 
-# Values of JSON from outside, believed as far as they have the right type, and else as if they were not there.
+# Accessors for JSON values from an agent. A value of the wrong type counts as missing.
 
 
 def text(value: Any) -> str | None:
+    """Return the value if it is a string; else None."""
     return value if isinstance(value, str) else None
 
 
 def texts(value: Any) -> tuple[str, ...]:
-    """Those items of a list that are text."""
+    """Return the items of a list that are strings."""
     return tuple(item for item in items(value) if isinstance(item, str))
 
 
 def items(value: Any) -> list[Any]:
+    """Return the value if it is a list; else an empty list."""
     return cast(list[Any], value) if isinstance(value, list) else []
 
 
 def mapping(value: Any) -> dict[str, Any]:
+    """Return the value if it is an object; else an empty dict."""
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
 def mappings(value: Any) -> list[dict[str, Any]]:
-    """Those items of a list that are objects."""
+    """Return the items of a list that are objects."""
     return [cast(dict[str, Any], item) for item in items(value) if isinstance(item, dict)]

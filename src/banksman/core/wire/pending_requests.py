@@ -1,13 +1,14 @@
-"""Requests that are open between us and one process of an agent, in both directions, and the frames that go with them.
+"""Tables of open JSON-RPC requests between Banksman and one agent process, in both directions.
 
-**Two tables.** Either side numbers its own requests, so the same id is open in both directions at once: one agent
-counts from 0, and we from 1. `OutgoingRequests` and `IncomingRequests` know nothing of each other, and no id is looked
-up in the wrong one.
+**Two tables.** Each side numbers its own requests, so the same id can be open in both directions.
+One agent counts from 0, and Banksman counts from 1. `OutgoingRequests` and `IncomingRequests` are
+independent, and no id is looked up in the wrong table.
 
-**Replies are values.** One that comes late, or twice, or that nobody asked for settles nothing, and says so. Of theirs,
-each is answered once: who has an answer gets no other.
+**Replies are values.** A late, duplicate or unsolicited reply settles nothing, and `settle` returns
+None for it. Each request of the agent is answered exactly once: a second answer is dropped.
 
-All of it is pure, and never raises over what an agent says. Only what is written can be at fault, with `UsageError`.
+All functions are pure, and never raise over frames from an agent. Only encoding can fail, with
+`UsageError`.
 """
 
 from __future__ import annotations
@@ -31,35 +32,38 @@ from banksman.core.wire.jsonrpc import (
 
 Purpose = TypeVar("Purpose")
 
-# Requests of ours that are open at once: a process has a few. An agent that never answers must not grow a table, and
-# none is forgotten for another: the oldest may be the prompt whose answer ends the turn. So there is room, or there is
-# not, and whoever has something to ask looks first.
+# Limit on open requests to the agent; a process has a few. An agent that never answers must not
+# grow the table. No request may be forgotten to make room: the oldest may be the prompt whose reply
+# ends the turn. So a caller checks `has_room` before it sends a request.
 OURS_MAX = 256
-# Theirs. One more is refused at once: it has its answer.
+# Limit on open requests from the agent. A request beyond it is refused immediately, and that
+# refusal is its reply.
 THEIRS_MAX = 256
 NO_ROOM = "the agent has left too many requests without an answer"
 
 
 class OutgoingRequests(Struct, Generic[Purpose], frozen=True):
-    """Our requests that have no answer yet, each with what it was for."""
+    """Requests to the agent that have no reply yet, each with its purpose."""
 
     open: tuple[tuple[int, Purpose], ...] = ()
     count: int = 0
 
     @property
     def has_room(self) -> bool:
+        """Whether another request may be sent."""
         return len(self.open) < OURS_MAX
 
     def begin(self, purpose: Purpose) -> tuple[OutgoingRequests[Purpose], int]:
+        """Register a request, and return its id."""
         assert self.has_room
         id = self.count + 1
         return OutgoingRequests((*self.open, (id, purpose)), id), id
 
     def settle(self, id: Id | None) -> tuple[OutgoingRequests[Purpose], Purpose | None]:
-        """What the request was for; None: there is none of that id, or not any more.
+        """Remove a request and return its purpose; None if no request with this id is open.
 
-        An agent in a language that does not tell them apart may give a number back as its text. All of ours are
-        numbers, so it can mean no other.
+        An agent in a language that does not distinguish the types may return a number as a string.
+        All ids of this table are numbers, so the string can mean no other request.
         """
         found = next(((other, purpose) for other, purpose in self.open if id in (other, str(other))), None)
         if found is None:
@@ -67,31 +71,32 @@ class OutgoingRequests(Struct, Generic[Purpose], frozen=True):
         return OutgoingRequests(tuple(pair for pair in self.open if pair[0] != found[0]), self.count), found[1]
 
     def changed(self, change: Callable[[Purpose], Purpose]) -> OutgoingRequests[Purpose]:
-        """With what is known now about each."""
+        """Apply `change` to the purpose of each open request."""
         return OutgoingRequests(tuple((id, change(purpose)) for id, purpose in self.open), self.count)
 
     def without(self, is_over: Callable[[Purpose], bool]) -> tuple[OutgoingRequests[Purpose], tuple[Purpose, ...]]:
-        """Those that need no answer any more are taken out."""
+        """Remove the requests that are over, and return their purposes."""
         over = tuple(purpose for _, purpose in self.open if is_over(purpose))
         return OutgoingRequests(tuple(pair for pair in self.open if not is_over(pair[1])), self.count), over
 
 
 class IncomingRequests(Struct, frozen=True):
-    """Their requests that have no answer yet, by their ids as they came."""
+    """Requests from the agent that have no reply yet, by their ids exactly as received."""
 
     open: tuple[Id, ...] = ()
 
     def take(self, id: Id) -> tuple[IncomingRequests, bool]:
-        """False: it is open already, or there is no room; see `is_open`."""
+        """Add a request. False: it is already open, or the table is full; see `is_open`."""
         if id in self.open or len(self.open) >= THEIRS_MAX:
             return self, False
         return IncomingRequests((*self.open, id)), True
 
     def is_open(self, id: Id) -> bool:
+        """Whether this request still waits for its reply."""
         return id in self.open
 
     def answer(self, id: Id) -> tuple[IncomingRequests, bool]:
-        """Whether it may be answered now: it was asked, and has none yet."""
+        """Remove a request. Whether it may be answered now: it is open and has no answer yet."""
         if id not in self.open:
             return self, False
         return IncomingRequests(tuple(other for other in self.open if other != id)), True
@@ -101,28 +106,38 @@ _NOTHING_ASKED = IncomingRequests()
 
 
 class PendingRequests(Struct, Generic[Purpose], frozen=True):
-    """`last`: the request that was the last thing we wrote; None: we have written something since."""
+    """Both tables of one process, and the encoder of the frames.
+
+    `last`: the id of the request that was the last frame written; None: another frame followed.
+    """
 
     writer: RpcWriter = JSONRPC
     ours: OutgoingRequests[Purpose] = field(default_factory=OutgoingRequests[Purpose])
     theirs: IncomingRequests = _NOTHING_ASKED
     last: int | None = None
 
-    # -- ours --------------------------------------------------------------------------------------------------------
+    # -- requests to the agent ---------------------------------------------------------------------------------------
     def call(self, purpose: Purpose, method: str, params: Mapping[str, Any]) -> tuple[PendingRequests[Purpose], bytes]:
+        """Register a request to the agent, and encode it."""
         ours, id = self.ours.begin(purpose)
         return replace(self, ours=ours, last=id), self.writer.call(id, method, params)
 
     def notice(self, method: str, params: Mapping[str, Any] | None = None) -> tuple[PendingRequests[Purpose], bytes]:
+        """Encode a notification to the agent."""
         return replace(self, last=None), self.writer.notice(method, params)
 
     def settle(self, id: Id | None) -> tuple[PendingRequests[Purpose], Purpose | None]:
+        """Remove a request to the agent, and return its purpose; see `OutgoingRequests.settle`."""
         ours, purpose = self.ours.settle(id)
         return replace(self, ours=ours), purpose
 
-    # -- theirs ------------------------------------------------------------------------------------------------------
+    # -- requests from the agent -------------------------------------------------------------------------------------
     def take(self, call: RpcCall) -> tuple[PendingRequests[Purpose], bool, tuple[bytes, ...]]:
-        """Whether it is to be answered, and what is said at once if not. One that is asked again is open already."""
+        """Register a request from the agent.
+
+        Return whether it needs an answer, and otherwise the frames to send immediately. A duplicate
+        of an open request gets no frame: its answer is still to come.
+        """
         theirs, is_new = self.theirs.take(call.id)
         if is_new:
             return replace(self, theirs=theirs), True, ()
@@ -132,19 +147,21 @@ class PendingRequests(Struct, Generic[Purpose], frozen=True):
         return replace(self, last=None), False, (full,)
 
     def reject(self, garbage: InvalidMessage) -> tuple[PendingRequests[Purpose], tuple[bytes, ...]]:
-        """What is no message is told so if somebody waits for an answer to it."""
+        """Answer an invalid message with an error if its sender waits for a reply."""
         if not garbage.is_request:
             return self, ()
         return replace(self, last=None), (self.writer.error(garbage.id, INVALID_REQUEST, garbage.reason),)
 
     def reply(self, request: str, result: Any) -> tuple[PendingRequests[Purpose], tuple[bytes, ...]]:
+        """Answer a request of the agent with a result. `request`: the text of its id."""
         return self._answered(request, lambda id: self.writer.reply(id, result))
 
     def error(self, request: str, code: int, message: str) -> tuple[PendingRequests[Purpose], tuple[bytes, ...]]:
+        """Answer a request of the agent with an error. `request`: the text of its id."""
         return self._answered(request, lambda id: self.writer.error(id, code, message))
 
     def close(self, id: Id | None) -> tuple[PendingRequests[Purpose], bool]:
-        """It wants no answer any more. Whether it was open."""
+        """Close a request of the agent without an answer. Return whether it was open."""
         if id is None:
             return self, False
         theirs, was_open = self.theirs.answer(id)
@@ -153,7 +170,7 @@ class PendingRequests(Struct, Generic[Purpose], frozen=True):
     def _answered(
         self, request: str, frame: Callable[[Id], bytes]
     ) -> tuple[PendingRequests[Purpose], tuple[bytes, ...]]:
-        """`request`: the text of its id."""
+        """Answer an open request, once. `request`: the text of its id."""
         id = id_from(request)
         closed, is_due = self.close(id)
         if id is None or not is_due:

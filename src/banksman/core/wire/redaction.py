@@ -1,27 +1,31 @@
-r"""Secrets out of what is stored: `Redactor(secrets).redact(line)`.
+r"""Replace configured secrets by `[redacted]` in log entries: `Redactor(secrets).redact(line)`.
 
-A secret that was configured is replaced by `[redacted]` wherever it stands in a line: in a string of JSON (a value, or
-the name of a member), in a number, or in bytes that are no JSON at all. A line of JSON stays one, and all in it that
-is no secret keeps its value; only the strings that held a secret are written anew. Where secrets overlap, all that any
-of them covers goes.
+A secret is replaced wherever it stands in a line: in a JSON string, in a number, or in bytes that
+are no JSON. A string may be a value or the name of a member. A line of JSON remains JSON, and every
+other value in it is unchanged: only strings that held a secret are rewritten. Where secrets
+overlap, the union of their characters is replaced.
 
-A secret is found however its characters are written, each for itself:
+A secret is found in any spelling, and each of its characters may have a different one:
 
-    as they are         in UTF-8
-    escaped, as JSON    `\"` `\\` `\/` `\n` …, and `\uXXXX` for any; in a string of JSON a second time as well, because
-                        agents put JSON into strings: what they give to a tool, what a tool has printed
-    percent-encoded     `%XX` for what a URL cannot hold as it is, and `+` for a space
+    plain               in UTF-8
+    escaped, as JSON    `\"` `\\` `\/` `\n` …, and `\uXXXX` for any character; in a JSON string
+                        also escaped twice, because agents put JSON into strings (the input of a
+                        tool, the output of a tool)
+    percent-encoded     `%XX` for characters that a URL cannot hold, and `+` for a space
 
-**Limits.** What is cut over two lines is not found here: an agent that streams says a word in pieces, and each piece is
-a line of its own. `stream_redaction.py` finds it there. Base64, hex, compression, or a secret told backwards are not
-found either; nor one that is made of JSON's own punctuation, between the strings of a line. Text in another Unicode
-normal form is another text.
+**Limits.** A secret that is cut over two lines is not found here. An agent that streams sends a
+word in pieces, and each piece is a separate line; `stream_redaction.py` finds a secret there.
+Base64, hex, compression and reversed secrets are not found either. Nor is a secret found that
+consists of JSON punctuation between the strings of a line. Text in another Unicode normal form is
+another text.
 
-**Cost.** This is on the path of every token, so a line is first searched for what any occurrence must have: a part of
-each secret that stands there as it is, unless it was escaped by `\u`. No encoder does that to letters and digits, but
-it is looked for all the same. These are `find`s of a few hundred nanoseconds in all; a line in which all fail is
-returned as it came. Only a secret without letters and digits makes every line with a `%` pay for a look at its strings.
-The beginning of a secret is looked for only at the end of a text, within the length of the longest spelling.
+**Cost.** Every token passes through here. So a line is first searched for an anchor, which each
+occurrence must contain. The anchor is a part of the secret with only one spelling, apart from a
+`\u` escape. No encoder escapes letters and digits by `\u`, but the search covers that case too.
+These are `find`s of a few hundred nanoseconds in all. A line in which all of them fail is returned
+unchanged. Only a secret without letters and digits makes every line with a `%` pay for a search of
+its strings. The beginning of a secret is searched only at the end of a text, within the length of
+the longest spelling.
 """
 
 from __future__ import annotations
@@ -37,13 +41,14 @@ from banksman.core.session.event import FRAMES, Entry
 from banksman.core.session.outcome import By, Kind
 from banksman.errors import UsageError
 
-# What the log is read by: the names of its events, and how turns end.
+# Words that a reader of the log depends on: the names of events, and the outcomes of turns.
 _OUR_WORDS = (*Kind, *By, *(value for name, value in vars(events).items() if name.isupper() and isinstance(value, str)))
 
 REDACTED = "[redacted]"
-# Something shorter stands in ordinary text by chance, and replacing it would destroy the log.
+# A shorter secret occurs in ordinary text by chance, and replacing it would destroy the log.
 SECRET_CHARS_MIN = 6
-# A private key with its whole chain of certificates; each character costs a branch of the compiled search.
+# A private key with its whole chain of certificates. Each character costs a branch of the compiled
+# pattern.
 SECRET_CHARS_MAX = 16384
 
 _SHORT_ESCAPES = {
@@ -56,26 +61,26 @@ _SHORT_ESCAPES = {
     "\r": "r",
     "\t": "t",
 }
-# What is never percent-encoded, and escaped by nothing but `\u00`: the best part of a secret to look for.
+# Characters that are never percent-encoded, and escaped only by `\u00`: the best anchor.
 _UNRESERVED = re.compile("[A-Za-z0-9_.~-]+")
-# Fewer of these are met in too many lines.
+# A shorter anchor occurs in too many lines.
 _ANCHOR_CHARS_MIN = 4
-# What has no other spellings than those with a `\u` or a `%` in them. (A space may be a plus.)
+# Characters whose other spellings all contain a `\u` or a `%`. (A space may be a plus.)
 _ESCAPED_BY_CODE = re.compile("[^ " + re.escape("".join(_SHORT_ESCAPES)) + "]+")
 
 _STRING = rb'"(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+"'
 _NUMBER = rb"[-+0-9.eE]++"
 _VALUE = re.compile(_STRING + b"|" + _NUMBER)
-# What consists of JSON's tokens, in whatever order: where the strings begin and end is then beyond doubt.
+# A sequence of JSON tokens in any order. It is enough to know where the strings begin and end.
 _TOKENS = re.compile(rb"(?:[ \t\r\n{}\[\]:,]++|true|false|null|" + _STRING + b"|" + _NUMBER + b")*+")
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
 _UNESCAPED = {escape: char for char, escape in _SHORT_ESCAPES.items()}
-# So many of the first characters of a secret are seldom met by chance.
+# This many first characters of a secret seldom occur by chance.
 _START_CHARS = 4
 # The longest spelling of a character: two `\uXXXX`, or four `%XX`.
 _SPELLING_CHARS_MAX = 12
-# The end of a text that may be a part of such a spelling. A whole `\uXXXX` or `%XX` may be, too, and so may the first
-# half of a surrogate pair.
+# The end of a text that may be a part of a spelling. A whole `\uXXXX` or `%XX` may also be a part,
+# and so may the first half of a surrogate pair.
 _CUT = re.compile(r"(?:(?:\\(?:u[0-9a-fA-F]{0,4})?){1,2}|(?:%[0-9a-fA-F]{0,2}){1,4}|[\ud800-\udbff])\Z")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -84,13 +89,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 def in_strings(data: bytes, change: Callable[[str], str], is_worth_it: Callable[[bytes], bool] | None = None) -> bytes:
-    """A line with `change` made to each of its strings and numbers, if it is JSON; else to all of it, as one text.
+    """Apply `change` to each string and number of a JSON line, or to all of any other line.
 
-    A number that is changed becomes a string. `is_worth_it`: only then is the string that is written so decoded. Where
-    nothing is changed the same object is returned.
+    A changed number becomes a string. `is_worth_it`: a filter on the encoded token; a token that
+    fails it is not decoded. Returns the same object if nothing changes.
     """
     if not _is_json(data):
-        # Whatever is no UTF-8 comes out again as it went in.
+        # Bytes that are not UTF-8 come out exactly as they went in.
         text = data.decode("utf-8", "surrogateescape")
         changed = change(text)
         return data if changed == text else changed.encode("utf-8", "surrogateescape")
@@ -108,7 +113,10 @@ def in_strings(data: bytes, change: Callable[[str], str], is_worth_it: Callable[
 
 
 class _Patterns(NamedTuple):
-    """How one secret is found. `begun`: its first characters at the end of a text, all but the last one at most."""
+    """Compiled patterns of one secret.
+
+    `begun`: the first characters of the secret at the end of a text, without at least its last one.
+    """
 
     whole: re.Pattern[str]
     begun: re.Pattern[str]
@@ -121,14 +129,15 @@ class _Patterns(NamedTuple):
 
 
 class Redactor:
-    """What these secrets are, compiled. It has no state, and shows none of them."""
+    """Compiled form of a list of secrets. It has no mutable state, and its repr shows no secret."""
 
     __slots__ = ("_escape", "_needles", "_patterns", "_spelled_chars_max", "_starts")
 
     def __init__(self, secrets: Iterable[str]) -> None:
         kept = sorted({_checked(secret) for secret in _listed(secrets)})
         self._patterns = [_Patterns.of(secret) for secret in kept]
-        # The first characters of any secret, as alternatives that begin with a literal: `re` skips to those fast.
+        # The first characters of any secret, as alternatives that begin with a literal: `re` skips
+        # to a literal fast.
         starts = [first + _cut_anywhere(secret[1:_START_CHARS]) for secret in kept for first in _spellings(secret[0])]
         self._starts = re.compile("|".join(starts))
         self._spelled_chars_max = max(map(_spelled_chars_max, kept), default=0)
@@ -141,18 +150,19 @@ class Redactor:
         return f"<Redactor secrets={len(self._patterns)}>"
 
     def redact(self, data: bytes) -> bytes:
-        """The line without the secrets; the same object if it has none."""
+        """Return the line without the secrets; the same object if it has none."""
         return in_strings(data, self.redact_text, self._may_hold_one) if self._may_hold_one(data) else data
 
     def redact_text(self, text: str) -> str:
-        """A text without the secrets, in any of their spellings."""
+        """Return a text without the secrets, in any of their spellings."""
         spans = self.found(text)
         if not spans:
             return text
         pieces: list[str] = []
         kept_from, (start, end) = 0, spans[0]
         for next_start, next_end in spans[1:]:
-            # Those that only touch are two, as they would be with something between them.
+            # Two secrets that only touch give two replacements, as they would with text between
+            # them.
             if next_start < end:
                 end = max(end, next_end)
                 continue
@@ -161,12 +171,13 @@ class Redactor:
         return "".join((*pieces, text[kept_from:start], REDACTED, text[end:]))
 
     def redact_ends(self, head: str, tail: str) -> tuple[str, str]:
-        """The two ends of a text whose middle was left out, without the secrets, nor parts of those that this has cut.
+        """Redact both ends of a text whose middle was left out, also a secret that the cut divides.
 
-        A part is not recognised, so as many characters go from either side of the cut as a secret may have.
+        A part of a secret is not recognised. So both sides of the cut lose as many characters as
+        the longest secret may have.
         """
         until, since = len(head) - self._spelled_chars_max, self._spelled_chars_max
-        # Nor is a whole one cut here.
+        # The removal itself must not divide a whole secret.
         for start, end in reversed(self.found(head)):
             until = start if start < until < end else until
         for start, end in self.found(tail):
@@ -174,16 +185,18 @@ class Redactor:
         return self.redact_text(head[: max(0, until)]), self.redact_text(tail[since:])
 
     def found(self, text: str) -> list[tuple[int, int]]:
-        """Where secrets stand in a text, in order. They may overlap."""
-        # Without a percent sign each spelling of a secret holds what `_may_hold_one` looks for.
+        """Return the spans of secrets in a text, in order. They may overlap."""
+        # Without a percent sign, each spelling of a secret contains an anchor or a `\u` escape,
+        # which `_may_hold_one` searches for.
         if "%" not in text and not self._may_hold_one(_as_utf8(text)):
             return []
         return sorted(span for patterns in self._patterns for span in _found(patterns.whole, text))
 
     def begun(self, text: str) -> list[tuple[int, int]]:
-        """Find where the end of a text may be the beginning of a secret: `(start, end of its last whole character)`.
+        """Find where the end of a text may be the beginning of a secret.
 
-        Of each secret only the first such place is told. The two are the same where only a cut spelling stands.
+        Each span is `(start, end of the last whole character)`. Only the first span of each secret
+        is returned. Start and end are equal where the text ends with only a cut spelling.
         """
         cuts = [start for start, _ in _found(_CUT, text, max(0, len(text) - _SPELLING_CHARS_MAX))]
         spans = [(cut, cut) for cut in cuts]
@@ -193,21 +206,23 @@ class Redactor:
                 continue
             for whole, begun in self._patterns:
                 for start, _ in _found(begun, text, first.start(), end):
-                    # A secret that ends with `%` is whole there, and may also go on: `%25`. It is replaced at once.
+                    # A secret that ends with `%` is complete here, although the text may continue
+                    # it to `%25`. It is replaced without waiting.
                     if whole.match(text, start) is None:
                         spans.append((start, end))
                         break
         return spans
 
     def entries(self, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """Entries without the secrets; the same object if none has any."""
-        # One search through many lines at once: no needle holds a newline, so none is found over a border.
+        """Return the entries without the secrets; the same object if none has any."""
+        # Search all lines together: no needle holds a newline, so no match crosses a border.
         data = entries[0][2] if len(entries) == 1 else b"\n".join([data for _, _, data in entries])
         return self._redacted(entries) if self._may_hold_one(data) else entries
 
     def _redacted(self, entries: Sequence[Entry]) -> Sequence[Entry]:
         redacted = [
-            # Our own kinds are ours to read again: a number in them is no secret, whatever its digits are.
+            # Banksman parses its own event kinds again, and expects numbers there. A number in them
+            # is no secret, whatever its digits are. So only strings are redacted.
             (
                 turn,
                 kind,
@@ -219,12 +234,13 @@ class Redactor:
         return entries if is_same else redacted
 
     def _may_hold_one(self, data: bytes) -> bool:
-        # Not `in`: of bytes it first asks whether the needle is a number, and raises and drops an exception for it.
+        # Not `in`: for bytes it first checks whether the needle is a number, and raises and drops
+        # an exception for that.
         find = data.find
         for needle in self._needles:
             if find(needle) >= 0:
                 return True
-        # A single byte is found many times faster than two.
+        # The search for a single byte is many times faster than that for two.
         return find(b"\\") >= 0 and find(self._escape) >= 0
 
 
@@ -233,14 +249,14 @@ def _is_string(token: bytes) -> bool:
 
 
 def _listed(secrets: Iterable[str]) -> list[Any]:
-    # A text is an iterable of texts, and surely not meant as that many secrets.
+    # A string is an iterable of strings, and surely not meant as that many secrets.
     if isinstance(secrets, str | bytes) or not isinstance(cast(Any, secrets), Iterable):
         raise UsageError(f"secrets cannot be of type {type(secrets).__name__}", hint="a list of texts")
     return list(secrets)
 
 
 def _checked(secret: Any) -> str:
-    """Never with the secret in what is raised: that would be logged."""
+    """Check a secret. The error never contains the secret, because errors are logged."""
     if not isinstance(secret, str):
         raise UsageError(f"a secret cannot be of type {type(secret).__name__}", hint="text")
     if len(secret) < SECRET_CHARS_MIN:
@@ -257,29 +273,39 @@ def _checked(secret: Any) -> str:
 
 
 def _spellings(char: str) -> list[str]:
-    """A pattern for each way to write a character. Each begins with a literal, to which `re` skips fast."""
+    """Return a pattern for each spelling of a character.
+
+    Each pattern begins with a literal, to which `re` skips fast.
+    """
     units = char.encode("utf-16-be")
     escape = "".join(rf"\\u{_hex(units[place : place + 2])}" for place in range(0, len(units), 2))
     percent = "".join(f"%{_hex(bytes([byte]))}" for byte in char.encode())
     spellings = [re.escape(char), escape, percent]
     if char in _SHORT_ESCAPES:
-        # Before the plain one: of a backslash that is escaped both are meant.
+        # The escape stands before the plain character: an escaped backslash is two characters, and
+        # both belong to the match.
         spellings.insert(0, rf"\\{re.escape(_SHORT_ESCAPES[char])}")
     if char == " ":
         spellings.append(r"\+")
     if len(units) > 2:
-        # Two halves that have come one by one: JavaScript cuts a text between them.
+        # Two separate surrogates: JavaScript cuts a text between them.
         spellings.append("".join(chr(int.from_bytes(units[place : place + 2])) for place in (0, 2)))
     return spellings
 
 
 def _spelled_chars_max(secret: str) -> int:
-    """How long its longest spelling is: `\\uXXXX` has three characters for a byte of UTF-16, `%XX` for one of UTF-8."""
+    """Return the length of the longest spelling of a secret.
+
+    `\\uXXXX` has three characters per byte of UTF-16, and `%XX` has three per byte of UTF-8.
+    """
     return sum(3 * max(len(char.encode("utf-16-le")), len(char.encode())) for char in secret)
 
 
 def _hex(data: bytes) -> str:
-    """A pattern for hexadecimal digits in either case. `(?i:…)` would take `re` longer to compile."""
+    """Return a pattern for hexadecimal digits in either case.
+
+    `(?i:…)` would take `re` longer to compile.
+    """
     return "".join(f"[{digit}{digit.upper()}]" if digit.isalpha() else digit for digit in data.hex())
 
 
@@ -288,13 +314,14 @@ def _any_spelling(char: str) -> str:
 
 
 def _cut_anywhere(chars: str) -> str:
-    """A pattern for these characters, of which the last ones may be missing where the text ends."""
-    # Each missing one matches the end of the text. Optional groups, nested, would be too deep for `re`.
+    """Return a pattern for these characters; the last ones may be missing at the end of a text."""
+    # Each missing character matches the end of the text. Nested optional groups would be too deep
+    # for `re`.
     return "".join(rf"(?:{'|'.join(_spellings(char))}|\Z)" for char in chars)
 
 
 def _anchor(secret: str) -> str:
-    """The longest part of a secret that stands in a line as it is, unless there is an escape by code in it."""
+    """Return the longest part of a secret that has only one spelling, apart from escapes by code."""
     runs = _UNRESERVED.findall(secret)
     longest = max(runs, key=len, default="")
     if len(longest) >= _ANCHOR_CHARS_MIN:
@@ -303,7 +330,7 @@ def _anchor(secret: str) -> str:
 
 
 def _found(pattern: re.Pattern[str], text: str, start: int = 0, end: int | None = None) -> Iterable[tuple[int, int]]:
-    """Every place, those that overlap included."""
+    """Yield the span of every match, including overlapping ones."""
     end = len(text) if end is None else end
     match = pattern.search(text, start, end)
     while match is not None:
@@ -329,18 +356,18 @@ def _as_utf8(text: str) -> bytes:
 
 
 def _with_pairs(text: str) -> str:
-    """Two halves of a surrogate pair that were made one by one are one character."""
+    """Join the separate halves of surrogate pairs to characters."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
 def text_of(token: bytes) -> str:
-    """What a string or a number of JSON is as text. A string may hold what JSON does not allow."""
+    """Decode a JSON string or number to text. The string may hold lone surrogates."""
     if not token.startswith(b'"'):
         return token.decode()
     try:
         return _decode(token)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        # Half of a surrogate pair, which JavaScript writes when it has cut a text, and msgspec does not take.
+        # A lone surrogate. JavaScript writes one when it cuts a text, and msgspec rejects it.
         return _with_pairs(_ESCAPE.sub(_unescape, token[1:-1].decode(errors="replace")))
 
 
@@ -349,7 +376,7 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 def token_of(text: str) -> bytes:
-    """A JSON string."""
+    """Encode a text as a JSON string."""
     if _SURROGATE.search(text) is None:
         return _encode(text)
     pieces = [b""]

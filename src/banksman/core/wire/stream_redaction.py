@@ -1,23 +1,25 @@
-r"""Secrets out of what is streamed: one that is cut by the border of two deltas, or of many.
+r"""Redact secrets that a streaming agent splits over two or more deltas.
 
-Agents stream a text in deltas, and each delta is a frame and an event of its own. `Redactor` sees one event at a time.
-This remembers, for each text that is being streamed, the end of it that may be the beginning of a secret. No event is
-held back: each is stored when it is said, and in that order. Only the text moves: `PREFIX_CHARS_MIN` or more characters
-that may begin a secret are left out of their delta and put in front of the next delta of that text, which shows whether
-they do. Fewer characters stand in ordinary text by chance, and stay where they are.
+Agents stream a text in deltas, and each delta is a separate frame and event. `Redactor` sees one
+event at a time. `StreamedRedactor` remembers the end of each streamed text that may be the
+beginning of a secret. No event is delayed: each is stored when it arrives, in that order. Only text
+moves. If at least `PREFIX_CHARS_MIN` characters at the end of a delta may begin a secret, they are
+removed from it. They are put in front of the next delta of that text, which shows whether they do.
+Fewer characters occur in ordinary text by chance, and stay in place.
 
     the secret hunter2secret in three deltas:   "it is hu" "nter2se" "cret."
-    what is stored:                             "it is hu" ""        "[redacted]."
-    another text that begins as it does:        "the hunter" "s came"
-    what is stored:                             "the "       "hunters came"
+    stored:                                     "it is hu" ""        "[redacted]."
+    another text with the same beginning:       "the hunter" "s came"
+    stored:                                     "the "       "hunters came"
 
-A text that ends with the beginning of a secret has lost these characters in its deltas. The frame with the complete
-text, where the agent sends one, has them.
+A text that ends with the beginning of a secret lacks these characters in its deltas. The frame with
+the complete text, where the agent sends one, contains them.
 
-A frame that looks like a delta is one: what else is wrong with it (half of a surrogate pair, a member of another type,
-no JSON behind) does not matter.
+A frame that looks like a delta is treated as a delta. Its other faults do not matter: half of a
+surrogate pair, a member of another type, bytes behind the JSON.
 
-A secret is found in the spellings that `redaction.py` has, a spelling that is cut in its middle included.
+A secret is found in the same spellings as in `redaction.py`, including a spelling that is cut in
+its middle.
 """
 
 from __future__ import annotations
@@ -33,26 +35,27 @@ from banksman.core.session.event import RECITED, TURN_ENDED, UPDATE, Entry
 from banksman.core.wire.partial_json import UNDECODABLE, decoded, split
 from banksman.core.wire.redaction import REDACTED, Redactor, text_of, token_of
 
-# So many characters at the end of a delta are held back if a secret begins with them.
+# Number of characters at the end of a delta that are held back if a secret begins with them.
 PREFIX_CHARS_MIN = 4
-# A session streams one text at a time, and each of its subagents another; but of many it is not said that they have
-# ended. Past it the oldest is forgotten, and no delta of its turn is stored any more: it may go on with a secret.
+# A session streams one text at a time, and each of its subagents another one. But many texts have
+# no frame that marks their end. Past the limit the oldest text is forgotten. Its turn then stores
+# no delta text, because a later delta may continue a secret.
 TEXTS_MAX = 256
-# A frame that is no JSON is looked at as far as this: that takes a step of Python for each token.
+# A frame that is no JSON is examined up to this size: that takes a step of Python per token.
 MALFORMED_BYTES_MAX = 1 << 20
 
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
-# A member that may hold the text of a delta. Inside of a string its quotes would be escaped.
+# A member that may hold the text of a delta. Inside a string its quotes would be escaped.
 _MEMBERS = {
     name: re.compile(b'"' + name.encode() + rb'"\s*:\s*(' + _STRING + b")", re.DOTALL)
     for name in ("text", "thinking", "partial_json", "delta")
 }
-# Those of them that a block or a chunk has.
+# The members that a block or a chunk may have.
 _PARTS = ("text", "thinking", "partial_json")
 
 
 class _Part(msgspec.Struct):
-    """Of Claude: what a block goes on with. Of ACP: the content of a chunk."""
+    """Claude: the delta of a content block. ACP: the content of a chunk."""
 
     text: str | None = None
     thinking: str | None = None
@@ -60,7 +63,7 @@ class _Part(msgspec.Struct):
 
 
 class _Said(msgspec.Struct):
-    """Of Claude: an event of the model's. Of ACP: an update; the content of a tool call is a list."""
+    """Claude: a stream event of the model. ACP: an update; the content of a tool call is a list."""
 
     index: int | None = None
     delta: _Part | None = None
@@ -73,7 +76,7 @@ class _Item(msgspec.Struct):
 
 
 class _StreamedParams(msgspec.Struct):
-    """`done`: an item of Codex that is over."""
+    """Parameters of a notification. `done`: a Codex item that is complete."""
 
     delta: str | None = None
     done: _Item | None = msgspec.field(default=None, name="item")
@@ -94,8 +97,11 @@ _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class _Delta(NamedTuple):
-    """`key`: which text it goes on with. `member`: the name of the member that holds it; None: a block of Claude's
-    begins or ends, and its number is that of another text from now on."""
+    """A delta of a streamed text.
+
+    `key`: the text that the delta continues. `member`: the member that holds the delta. None: a
+    Claude block begins or ends, so its index belongs to another text from now on.
+    """
 
     key: tuple[object, ...]
     member: str | None
@@ -103,25 +109,28 @@ class _Delta(NamedTuple):
 
 
 class _Carry(NamedTuple):
-    """The end of a text that may be the beginning of a secret. `stored`: how many of its characters are stored."""
+    """The end of a text that may be the beginning of a secret.
+
+    `stored`: the number of its characters that are already in the log.
+    """
 
     text: str
     stored: int
 
 
 class StreamedRedactor:
-    """Of one session: takes secrets out of its entries, in the order in which they are stored."""
+    """Redact the entries of one session, in the order in which they are stored."""
 
     __slots__ = ("_carries", "_crowded", "_redactor")
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
         self._carries: OrderedDict[tuple[object, ...], _Carry] = OrderedDict()
-        # Turns that are running, and have had too many texts.
+        # Running turns that exceeded the limit on texts.
         self._crowded: set[object] = set()
 
     def entries(self, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """Entries without the secrets; the same object if none has any."""
+        """Return the entries without the secrets; the same object if none has any."""
         changed = [self._entry(entry) for entry in entries]
         is_same = all(new is old for new, old in zip(changed, entries, strict=True))
         return self._redactor.entries(entries if is_same else changed)
@@ -145,13 +154,13 @@ class StreamedRedactor:
         return entry if text == delta.text else (turn, kind, _with_text(data, delta, text))
 
     def _forget(self, turn: str | None) -> None:
-        """Nothing in the log belongs to a turn after its end."""
+        """Drop the state of a turn: no entry of the log belongs to a turn after its end."""
         for key in [key for key in self._carries if key[0] == turn]:
             del self._carries[key]
         self._crowded.discard(turn)
 
     def _complete(self, data: bytes) -> None:
-        """Codex says that an item is over. Its text has no more deltas, in whichever turn it is."""
+        """Drop the state of a completed Codex item: it gets no further deltas, in any turn."""
         try:
             frame = _decode(data)
         except UNDECODABLE:
@@ -161,7 +170,10 @@ class StreamedRedactor:
                 del self._carries[key]
 
     def _redacted(self, delta: _Delta) -> str:
-        """What is stored of a delta: what was held back before, and what is not held back now."""
+        """Return the text to store for a delta.
+
+        It begins with the characters held back before, and lacks the characters held back now.
+        """
         before = self._carries.pop(delta.key, _Carry("", 0))
         whole, place = before.text + delta.text, before.stored
         spans, begins = self._redactor.found(whole), self._redactor.begun(whole)
@@ -172,7 +184,7 @@ class StreamedRedactor:
         pieces: list[str] = []
         for start, end in spans:
             if start < until and end > place:
-                # What was stored before cannot be taken back, and two secrets that overlap are one replacement.
+                # Stored text cannot be taken back. Two secrets that overlap give one replacement.
                 if start > place or not pieces:
                     pieces += [whole[place:start], REDACTED]
                 place = end
@@ -187,15 +199,20 @@ class StreamedRedactor:
 
 
 def _may_be_delta(data: bytes) -> bool:
-    """Whether a frame has what stands in every delta, of whichever dialect, and where a block of Claude's begins or
-    ends."""
+    """Whether a frame contains a marker of a delta, in any dialect, or of a Claude block's border.
+
+    Every delta and every begin or end of a Claude block contains one of these markers.
+    """
     find = data.find
     return find(b"delta") >= 0 or find(b"_chunk") >= 0 or find(b"content_block_st") >= 0
 
 
 def _delta_of(turn: str | None, kind: str, data: bytes) -> _Delta | None:
-    """What a frame goes on with, if it is a delta. A text never goes on in another turn, nor from a replay in what is
-    new."""
+    """Return the delta in a frame, if it is one.
+
+    A text never continues in another turn, nor from a replay into new output. So the key contains
+    the turn and the kind.
+    """
     try:
         frame = _decode(data)
     except UNDECODABLE:
@@ -216,7 +233,7 @@ def _delta_of(turn: str | None, kind: str, data: bytes) -> _Delta | None:
 
 
 def _decode_loosely(data: bytes) -> _Frame:
-    """What can be read of a frame with members of other types, or that is no JSON."""
+    """Decode a frame as far as possible, although it has members of other types or is no JSON."""
     frame = _members(data)
     params = _members(frame.get("params"))
     return _Frame(
@@ -261,7 +278,7 @@ def _text(data: bytes | None) -> str | None:
 
 
 def _name(data: bytes | None) -> Any:
-    """What a text is told from others by, of whichever type."""
+    """Return the value that identifies a text, of any type."""
     value = None if data is None else decoded(data)
     return value if isinstance(value, str | int | float) or data in (None, b"null") else data
 
@@ -275,7 +292,7 @@ def _of_part(key: tuple[object, ...], part: _Part) -> _Delta | None:
 
 
 def _with_text(data: bytes, delta: _Delta, text: str) -> bytes:
-    """The frame with another text in its delta; all else is as it was, byte for byte."""
+    """Return the frame with another text in its delta. All other bytes are unchanged."""
 
     def replace(match: re.Match[bytes]) -> bytes:
         if text_of(match[1]) != delta.text:

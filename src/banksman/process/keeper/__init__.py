@@ -1,5 +1,6 @@
-"""The other end of `process/process.py`: a zygote that forks keepers, and the keeper that is a command's parent.
+"""Helper processes: the zygote, which forks keepers, and the keeper, the parent of one command.
 
-These files run in processes of their own, started from `__main__.py` with a bare interpreter, and are the only ones
-that know about trees and signals. `messages.py` is what both ends share.
+They are the other end of `process/process.py`. These files run in separate processes, which a bare
+interpreter starts from `__main__.py`. Only they deal with process trees and signals. `messages.py`
+defines the messages that both ends exchange.
 """

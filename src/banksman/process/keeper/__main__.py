@@ -1,7 +1,8 @@
-"""Entry of the zygote: `python -I -S __main__.py SOCKET_FD HOST_PID PLAN`.
+"""Entry point of the zygote: `python -I -S __main__.py SOCKET_FD HOST_PID PLAN`.
 
-An isolated interpreter has neither the script's folder nor site-packages on its path, which is what keeps it small and
-out of reach of whatever the host's environment says. The one folder it needs is put there by hand, last.
+An isolated interpreter has neither the folder of the script nor site-packages on its path. That
+keeps it small, and independent of the host's environment variables. The only folder that it needs
+is appended here.
 """
 
 import sys

@@ -1,20 +1,26 @@
-"""The keeper: a command's parent, the subreaper of its tree, and the one that ends it.
+"""The keeper: parent of one command, subreaper of its process tree, and the process that ends it.
 
-It owns one tree. It promises that the tree is ended when the host says so, when the host dies or falls silent past its
-deadline, and that it does not itself go before the last of the tree is gone.
+The keeper owns one tree. It promises two things:
+- It ends the tree when the host orders a stop, when the host dies, and when the host stays silent
+  past its deadline.
+- It does not exit before the last process of the tree is gone.
 
-Theory of operation. The keeper sits in poll() on four things: the leader's pidfd, the control socket, a pidfd of the
-host, and a pipe that SIGCHLD writes to. The host drives the stop ladder, rung by rung. But each rung it sends says how
-long the keeper is to wait for the next one; after that the keeper goes on alone (TERM, then KILL). So a stop once begun
-ends, whatever becomes of the host: killed (its pidfd), closed (the socket), or frozen (the deadline). Where the tree
-works for something that the host has for a time only, that time is a deadline too, from the start (`LeaseTimer`).
-While nothing is being stopped, the host may have a part of the tree ended and the rest left alone (`NewerSweep`); a
-stop comes first.
+Theory of operation. The keeper sleeps in poll() on four fds: the leader's pidfd, the control
+socket, a pidfd of the host, and a pipe that SIGCHLD writes to. The host drives the stop ladder,
+rung by rung. Each rung says how long the keeper waits for the next rung. After that time the keeper
+takes the next rung without an order (TERM, then KILL). So a stop that has begun always completes,
+even if the host is killed (its pidfd fires), closes (the socket ends) or freezes (the deadline
+passes).
 
-That the tree is empty is never read from /proc. The keeper is a subreaper, so every orphan of the tree becomes its
-child, and `waitpid(-1)` answering ECHILD proves that there is none. That proof needs the leader reaped, and reaping
-frees the leader's pid and group id for reuse. Hence the rule: until the leader is reaped its group is signalled by
-number, which is safe; afterwards only pidfds are used, and the numbers of children that are still ours to reap.
+If the tree works for something that the host has only leased, the end of the lease is a deadline
+too, from the start (`LeaseTimer`). While no stop is under way, the host can order the keeper to end
+a part of the tree and spare the rest (`NewerSweep`). A stop takes precedence over that.
+
+The keeper never concludes from /proc that the tree is empty. It is a subreaper, so every orphan of
+the tree becomes its child, and ECHILD from `waitpid(-1)` proves that no process is left. That proof
+needs the leader to be reaped, and reaping frees the leader's pid and group id for reuse. Hence the
+rule: until the keeper reaps the leader, it may signal the leader's group by number. Afterwards it
+uses only pidfds, and the numbers of children that it has not reaped yet.
 """
 
 from __future__ import annotations
@@ -36,38 +42,47 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# How much longer than the host said the keeper waits before it acts alone: long enough for a host whose loop is busy.
+# Added to every deadline that the host sets, before the keeper acts without it. One second is
+# enough for a host whose event loop is busy.
 MARGIN_SECONDS = 1.0
-# Between two rounds of a sweep, if no child's death wakes us first.
+# Pause between two rounds of a sweep, unless the death of a child wakes the keeper first.
 ROUND_SECONDS = 0.02
-# After this long the sweep reports what it could not end, and goes on trying at a slower pace.
+# After this long the sweep reports the survivors. It then retries every RETRY_SECONDS.
 SWEEP_SECONDS_MAX = 5.0
 RETRY_SECONDS = 0.5
-# When all that is left is not ours to signal, waiting longer helps only if it was about to end by itself.
+# Shorter bound for the case that the keeper may not signal any of the remaining processes. Then
+# waiting helps only if those processes are about to exit without a signal.
 DENIED_SECONDS_MAX = 1.0
-# How long a report may wait for a host that has closed its end and may yet read.
+# How long the last report may wait for a host that has closed its sending side. That host may still
+# read.
 FLUSH_MS_MAX = 1000
 
 NEVER = float("inf")
-# How much later than the lease says: the host's own timers are as punctual as ours, and it comes first.
+# Added to the times that the host sends when it ends the tree under a lease. The host's timers are
+# as exact as the keeper's, and the host acts first.
 LEASE_MARGIN_SECONDS = 0.02
 
-# The phases, in the only order they can come.
+# The phases, in the only order in which they occur. `_phase` never goes back, so an order for an
+# earlier rung that arrives late cannot restart the ladder.
 RUNNING, TERMED, KILLING = "running", "termed", "killing"
 
 
 class LeaseTimer:
-    """When to act because nobody has said that the host still has what the tree works for.
+    """Deadlines that apply unless the host keeps renewing the lease that the tree works under.
 
-    The host writes the times to a page that is shared by all keepers (`process/lease_page.py`), or, once it ends the
-    tree itself, tells them for this one tree. A time that has come is looked up again before it is believed.
+    The host writes the times to a page that all keepers share (`process/lease_page.py`). Once the
+    host ends this tree by its ladder, it sends times for this tree alone (`take_over`). When a time
+    has passed, the timer reads the page again before it reports the time as due.
 
-    `page`: an fd of it, which may be closed afterwards; None: the tree may live for as long as its host does.
+    `page`: an fd of the page; the caller may close it afterwards. None: no lease, the tree may live
+    as long as its host.
     """
 
     def __init__(self, page: int | None) -> None:
-        # Never let go of, not even when it is not looked at any more: the mapping has a copy of the fd, and the keeper
-        # closes that with all others it does not need. To close the mapping would close whatever has that number then.
+        # This mapping must never be closed, not even when its times do not matter after
+        # `take_over`. mmap keeps a duplicate of the fd, and the keeper closes that duplicate with
+        # all other fds that it does not need (`close_all_but`). Closing the mapping later would
+        # close its number again, which may belong to another file then.
         shared = None if page is None else mmap.mmap(page, 16, prot=mmap.PROT_READ)
         self._page = None if shared is None else memoryview(shared).cast("d")
         self._is_taken_over = False
@@ -75,19 +90,28 @@ class LeaseTimer:
         self._look()
 
     def take_over(self, term_at: float, kill_at: float) -> None:
-        """The host ends the tree itself, by these times. TERM may come later than the page has it, for the host is
-        there and does what comes before it; KILL may not."""
+        """Replace the times of the page: the host ends this tree, by these times.
+
+        TERM may come later than the page says, because the host is alive and takes the rungs before
+        TERM. KILL may not come later.
+        """
+        # Read the page for the last time, so that the minimum below uses the current kill time.
+        # From here on the page is ignored: a renewal must not extend a stop that has begun.
         self._look()
         self._is_taken_over = True
         self.term_at = term_at + LEASE_MARGIN_SECONDS
         self.kill_at = min(self.kill_at, kill_at + LEASE_MARGIN_SECONDS)
 
     def due(self, phase: str) -> float:
+        """Return the time of the next step in this phase; infinity if the lease demands none."""
         return {"running": self.term_at, "termed": self.kill_at}.get(phase, NEVER)
 
     def is_due(self, phase: str, now: float) -> bool:
+        """Whether the next step of this phase is due, according to the latest times on the page."""
         if now < self.due(phase):
             return False
+        # The known time has passed, but the host may have renewed the lease since the last look.
+        # Reading the page only now is the point of the page: a renewal wakes no keeper.
         self._look()
         return now >= self.due(phase)
 
@@ -97,6 +121,8 @@ class LeaseTimer:
 
 
 class Keeper:
+    """State machine of one tree, from the started leader to the report that the tree is gone."""
+
     def __init__(  # noqa: PLR0917
         self, control: _socket.socket, host: int, woken: int, leader: int, order: dict[str, Any], lease: LeaseTimer
     ) -> None:
@@ -110,20 +136,30 @@ class Keeper:
         self._has_terminal = order["terminal"] is not None
         self._phase = RUNNING
         self._has_exited = False
+        # The leader is dead but a tracer holds its zombie: see `_on_exit`.
         self._is_held = False
+        # From this moment the leader's pid and group id may belong to other processes: see
+        # `_signal`.
         self._is_reaped = False
+        # ECHILD was seen with the leader reaped: the only proof that the tree is gone.
         self._is_empty = False
-        # Acting alone: the host is gone, or was silent past its deadline. What it says later is still obeyed.
+        # True once the keeper acts without orders: the host is gone, or was silent past its
+        # deadline. The keeper still obeys orders that arrive later.
         self._is_alone = False
+        # GONE is sent once. After a report with survivors the keeper keeps retrying, but does not
+        # report the end again: the host has closed the case.
         self._has_reported = False
         self._ender: tuple[bytes, ...] | None = order["ender"] or None
         self._helper = None if self._ender is None else Helper(self._ender)
         self._sweep = Sweep(os.getpid(), self._reap, self._helper)
         self._newer: NewerSweep | None = None
+        # How many entries of `_sweep.names` the host has received. That dict only grows and keeps
+        # its order, so an index is enough.
         self._named = 0
         self._sweep_began = 0.0
         self._next_round = 0.0
-        # When to act without being told. None: never, the host is trusted to be there.
+        # When the keeper acts without an order. None: never, because the host is trusted to be
+        # alive.
         self._deadline: float | None = None
         self._renew(order["deadline"])
         self._lease = lease
@@ -135,21 +171,31 @@ class Keeper:
         self._say(messages.STARTED, leader, os.getpid(), time.monotonic())
 
     def stay(self) -> None:
+        """Supervise the tree until it is proven gone, then report and return."""
         control = self._control.fileno()
         while not self._is_empty:
             ready = dict(syscalls.poll(self._poller, self._timeout_ms()))
+            # The bytes only say that a signal arrived, usually SIGCHLD. The pipe must be emptied,
+            # because poll() would otherwise return immediately forever.
             if self._woken in ready:
                 syscalls.read(self._woken, 4096)
             if self._leader_fd in ready:
                 self._on_exit()
-            # What the host said before it went is heard first: "kill" may be its last word.
+            # The socket before the pidfd: messages that the host sent before its death are still in
+            # the socket, and the last message may be KILL. Only the end of the socket, or a dead
+            # host with an empty socket, means that the host is gone.
             if control in ready:
                 self._on_control()
             elif self._host in ready:
                 self._on_host_gone()
+            # Reap before the deadlines are checked, so that a leader that has just exited is
+            # reported as exited without a stop.
             self._reap()
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self._go_on_alone()
+            # A separate check, because the lease can end while the host still renews its ordinary
+            # deadline. If both checks fire in one iteration, this check sees the new phase and
+            # compares with the time of KILL.
             if self._lease.is_due(self._phase, time.monotonic()):
                 self._go_on_alone(by_lease=True)
             if self._phase is KILLING:
@@ -160,42 +206,54 @@ class Keeper:
 
     def _timeout_ms(self) -> float | None:
         dues = [self._next_round if self._phase is KILLING else self._deadline, self._lease.due(self._phase)]
+        # No event announces that a tracer has released the zombie, so the keeper polls for it.
+        # `_reap` then finds the zombie.
         if self._is_held:
             dues.append(time.monotonic() + RETRY_SECONDS)
         if self._newer is not None:
             dues.append(self._newer.next_round)
         return min((milliseconds_until(due) for due in dues if due is not None), default=None)
 
-    # -- what is heard -----------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
     def _on_exit(self) -> None:
-        # WNOWAIT leaves the zombie: it is told first and reaped second, so that nobody hears of a pid that is free.
+        # WNOWAIT keeps the zombie. The keeper reports the exit first and reaps second, so that the
+        # pid cannot be in use again when the host learns of the exit.
         result = syscalls.waitid(os.P_PIDFD, self._leader_fd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if not self._is_held:
             self._poller.unregister(self._leader_fd)
-        # Dead, and yet not ours to wait for: a tracer from outside the tree (gdb, strace -p) has it until it lets go.
-        # Its pidfd stays readable all that time, so it is not polled any more; the zombie is looked for now and then.
+        # The leader is dead, but waitid finds no zombie: a tracer outside the tree (gdb, strace -p)
+        # holds it until it detaches. The pidfd stays readable meanwhile and would make poll() spin.
+        # So the keeper has unregistered it and looks for the zombie every RETRY_SECONDS.
         self._is_held = result is None
         if result is None:
             return
+        # From here on the pid is known to be a zombie or reaped. The keeper needs no pidfd for it,
+        # and `_signal` stops signalling it alone.
         syscalls.close(self._leader_fd)
         self._leader_fd = -1
         self._has_exited = True
         has_code = result.si_code == os.CLD_EXITED
         code, number = (result.si_status, None) if has_code else (None, result.si_status)
         self._say(messages.EXITED, code, number, time.monotonic(), self._phase is RUNNING)
+        # The leader has exited without a stop. Its remaining children may run for `linger` seconds;
+        # the host orders REST after that. The keeper's deadline covers a host that does not.
         if self._phase is RUNNING:
             self._deadline = time.monotonic() + self._linger + MARGIN_SECONDS
         elif self._is_alone and self._phase is TERMED:
+            # The host is absent and the leader obeyed TERM. Its group got TERM already, but
+            # processes outside of the group have not: they get it now.
             self._term_rest()
 
     def _on_control(self) -> None:
-        """One message at a time: poll() comes back at once if there are more."""
+        """Read one message. If there are more, poll() returns immediately."""
+        # POLLOUT may be the reason of the wake-up: messages were waiting for room in the socket.
         self._flush()
         try:
             data = syscalls.recv(self._control)
         except BlockingIOError:
             return
         except ConnectionError:
+            # A reset means the same as the end of the stream: the host's end is closed.
             data = b""
         if data:
             self._obey(messages.decode(data))
@@ -205,7 +263,9 @@ class Keeper:
     def _obey(self, message: tuple[Any, ...]) -> None:
         match message:
             case (messages.TERM | messages.REST, _) if self._phase is KILLING:
-                pass  # From a host that was late. A frozen tree must not be continued.
+                # A late order of a slow host. It would send CONT and wake a frozen tree that is
+                # being killed.
+                pass
             case (messages.TERM, seconds):
                 self._bound_stop(seconds)
                 self._term_group()
@@ -219,6 +279,8 @@ class Keeper:
             case (messages.SIGNAL, number, to_group):
                 self._signal(number, to_group)
             case (messages.RENEW, seconds):
+                # RENEW is a sign of life, valid only while nothing is being stopped. It must not
+                # lift the deadline of a stop, nor the deadline that the leader's exit has set.
                 if self._phase is RUNNING and not self._has_exited:
                     self._renew(seconds)
             case (messages.SWEEP, number, tick, pid, ends):
@@ -227,18 +289,29 @@ class Keeper:
                 raise AssertionError(message)
 
     def _on_host_gone(self) -> None:
-        """The host was killed, closed its end, or became another program. Nobody will tell us anything any more."""
+        """Continue without the host: it was killed, closed its end, or replaced itself by exec().
+
+        No further order can arrive.
+        """
+        # Both fds stay readable from now on, so poll() would spin. They are unregistered only once,
+        # because the poller raises for an unknown fd.
         if self._host != -1:
             self._poller.unregister(self._host)
             self._poller.unregister(self._control.fileno())
             self._host = -1
+            # The zygote also has to notice the death of the host. If it was stopped (SIGSTOP), only
+            # its children know, and they continue it.
             wake_parent()
         if self._phase is RUNNING:
             self._go_on_alone()
         elif self._phase is TERMED:
+            # The host has sent TERM and died. The tree keeps its grace, counted from now, but never
+            # more than the host had granted.
             self._is_alone = True
             due = time.monotonic() + self._grace
             self._deadline = due if self._deadline is None else min(self._deadline, due)
+            # Only TERM to the leader's group is certain. The host would have sent REST after the
+            # leader's exit, so the keeper does.
             if self._has_exited:
                 self._term_rest()
 
@@ -246,23 +319,32 @@ class Keeper:
         self._deadline = None if seconds is None else time.monotonic() + seconds
 
     def _bound_stop(self, seconds: float) -> None:
-        """The host has taken a rung, and takes the next one after so long. A stop that is under way is only ever
-        shortened: a host that wakes late does not give a tree more time than it had."""
+        """Set the deadline of a rung: the host takes the next rung within `seconds`.
+
+        A stop that is under way can only get shorter. A host that wakes up late must not give the
+        tree more time than it had.
+        """
         due = time.monotonic() + seconds + MARGIN_SECONDS
         if self._phase is TERMED and self._deadline is not None:
             due = min(due, self._deadline)
         self._deadline = due
 
-    # -- the rungs ---------------------------------------------------------------------------------------------------
+    # -- rungs of the ladder -----------------------------------------------------------------------
     def _go_on_alone(self, *, by_lease: bool = False) -> None:
-        """The rung that is next, without being told."""
+        """Take the next rung without an order.
+
+        `by_lease`: the lease is the reason, and not the silence of the host. The report says which.
+        """
         self._is_alone = True
         now = time.monotonic()
+        # ACTED precedes the rung in the stream, so that the host can tell this KILL from its own
+        # orders.
         if self._phase is TERMED:
             self._say(messages.ACTED, messages.KILL, now, by_lease)
             self._kill()
             return
-        # Cut to the lease as it is now: one that is renewed after all gives no more time to what was begun.
+        # Bounded by the lease as it is now. If the host renews the lease after all, the stop that
+        # has begun gets no extra time.
         self._deadline = min(now + self._grace, self._lease.kill_at) if by_lease else now + self._grace
         if self._has_exited:
             self._say(messages.ACTED, messages.REST, now, by_lease)
@@ -272,19 +354,23 @@ class Keeper:
             self._term_group()
 
     def _term_group(self) -> None:
-        # Whoever had left before is not to be counted as stopped.
+        # Reap first: a leader that exited before this signal must be reported as exited without a
+        # stop.
         self._reap()
         if self._phase is RUNNING:
             self._phase = TERMED
-        # An interactive shell ignores TERM and obeys a hangup. Any other program gets no HUP: it may clean up on TERM
-        # alone, and HUP would cut that short.
+        # An interactive shell ignores TERM and exits on a hangup. Other programs get no HUP: they
+        # may clean up on TERM alone, and HUP would cut that short.
         if self._has_terminal and not self._has_exited and is_ignoring(self._leader, SIGTERM):
             self._signal(SIGHUP, to_group=True)
         self._signal(SIGTERM, to_group=True)
-        # A stopped process does not even notice TERM until it is continued.
+        # TERM stays pending in a stopped process until CONT arrives.
         self._signal(SIGCONT, to_group=True)
 
     def _term_rest(self) -> None:
+        # Every caller comes here after the exit of the leader was reported, so the new phase cannot
+        # falsify that report.
+        """Send TERM to the processes that outlive the leader, anywhere in the tree."""
         if self._phase is RUNNING:
             self._phase = TERMED
         self._reap()
@@ -292,48 +378,65 @@ class Keeper:
             try:
                 self._sweep.term()
             except OSError:
-                pass  # No room to look for them all. KILL comes for those who were not asked.
+                # Not enough memory or fds to scan the tree. KILL follows for the processes that got
+                # no TERM.
+                pass
             self._report_names()
 
     def _kill(self) -> None:
         if self._phase is KILLING:
             return
+        # Reap while the phase still says how the stop began: `_on_exit` reports from it whether the
+        # leader ended without a stop.
         self._reap()
         self._phase = KILLING
+        # From here on `_next_round` sets the pace. KILL is the last rung, so no deadline is needed.
         self._deadline = None
         self._sweep_began = self._next_round = time.monotonic()
         if self._helper is not None:
-            # The report must not wait for it: the host takes a keeper that is silent for longer to be wedged.
+            # The helper must not delay the report. The host takes a keeper that stays silent for
+            # longer as hung, and has the zygote kill it.
             self._helper.until = self._sweep_began + SWEEP_SECONDS_MAX
-        # Most of a tree is usually in the leader's group, and one signal stops all of that at once.
+        # Most of a tree is usually in the leader's group. One signal freezes all of those processes
+        # at the same moment, before the first scan of /proc.
         self._signal(SIGSTOP, to_group=True)
 
     def _signal(self, number: int, to_group: bool) -> None:
+        # By number is safe as long as the leader is unreaped: a zombie keeps its pid and its group
+        # id. Once it is reaped both may be reused. A zombie alone needs no signal, but its group
+        # may have living members.
+        """Signal the leader, or its group, by number."""
         if self._is_reaped or (self._has_exited and not to_group):
             return
         try:
             (syscalls.killpg if to_group else syscalls.kill)(self._leader, number)
         except OSError as exc:
-            # ESRCH: the group is gone, which is what was wanted. EPERM: not one of them is ours to signal. Without a
-            # helper the sweep will name them.
+            # ESRCH: the group is gone, which is the goal. EPERM: the keeper may signal no member of
+            # the group. Without a helper, the sweep reports them as survivors.
             if exc.errno == errno.EPERM and self._helper is not None:
                 self._helper.kill(number, [-self._leader if to_group else self._leader])
 
-    # -- a part of the tree ------------------------------------------------------------------------------------------
+    # -- sweep of a part of the tree ---------------------------------------------------------------
     def _begin_newer(self, number: int, since: tuple[int, int], ends: bool) -> None:
+        # One partial sweep at a time. The earlier sweep reports its result so far, so that its
+        # request gets an answer.
         self._end_newer()
         self._newer = NewerSweep(number, since, ends=ends, leader=self._leader, reap=self._reap, ender=self._ender)
 
     def _sweep_newer(self) -> None:
         if self._newer is None:
             return
-        # Once the whole tree is to go, or its leader has gone, there is nothing to be spared any more.
+        # Once a stop has begun or the leader has exited, no part of the tree is to be spared. The
+        # stop or REST ends all of it.
         is_moot = self._phase is not RUNNING or self._has_exited
         if is_moot or (time.monotonic() >= self._newer.next_round and self._newer.go_on()):
             self._end_newer()
 
     def _end_newer(self) -> None:
-        """Tell how far it came. Those that it has signalled are named even if they are still about to go."""
+        """Report the result of the partial sweep, also if it was cut short.
+
+        The report names every process that got a signal, even if it has not exited yet.
+        """
         sweep, self._newer = self._newer, None
         if sweep is None:
             return
@@ -342,18 +445,24 @@ class Keeper:
             self._say(messages.SWEEP_REPORT, sweep.number, ended[first : first + messages.NAMES_PER_MESSAGE], [], False)
         self._say(messages.SWEEP_REPORT, sweep.number, [], sweep.survivors, True)
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- proof of the end --------------------------------------------------------------------------
     def _reap(self) -> None:
-        """Reap what has ended; with the leader reaped too, ECHILD proves the tree empty."""
+        """Reap dead children. Once the leader is reaped, ECHILD proves that the tree is empty."""
+        # Without __WALL, waitpid skips children that clone() made with another exit signal, and
+        # ECHILD would be no proof.
         options = os.WNOHANG | syscalls.WALL
         try:
             while True:
+                # The exit of the leader has been reported: its zombie may be reaped like any other.
                 if self._has_exited:
                     pid, _status = syscalls.waitpid(-1, options)
                     if pid == 0:
                         return
                     self._is_reaped = self._is_reaped or pid == self._leader
                     continue
+                # The exit is not reported yet, so the leader must not be reaped here. WNOWAIT shows
+                # which child is dead without reaping it. The other children are reaped by pid. They
+                # are unreaped, so the pid cannot be another process.
                 ended = syscalls.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | options)
                 if ended is None:
                     return
@@ -362,6 +471,8 @@ class Keeper:
                 else:
                     syscalls.waitpid(ended.si_pid, options)
         except ChildProcessError:
+            # ECHILD cannot occur before the leader is reaped, since a living leader or its zombie
+            # is a child too.
             self._is_empty = True
 
     def _sweep_round(self) -> None:
@@ -372,21 +483,26 @@ class Keeper:
         try:
             found = self._sweep.kill()
         except OSError:
-            # No room to look, or nothing to look at. There may be in the next round, and only ECHILD ends this.
+            # No memory or fds to scan, or /proc is unreadable. The next round may succeed. Only
+            # ECHILD ends the sweep, so a failed scan is never taken for an empty tree.
             found, can_look = True, False
         if not (found and can_look):
-            # By number, which is safe until the leader is reaped: whatever /proc shows, the leader and its group go.
-            # Only after a look, or those in the group would go unnamed.
+            # The group by number, which is safe until the leader is reaped. This ends the leader
+            # and its group even if /proc shows nothing. It comes after the scan, because the scan
+            # collects the names for the report.
             self._signal(SIGKILL, to_group=True)
         self._report_names()
         self._reap()
         now = time.monotonic()
+        # After the report nothing waits for the result, so the keeper saves CPU time.
         self._next_round = now + (RETRY_SECONDS if self._has_reported else ROUND_SECONDS)
         patience = SWEEP_SECONDS_MAX if found or not self._sweep.denied else DENIED_SECONDS_MAX
+        # The report names the survivors and the reasons, but the keeper stays: it exits only on
+        # ECHILD.
         if not self._is_empty and now - self._sweep_began > patience:
             self._report(survey(os.getpid(), self._sweep.denied))
 
-    # -- what is said ------------------------------------------------------------------------------------------------
+    # -- messages to the host ----------------------------------------------------------------------
     def _report_names(self) -> None:
         names = [(pid, name) for (pid, _start), name in self._sweep.names.items() if pid != self._leader]
         for first in range(self._named, len(names), messages.NAMES_PER_MESSAGE):
@@ -394,37 +510,49 @@ class Keeper:
         self._named = len(names)
 
     def _report(self, survivors: list[tuple[int, str, str]]) -> None:
+        # A second GONE would arrive after the host has closed its end, or contradict the first.
         if not self._has_reported:
             self._has_reported = True
             self._say(messages.GONE, survivors)
 
     def _say(self, *message: Any) -> None:
+        """Queue a message and send as much of the queue as the socket takes."""
         self._outbox.append(messages.encode(*message))
         self._flush()
 
     def _flush_to_the_end(self) -> None:
-        """Wait for a host that does not read, as long as there is one: without the last word it must fear the worst."""
+        """Send the last messages, waiting for a slow reader as long as the host lives.
+
+        Without the final report the host would have to assume that the tree may still exist.
+        """
         while self._outbox:
             waiting = select.poll()
             waiting.register(self._control.fileno(), select.POLLOUT)
             if self._host != -1:
                 waiting.register(self._host, select.POLLIN)
+            # With a living host there is no bound: a host that is stopped reads after it resumes. A
+            # host that has closed its sending side gets FLUSH_MS_MAX.
             ready = dict(syscalls.poll(waiting, None if self._host != -1 else FLUSH_MS_MAX))
             if not ready or self._host in ready:
                 return
             self._flush()
 
     def _flush(self) -> None:
-        """Send what there is to say, as far as it goes now: while there is a tree to see to nobody is waited for."""
+        """Send queued messages without blocking.
+
+        While the tree exists, the keeper waits for no reader: a full socket must not delay a kill.
+        """
         while self._outbox:
             try:
                 syscalls.send(self._control, self._outbox[0])
             except BlockingIOError:
                 break
             except ConnectionError:
-                self._outbox.clear()  # Nobody is left to tell.
+                self._outbox.clear()  # The host has closed its end.
                 break
             del self._outbox[0]
+        # Poll for POLLOUT only while messages wait. A socket is nearly always writable, and poll()
+        # would spin.
         if self._host != -1 and bool(self._outbox) != self._is_behind:
             self._is_behind = bool(self._outbox)
             events = select.POLLIN | select.POLLOUT if self._is_behind else select.POLLIN

@@ -1,29 +1,41 @@
-"""What host, zygote and keeper say to each other: one marshalled tuple per SEQPACKET message.
+"""Messages between host, zygote and keeper: one marshalled tuple per SEQPACKET message.
 
-A message arrives whole or not at all, so a keeper killed in mid-word cannot leave half a frame. `marshal` is safe here
-and only here: both ends are one program, run by one interpreter, joined by a socketpair that nobody else can open.
+A message arrives whole or not at all, so a keeper that is killed while it sends cannot leave half a
+frame. `marshal` is safe here and only here: both ends are the same program, run by the same
+interpreter. No other process can open the socketpair between them.
 
-    host → zygote    (SPAWN, count, grace, order) + fds [control, cwd, (lease), *the child's]  give this to a keeper
-                     (SPAWN, count, grace, None) + fds […, file]        the same; the order is too long, and in a file
-                     (KILL_KEEPER, pid)                  a keeper that does not answer; the zygote ends its tree
-    host → keeper    (TERM, seconds)                     TERM (a shell: HUP too) to the leader's group, then go on alone
-                     (REST, seconds)                     TERM to what is left of the tree; likewise
-                     (KILL,)                             freeze and kill everything
-                     (SIGNAL, number, to_group)
-                     (RENEW, seconds | None)             the deadline after which the keeper acts alone
-                     (HURRY, term_at, kill_at)           the host ends it by these times, in the place of the lease's
-                     (SWEEP, number, tick, pid, ends)    end what was born since, or only look; SWEEP_REPORT answers
-    keeper → host    (STARTED, leader, keeper, at)
-                     (FAILED, step, errno)               nothing runs
-                     (EXITED, code, signal, at, by_itself)   sent while the leader is a zombie
-                     (ACTED, rung, at, by_lease)         a rung taken without being told
-                     (SWEPT, [(pid, command), …])        what had to be ended besides the leader; may be repeated
-                     (GONE, [(pid, command, why), …])    the tree is gone, but for these
-                     (SWEEP_REPORT, number, [(pid, command), …], [(pid, command, why), …], is_over)
-                                                         what a sweep ended, and who is left; repeated until over
-    zygote → host    (LOST, {pid: status})               in the dead keeper's place; SWEPT and GONE follow
+    host → zygote
+      (SPAWN, count, grace, order)         give this command to a keeper
+          + fds [control, cwd, (lease), *the child's]
+      (SPAWN, count, grace, None)          the same, with a long order in a file
+          + fds […, file]
+      (KILL_KEEPER, pid)                   the keeper does not answer: end its tree
+    host → keeper
+      (TERM, seconds)                      TERM (HUP too, for a shell) to the leader's group;
+                                           without a further order, the next rung after `seconds`
+      (REST, seconds)                      TERM to the rest of the tree; likewise
+      (KILL,)                              freeze and kill the whole tree
+      (SIGNAL, number, to_group)           signal the leader, or its group
+      (RENEW, seconds | None)              new deadline, after which the keeper acts alone
+      (HURRY, term_at, kill_at)            the host ends the tree by these times; they replace
+                                           the times of the lease
+      (SWEEP, number, tick, pid, ends)     end the processes started since, or only list them;
+                                           SWEEP_REPORT answers
+    keeper → host
+      (STARTED, leader, keeper, at)
+      (FAILED, step, errno)                nothing runs
+      (EXITED, code, signal, at, by_itself)  sent while the leader is a zombie
+      (ACTED, rung, at, by_lease)          the keeper took a rung without an order
+      (SWEPT, [(pid, command), …])         processes ended besides the leader; may be repeated
+      (GONE, [(pid, command, why), …])     the tree is gone, except these survivors
+      (SWEEP_REPORT, number, [(pid, command), …], [(pid, command, why), …], is_over)
+                                           processes that a sweep ended, and its survivors;
+                                           repeated until `is_over`
+    zygote → host
+      (LOST, {pid: status})                in place of a dead keeper; SWEPT and GONE follow
 
-Times are CLOCK_MONOTONIC, which is one clock for all processes of a machine; ticks are the kernel's, since the boot.
+Times are CLOCK_MONOTONIC, which is the same clock in all processes of a machine. Ticks are the
+kernel's, counted since the boot.
 """
 
 from __future__ import annotations
@@ -42,28 +54,34 @@ HURRY = "hurry"
 STARTED, FAILED, EXITED, ACTED, SWEPT, GONE, LOST = "started", "failed", "exited", "acted", "swept", "gone", "lost"
 SWEEP_REPORT = "sweep-report"
 
-# The names of keepers, as `ps` shows them: 15 bytes at most. Servers of this user know an agent's tree by its keeper.
+# Process names of keepers, as `ps` shows them; the kernel allows 15 bytes. Servers of this user
+# recognise an agent's tree by the name of its keeper.
 KEEPER, AGENTS_KEEPER = b"banksman-keeper", b"bm-agent-keeper"
 
-# The exit status of a keeper that has nothing left to do: its tree is proven gone, or was never started. Every other
-# one is a loss, 0 too: that is what a process exits with that something else has made leave.
+# Exit status of a keeper whose work is done: its tree is proven gone, or was never started. Every
+# other status counts as a loss, 0 too: a process exits with 0 if something else made it exit.
 DUTY_DONE = 86
 
-# An order longer than this goes as a memory file: a socket takes some hundred kB at most, an environment can be larger.
+# A longer order is sent as a memory file. A socket takes a few hundred kB at most, and an
+# environment can be larger.
 ORDER_BYTES_MAX = 16384
-# A SWEPT message holds at most this many names, so that none comes near the largest message the socket takes.
+# Bound on the names in a SWEPT message, which keeps it far below the largest message that the
+# socket takes.
 NAMES_PER_MESSAGE = 50
-# A command's name is its argv, cut: enough to recognise it, and bounded whatever the process made of it.
+# A command's name is its argv, cut to this length. That is enough to recognise the command, and
+# bounded whatever the process writes into its argv.
 NAME_BYTES_MAX = 200
 
 
 def encode(*message: Any) -> bytes:
+    """Encode one message; all its parts must be types that `marshal` knows."""
     data = marshal.dumps(message)
     assert len(data) <= MESSAGE_BYTES_MAX
     return data
 
 
 def decode(data: bytes) -> tuple[Any, ...]:
+    """Decode one message into a tuple."""
     message = marshal.loads(data)
     assert isinstance(message, tuple)
     return message  # pyright: ignore[reportUnknownVariableType]

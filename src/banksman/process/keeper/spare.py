@@ -1,7 +1,7 @@
-"""How a keeper process begins: forked ahead as a spare, or for one command; then it starts the command and stays.
+"""Life of a keeper process: wait as a spare or start directly, run one command, supervise it.
 
-Most of what a start costs is this process: its fork, and the first touch of every page it shares with the zygote. A
-spare that waits for its command has all of that behind it.
+The largest cost of a start is this process: the fork, and the first write to every page that it
+shares with the zygote. A spare that waits for its command has paid that cost in advance.
 """
 
 from __future__ import annotations
@@ -23,41 +23,52 @@ if TYPE_CHECKING:
 
 
 def be_spare(orders: _socket.socket, host: int) -> None:
-    """Run in a freshly forked process: get ready, wait for a command to keep, keep it. `host` is a pidfd."""
+    """Run as a spare in a freshly forked process: wait for a command, then supervise it.
+
+    `orders`: the socket by which the zygote sends the command. `host`: a pidfd.
+    """
     woken = get_ready(orders.fileno(), host)
     syscalls.prctl(syscalls.PR_SET_NAME, b"banksman-spare")
     poller = select.poll()
     for fd in (orders.fileno(), host):
         poller.register(fd, select.POLLIN)
     while orders.fileno() not in dict(syscalls.poll(poller, None)):
-        # The host is dead, and the zygote has to end what it left. If a command has stopped the zygote, nothing else
-        # continues it.
+        # The host is dead, and the zygote has to clean up after it. If a command has stopped the
+        # zygote, only its children can continue it.
         wake_parent()
+        # A dead host stays readable. Without this the loop would spin until the zygote closes the
+        # socket.
         poller.unregister(host)
     data, fds = syscalls.recv_fds(orders)
     if data:
         keep(data, fds, host, woken)
-    # At once: taking everything apart first would touch every page once more.
+    # Exit without interpreter shutdown, which would touch every shared page once more. A spare
+    # without a command had no tree, so its work is done too.
     os._exit(messages.DUTY_DONE)
 
 
 def be_keeper(data: bytes, fds: list[int], host: int) -> None:
-    """The same for a process that was forked with the command's fds already open."""
+    """Run as a keeper in a process that was forked with the fds of its command already open."""
     keep(data, fds, host, get_ready(*fds, host))
     os._exit(messages.DUTY_DONE)
 
 
 def get_ready(*kept: int) -> tuple[int, int]:
+    # A separate session: signals to the process group or the terminal of the host do not reach the
+    # keeper.
+    """Set up a keeper process and return its wake-up pipe."""
     syscalls.setsid()
+    # Before the command starts, so that no orphan of its tree can escape to another reaper.
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     close_all_but(0, 1, 2, *kept)
     return wake_on_child()
 
 
 def keep(data: bytes, fds: list[int], host: int, woken: tuple[int, int]) -> None:
-    """Start the command and stay until its tree is gone."""
+    """Start the command and supervise it until its tree is gone."""
     syscalls.prctl(syscalls.PR_SET_NAME, messages.KEEPER)
     _word, _count, _grace, order_bytes = messages.decode(data)
+    # A long order comes as a file, the last of the fds.
     if order_bytes is None:
         order_bytes = read_file(fds.pop())
     order: dict[str, Any] = marshal.loads(order_bytes)
@@ -67,33 +78,37 @@ def keep(data: bytes, fds: list[int], host: int, woken: tuple[int, int]) -> None
     page = fds.pop(0) if order["has_lease"] else None
     control = _socket.socket(fileno=control_fd)
     if is_spoken_to(control):
-        # The host has hung up or wants it stopped, before it was even begun. Whoever was told that it is over must not
-        # see it start after all.
+        # The host has closed its end or ordered a stop before the start. The caller may have been
+        # informed that the command is over, so it must not start now.
         syscalls.send(control, messages.encode(messages.FAILED, "stopped", 0))
         return
     try:
         lease = LeaseTimer(page)
         if lease.is_due(RUNNING, time.monotonic()):
-            raise SpawnFailed("lease", 0)  # The order has waited for us, or for a host that was stopped, too long.
+            # The order waited too long, for this keeper or for a host that was stopped.
+            raise SpawnFailed("lease", 0)
         leader = spawn(order, cwd, fds)
     except SpawnFailed as exc:
         syscalls.send(control, messages.encode(messages.FAILED, exc.step, exc.errno))
         return
     except OSError as exc:
+        # No memory for the mapping or for the pipes of the start.
         syscalls.send(control, messages.encode(messages.FAILED, "memory", exc.errno or 0))
         return
-    # The folder must not be held by us (it may be on a mount that somebody wants to unmount), nor must any of the
-    # child's files (a pipe's reader waits for the last writer, and that must be the child).
+    # The keeper must not hold the command's folder, which may be on a mount that has to be
+    # unmounted. It must not hold the child's files either: the reader of a pipe waits for the last
+    # writer, and that must be the child.
     os.chdir("/")
     close_all_but(0, 1, 2, control_fd, host, *woken)
     Keeper(control, host, woken[0], leader, order, lease).stay()
 
 
 def rehearse(host: int) -> None:
-    """Keep a command that does nothing, in the zygote itself, before there are keepers.
+    """Supervise a command that does nothing, in the zygote itself, before any keeper exists.
 
-    Python adapts its code while it runs and fills caches as it goes, and all of that is written into memory that a fork
-    shares. What the zygote has done once its keepers find done: a tenth less memory for each. Nothing depends on it.
+    Python specialises its code and fills caches while it runs, and writes both into memory that
+    forks share. Work that the zygote has done once is already done in its keepers, which saves a
+    tenth of the memory of each. Nothing depends on it.
     """
     null = syscalls.open_fd("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     woken = wake_on_child()
@@ -103,6 +118,7 @@ def rehearse(host: int) -> None:
         **{"targets": [1, 2], "grace": 5.0, "linger": 0.3, "deadline": None, "has_lease": False},
         **{"terminal": None, "user": None, "ender": None, "is_agents": False},
     }
+    # Encoding and decoding once warms up `marshal` too.
     order = marshal.loads(messages.decode(messages.encode(messages.SPAWN, 0, 5.0, marshal.dumps(order)))[3])
     folder = syscalls.open_fd("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -116,6 +132,7 @@ def rehearse(host: int) -> None:
 
 
 def is_spoken_to(control: _socket.socket) -> bool:
+    """Whether the host has sent a message or closed its end."""
     try:
         syscalls.recv(control)
     except BlockingIOError:

@@ -1,9 +1,12 @@
-"""Start the command: the last step before the program takes over, done in the keeper.
+"""Start the command in the keeper, and process setup that the zygote and the keeper share.
 
-Two ways. `posix_spawn` is a third of the cost of a fork of this interpreter and does all that most commands need.
-Limits it cannot set, and the keeper must not set them on itself (an RLIMIT_CPU or a low RLIMIT_NOFILE would end the
-keeper before its tree): a command with limits is forked, and the child sets them. So is one that takes a terminal as
-its own, which only the leader of a session can, and one of another user, which the keeper must not become.
+A command starts in one of two ways. `posix_spawn` costs a third of a fork of this interpreter and
+suffices for most commands. These commands need a fork, in which the child prepares itself before
+exec():
+- A command with limits. posix_spawn cannot set them, and the keeper must not set them for itself:
+  RLIMIT_CPU or a low RLIMIT_NOFILE would end the keeper before its tree.
+- A command with a controlling terminal. Only the leader of a session can acquire one.
+- A command of another user. The keeper must not become that user.
 """
 
 from __future__ import annotations
@@ -21,16 +24,20 @@ if TYPE_CHECKING:
 
     Order = dict[str, Any]
 
-# Python ignores SIGPIPE and SIGXFSZ, and an ignored signal stays ignored across exec: every signal whose action can be
-# changed goes back to its default. 32 and 33 belong to the C library.
+# Python ignores SIGPIPE and SIGXFSZ, and an ignored signal stays ignored across exec(). So every
+# signal whose action can be changed is reset to its default in the child. 9 and 19 (KILL, STOP)
+# cannot be changed; 32 and 33 belong to the C library.
 DEFAULT_SIGNALS = [n for n in range(1, 65) if n not in (9, 19, 32, 33)]
 
-# Asked to stop by name (`pkill python`, a service manager that signals a whole group), a guard stays at its post: it
-# leaves when its tree is gone. Handlers, and not SIG_IGN, because an ignored signal would stay ignored in the child.
+# Signals that must not end the zygote or a keeper. `pkill python`, or a service manager that
+# signals a whole group, may ask them to exit; they exit only when their tree is gone. They use
+# handlers and not SIG_IGN, because an ignored signal would stay ignored in the child.
 _UNHEARD = (1, 2, 3, 15, 10, 12, 14)
 
 
 class SpawnFailed(Exception):
+    """The command was not started. `step`: the step that failed. `errno`: its error number."""
+
     def __init__(self, step: str, number: int) -> None:
         super().__init__(step, number)
         self.step = step
@@ -38,10 +45,15 @@ class SpawnFailed(Exception):
 
 
 def spawn(order: Order, cwd: int, fds: list[int]) -> int:
-    """Start what `order` says in its own session and return its pid. `fds` become the child's `order["targets"]`."""
+    """Start the command of `order` in a new session and return its pid.
+
+    `cwd`: an fd of the working directory. `fds`: they become `order["targets"]` in the child.
+    """
     targets: list[int] = order["targets"]
     assert len(fds) == len(targets)
     fds = _clear_of(fds, set(targets))
+    # The keeper changes its own umask and folder, and the child inherits both. posix_spawn cannot
+    # set them. The folder is an fd because the path may have changed its meaning since the call.
     try:
         syscalls.umask(order["umask"])
         syscalls.fchdir(cwd)
@@ -51,9 +63,12 @@ def spawn(order: Order, cwd: int, fds: list[int]) -> int:
         return _fork_exec(order, fds, targets)
     actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(fds, targets, strict=True)]
     path, argv, env = order["path"], order["argv"], order["env"]
-    # Zygote and keepers run with as many fds as they may have, and the host may have raised its own limit; the child
-    # must see neither, since a program that still uses select() breaks on fds over 1023.
+    # The zygote and the keepers run with the highest limit of open files that they may have, and
+    # the host may have raised its limit. The child must see neither: a program that uses select()
+    # breaks on fds over 1023.
     set_soft_nofile(order["nofile"])
+    # setsid makes the child the leader of a new session and a new group. So the keeper can signal
+    # the group by the child's pid.
     try:
         return syscalls.posix_spawn(
             path, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=DEFAULT_SIGNALS
@@ -61,21 +76,29 @@ def spawn(order: Order, cwd: int, fds: list[int]) -> int:
     except OSError as exc:
         raise SpawnFailed("exec", exc.errno or 0) from exc
     finally:
+        # Restored also after a failure: the sweep of this keeper needs the fds.
         set_soft_nofile(None)
 
 
 def set_soft_nofile(soft: int | None) -> None:
-    """This process's own soft limit: `soft`, or with None as high as it may be (a sweep needs an fd per process)."""
+    """Set the soft limit of open files of this process.
+
+    `soft`: None sets the highest allowed value, because a sweep needs one fd per process.
+    """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     wanted = hard if soft is None else soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
 def _clear_of(fds: list[int], targets: set[int]) -> list[int]:
-    """The same files under numbers that are no target, so that putting one in place never overwrites another."""
+    """Return the same files under numbers that are not targets.
+
+    Otherwise moving one file to its target could overwrite another one.
+    """
     clear: list[int] = []
     for fd in fds:
-        # The ones in the way stay open until all are placed; otherwise dup() would hand the same number out again.
+        # The original fd stays open until all files are placed. If it were closed here, the next
+        # dup() would return the same number again.
         while fd in targets:
             fd = syscalls.dup(fd)  # noqa: PLW2901
         clear.append(fd)
@@ -83,7 +106,10 @@ def _clear_of(fds: list[int], targets: set[int]) -> list[int]:
 
 
 def _fork_exec(order: Order, fds: list[int], targets: list[int]) -> int:
-    """Fork, do in the child what only it can, exec. The child says what went wrong through a pipe that exec closes."""
+    """Fork, prepare the child, exec.
+
+    The child reports a failure through a pipe that exec() closes.
+    """
     try:
         said, tell = syscalls.pipe()
     except OSError as exc:
@@ -96,11 +122,15 @@ def _fork_exec(order: Order, fds: list[int], targets: list[int]) -> int:
         raise SpawnFailed("fork", exc.errno or 0) from exc
     if pid == 0:
         _become(order, fds, targets, tell)
+    # The child has the only write end now. The read below ends when exec() closes it or the child
+    # dies.
     syscalls.close(tell)
     try:
         failure = syscalls.read(said, 64)
     finally:
         syscalls.close(said)
+    # The child exits after its message. Reap it here: it was never the leader, and nothing reports
+    # its exit.
     if failure:
         syscalls.waitpid(pid, 0)
         step, number = failure.decode().split(":")
@@ -109,17 +139,24 @@ def _fork_exec(order: Order, fds: list[int], targets: list[int]) -> int:
 
 
 def _become(order: Order, fds: list[int], targets: list[int], tell: int) -> None:
-    """In the child: never returns."""
+    """Prepare this child process and exec the command. Never returns."""
     step = "fork"
     try:
+        # The targets are about to be overwritten, and the pipe must survive. os.dup sets
+        # close-on-exec on the copy, as os.pipe did on the original.
         while tell in targets:
             tell = os.dup(tell)
+        # A session leader without a terminal: the precondition for `_take_terminal`, and the leader
+        # of the group that the keeper signals.
         syscalls.setsid()
         for fd, target in zip(fds, targets, strict=True):
             os.dup2(fd, target, inheritable=True)
         if order["terminal"] is not None:
+            # Before the user changes, because chown needs the privileges of the current user.
             step = "terminal"
             _take_terminal(order["terminal"], order["user"])
+        # Also before the user changes: raising a limit or the priority may need privileges that the
+        # other user does not have.
         step = "limits"
         set_soft_nofile(order["nofile"])
         if order["limits"]:
@@ -128,28 +165,37 @@ def _become(order: Order, fds: list[int], targets: list[int], tell: int) -> None
             step = "user"
             uid, gid, groups, folder = order["user"]
             syscalls.become_user(uid, gid, groups)
-            # We are in that folder already, but as who we were: the user must be able to come here.
+            # The child is in that folder already, but it entered with the keeper's rights. The
+            # other user must be able to enter it too.
             step = "cwd"
             os.chdir(folder)
         step = "exec"
+        # As late as possible: until here the handlers of the keeper protect the child against stray
+        # signals.
         _reset_signals()
         syscalls.execve(order["path"], order["argv"], order["env"])
     except OSError as exc:
         os.write(tell, f"{step}:{exc.errno}".encode())
     except BaseException:
-        # setrlimit refuses some pairs with a ValueError. Whatever it was: not a word on the pipe would mean success.
+        # setrlimit raises ValueError for some pairs. Every failure must be reported, because an
+        # empty pipe means success. 22 is EINVAL.
         os.write(tell, f"{step}:22".encode())
     finally:
+        # Never return into the code of the keeper: two processes would then believe that they are
+        # the keeper.
         os._exit(127)
 
 
 def _take_terminal(request: int, user: Any) -> None:
-    """Make the terminal under 0 ours: for all three streams, and the one that Ctrl-C and the hang-up come from."""
+    """Make the terminal at fd 0 the controlling terminal, and use it for all three streams.
+
+    Ctrl-C and the hangup come from the controlling terminal.
+    """
     for target in (1, 2):
         os.dup2(0, target, inheritable=True)
     syscalls.ioctl(0, request, 0)
     if user:
-        # Else its own user could not open it by its name (as gpg and screen do).
+        # Otherwise the other user could not open the terminal by its name, as gpg and screen do.
         syscalls.chown(0, user[0], -1)
 
 
@@ -157,48 +203,59 @@ def _set_limits(limits: Order) -> None:
     if limits["nice"] is not None:
         os.setpriority(os.PRIO_PROCESS, 0, limits["nice"])
     if limits["oom_score_adj"] is not None:
-        # The zygote is not dumpable and neither is its fork, until exec(): our files in /proc belong to root.
+        # The zygote and its forks are not dumpable until exec(). The files of this process in /proc
+        # belong to root as long as that flag is set.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         os.write(fd, str(limits["oom_score_adj"]).encode())
         os.close(fd)
-    # Last: a low limit of open files would be in the way of the lines above.
+    # Last, because a low limit of open files would make the lines above fail.
     for number, pair in limits["rlimits"]:
         resource.setrlimit(number, pair)
 
 
 def _reset_signals() -> None:
+    # exec() resets handlers but keeps ignored signals ignored.
     for number in DEFAULT_SIGNALS:
         signals.signal(number, signals.SIG_DFL)
+    # The signal mask survives exec() too. A command that starts with a blocked TERM could not be
+    # stopped politely.
     signals.pthread_sigmask(signals.SIG_SETMASK, ())
 
 
+# Plain numbers: the `signal` module costs memory in each keeper (see `syscalls.py`).
 SIGCHLD, SIGPIPE, SIGCONT = 17, 13, 18
 
 
 def stay_deaf() -> None:
+    """Install handlers, so that no ordinary signal ends this process."""
     for number in _UNHEARD:
         signals.signal(number, _nothing)
-    # A report to a host that is gone must be an error that is caught, not the death of the one who cleans up.
+    # Writing to a host that is gone must raise an error that can be caught. The default action
+    # would kill the process that cleans up.
     signals.signal(SIGPIPE, signals.SIG_IGN)
 
 
 def wake_on_child() -> tuple[int, int]:
-    """A pipe that becomes readable when a child ends: `(read, write)`."""
+    """Return a pipe `(read, write)` that becomes readable when a child dies."""
     woken, wake = syscalls.pipe()
+    # Both ends do not block. Signals must never block in a full pipe, and a full pipe is readable
+    # anyway.
     syscalls.set_blocking(woken, False)
     syscalls.set_blocking(wake, False)
     signals.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    # SIGCHLD is ignored by default, and Python writes to the wakeup fd only for signals with a
+    # handler.
     signals.signal(SIGCHLD, _nothing)
     return woken, wake
 
 
 def wake_parent() -> None:
-    """Continue the zygote, if something has stopped it. CONT does nothing to a process that runs."""
+    """Continue the zygote if something has stopped it. CONT has no effect on a running process."""
     try:
         syscalls.kill(os.getppid(), SIGCONT)
     except OSError:
-        pass  # The zygote is gone, and our parent is not ours to signal.
+        pass  # The zygote is dead. The new parent is a process that this one may not signal.
 
 
 def _nothing(_number: int, _frame: object) -> None:
@@ -206,26 +263,31 @@ def _nothing(_number: int, _frame: object) -> None:
 
 
 def close_all_but(*kept: int) -> None:
-    # Not os.closerange: where the kernel or its sandbox has no close_range(), that calls close() for every number there
-    # could be, two thousand million of them.
+    """Close all fds of this process except these and the fd of /proc."""
+    # os.closerange is no option. Where the kernel or its sandbox has no close_range(), it calls
+    # close() for every possible number, and there may be two thousand million.
     for name in syscalls.list_proc("self/fd"):
         if int(name) not in (*kept, syscalls.proc_fd):
             try:
                 syscalls.close_fd(int(name))
             except OSError:
-                pass  # The one that listed the folder, gone already.
+                pass  # The fd that listed the folder. It is closed already.
 
 
 def milliseconds_until(due: float) -> float:
-    """For poll(): never negative, rounded up so that it does not spin, and bounded, since poll() takes an int.
+    """Return a timeout for poll(): not negative, rounded up, and at most a minute.
 
-    Whoever polls looks at the clock again anyway; waking once a minute for nothing costs nothing.
+    Rounding up avoids a busy loop just before the deadline. The bound is needed because poll()
+    takes an int. The callers check the clock after each wake-up, so a wake-up per minute without a
+    reason is harmless.
     """
     return min(max(0.0, due - time.monotonic()) * 1000 + 1, 60_000)
 
 
 def read_file(fd: int) -> bytes:
+    """Read a whole file from its beginning."""
     size = os.fstat(fd).st_size
+    # The writer has left the offset at the end, and both processes share it.
     os.lseek(fd, 0, os.SEEK_SET)
     pieces: list[bytes] = []
     while size > 0:

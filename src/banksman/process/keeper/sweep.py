@@ -1,27 +1,36 @@
-"""Sweeps: the end of a whole tree, or of what it has grown since a moment.
+"""Sweeps: end a whole process tree, or only the part of it that was started after a given moment.
 
-**A whole tree** (`Sweep`): TERM to each member, or freeze and kill until there is proof that nobody is left. Frozen
-first, because a tree that forks faster than it is killed outruns a sweep that only kills, and one that restarts its
-dead children never ends.
+**A whole tree** (`Sweep`). A sweep sends TERM to each member, or it freezes and kills round by
+round until its caller has proof that no process is left. It freezes first for two reasons. A tree
+that forks faster than it is killed outruns a sweep that only kills. A tree that restarts its dead
+children never ends.
 
-**The newer part** (`NewerSweep`). An agent that is interrupted may leave its tool running. The tool is to be ended;
-the agent is not, nor is what it had started before: its servers, its adapters, the second process it talks through.
+**The newer part** (`NewerSweep`). An interrupted agent may leave its tool running. The sweep ends
+the tool, and spares the agent and everything that it had started before. Examples are its servers,
+its adapters, and a second process that it talks through.
 
-Who is meant. No command line and no group tells a tool from a server. What does is the time of birth, which the
-kernel notes for each process and nobody can change: meant is every descendant that was born since that moment, and
-with it all that descends from it. What the agent starts after the order came is not meant, or an agent that runs
-something every second would never be done with. But what those who are meant go on to fork is: it is below one of
-them, or has lost its parent to death and become a child of the keeper.
+*Targets.* Neither a command line nor a process group distinguishes a tool from a server. The start
+time does: the kernel records it for each process, and no process can change it. The targets are all
+descendants that started after the given moment, together with all of their descendants. Processes
+that the agent starts after the order arrived are spared. Otherwise the sweep of an agent that runs
+something every second would never end. But everything that a target forks is a target. It is a
+descendant of a target, or it was orphaned and is a child of the keeper now.
 
-How. TERM, then a grace in which the keeper goes on hearing everybody, then freeze and kill, round by round, until a
-look finds nobody. Such a look proves nothing by itself: there is no ECHILD here, since the agent stays. A line of
-processes that fork and exit may have gone on, behind the look, in a child that was born during it. But then whoever
-was there when the look began is dead now, and was not before; unless its parent has reaped it at once, which only one
-can do that is not meant itself, and only to the first of a line. Hence the rule: it is over when two looks in a row
-have found nobody, and the second nobody newly dead. All of it is bounded, and those who are left then are named.
+*Method.* The sweep sends TERM and grants a grace, in which the keeper keeps serving its other
+events. Then it freezes and kills, round by round, until a look finds no target. A look is one scan
+of /proc.
 
-The limit: an orphan falls to the nearest subreaper. If the agent had one running before, what a tool forks and leaves
-behind in the moments of its own end becomes that one's child, and is taken for one.
+*Proof.* One look is no proof, and ECHILD is not available, because the agent keeps running. A chain
+of processes that fork and exit can escape a look, in a child that was born during the look. But
+then its ancestor, alive when the look began, is dead now and was not dead in the look before. There
+is one exception: the parent of that ancestor has reaped it already. Only a process that is not a
+target can do that, and only to the first process of a chain. Hence the rule: a sweep takes at least
+two looks, and the last look finds no living target and none that is newly dead. All of this is
+bounded in time, and the report names the survivors.
+
+*Limit.* An orphan becomes a child of the nearest subreaper. If the agent has started a subreaper
+before the given moment, a process that a tool forks while it is dying becomes a child of that
+subreaper. The sweep then takes it for a process that the subreaper has started.
 """
 
 from __future__ import annotations
@@ -52,57 +61,74 @@ if TYPE_CHECKING:
 
     from banksman.process.keeper.proc_tree import Member, Row
 
+# Plain numbers, because the keeper does not import `signal`: see `process/syscalls.py`.
 SIGHUP, SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 1, 9, 15, 18, 19
-# One pass finds what was forked during the pass before; each pass freezes more of the tree, so a tree that can be
-# frozen at all is frozen in a few. The bound is for one that cannot: those that are held are killed, and the next round
-# goes on with fewer.
+# Bound of one freeze. Each pass finds the processes that were forked during the pass before, and
+# freezes more of the tree. A tree that can be frozen at all is frozen after a few passes. For a
+# tree that cannot, the bound applies: the held processes are killed, and the next round has fewer
+# left.
 FREEZE_SECONDS_MAX = 0.5
-# Asking about every pid is done more than once, because what a hidden child leaves behind becomes ours only when the
-# child is dead; but not too often.
+# Pause between two enumerations of all pids. More than one is needed, because the children of a
+# hidden child become children of the keeper only after that child is dead. But each enumeration is
+# expensive.
 ENUMERATE_SECONDS_BETWEEN = 0.5
-# The names of what was swept are for people. A tree that made thousands of processes is told by its first ones.
+# The names of swept processes are for people. For a tree of thousands of processes the first names
+# are enough.
 NAMES_MAX = 1000
 
-# How long they have between TERM and KILL. Short, because the next prompt waits for it, and most go at once.
+# Time between TERM and KILL. It is short, because the next prompt waits for the sweep, and most
+# processes exit immediately.
 NEWER_GRACE_SECONDS = 0.5
-# How long KILL is tried after that.
+# How long the sweep retries KILL after that.
 NEWER_KILL_SECONDS_MAX = 1.0
-# Between two rounds. Their deaths are told to their parents and not to us, so they are looked for.
+# Pause between two rounds. The kernel reports the death of a target to its parent, not to the
+# keeper, so the sweep has to look.
 NEWER_ROUND_SECONDS = 0.02
 
-# `kill` is over in a moment, and what comes before it (rules, a log) in a few. The keeper hears nobody meanwhile.
+# Bound of one run of the helper. `kill` takes a moment; sudo's rules and its log take a little
+# longer. The keeper handles no events meanwhile.
 RUN_SECONDS_MAX = 2.0
-# A refusal is in somebody's log each time. Who could not be ended by so many runs will not be by more.
+# Bound of all runs. Each refusal is logged by sudo, and a process that survives this many runs will
+# survive more.
 RUNS_MAX = 32
-# So that the words of one run fit in a command line.
+# Keeps the arguments of one run below the size limit of a command line.
 PIDS_PER_RUN = 1000
 _NAMES = {1: "HUP", 2: "INT", 3: "QUIT", 9: "KILL", 10: "USR1", 12: "USR2", 15: "TERM", 18: "CONT", 19: "STOP"}
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 
 
 class Helper:
-    """Signals to processes that are not ours to signal, by a program with more rights: `sudo -n /usr/bin/kill …`.
+    """Signals processes through a program with more privileges: `sudo -n /usr/bin/kill …`.
 
-    It may be slow, refuse, or hang, and a tree is waiting to be ended. So each run has a time, all runs together a
-    number, and one that did not come back in time is not asked again. Whatever it did is not believed either: that the
-    tree is gone is proven by the kernel, as ever, and who is left is named.
+    The sweep needs it for processes that the keeper may not signal (EPERM). The program may be
+    slow, refuse or hang, while a tree waits to be ended. Hence three bounds: a time for each run, a
+    number for all runs, and no further run after a timeout. The sweep does not trust the exit
+    status either. The kernel proves that the tree is gone, as in any other sweep, and the report
+    names the survivors.
 
-    `ender` are its words up to and with the absolute path of `kill`.
+    `ender`: the words of the command, up to and including the absolute path of `kill`.
     """
 
     def __init__(self, ender: tuple[bytes, ...]) -> None:
         self._ender = ender
         self._runs = 0
-        # No run goes on beyond this moment.
+        # No run lasts beyond this moment. None: only the bound of each run applies.
         self.until: float | None = None
 
     def kill(self, number: int, pids: list[int]) -> bool:
-        """True if all of them were signalled. A negative one is a group, as ever."""
+        """Signal these processes and return whether all of them got the signal.
+
+        `pids`: a negative number means a process group, as for `kill`.
+        """
+        # `kill -s` takes a name. Signals without an entry here are never part of a stop, so they
+        # are not forwarded.
         if number not in _NAMES:
             return False
         done = True
         for first in range(0, len(pids), PIDS_PER_RUN):
             words = ["-s", _NAMES[number], "--", *map(str, pids[first : first + PIDS_PER_RUN])]
+            # The call comes first in this expression: a failed batch must not skip the batches
+            # after it.
             done = self._run([*self._ender, *(word.encode() for word in words)]) and done
         return done
 
@@ -113,23 +139,29 @@ class Helper:
             return False
         self._runs += 1
         try:
-            # Our own stdio is /dev/null, and every other fd of ours is closed on exec.
+            # The stdio of the keeper is /dev/null, and all its other fds have the close-on-exec
+            # flag. So the helper inherits nothing.
             pid = syscalls.posix_spawn(argv[0], argv, _ENVIRONMENT, setsigmask=(), setsigdef=DEFAULT_SIGNALS)
         except OSError:
             return False
         try:
             pidfd = syscalls.pidfd_open(pid)
         except OSError:
-            # Then it is not waited for. Whoever reaps the tree reaps it too.
+            # The run cannot be waited for with a timeout, so it is not waited for at all. It is a
+            # child of the keeper, and the code that reaps the tree reaps it too.
             return False
         try:
             poller = select.poll()
             poller.register(pidfd, select.POLLIN)
             if not syscalls.poll(poller, max(0.0, due - time.monotonic()) * 1000):
+                # A helper that hung once would probably hang again, while the tree waits. No
+                # further run.
                 self._runs = RUNS_MAX
-                # Perhaps in vain, for it may have become another user. Then it is one of those who are left.
+                # This may fail with EPERM, because sudo runs as another user. Then the run becomes
+                # one of the survivors.
                 syscalls.pidfd_send_signal(pidfd, SIGKILL)
                 return False
+            # The pidfd is readable, so the process is dead and waitpid does not block.
             return syscalls.waitpid(pid, 0)[1] == 0
         except OSError:
             return False
@@ -138,36 +170,49 @@ class Helper:
 
 
 class Sweep:
-    """One tree's sweep. The caller repeats rounds of `kill` until it has *proof* that nothing is left."""
+    """Freeze-and-kill sweep of one tree.
+
+    The caller repeats `kill` until it has *proof* that no process is left. The sweep itself cannot
+    prove that: see `proc_tree.census`.
+    """
 
     def __init__(self, root: int, reap: Callable[[], None], helper: Helper | None = None) -> None:
-        """`helper` signals those that are not ours to signal; without one they are `denied`."""
+        """Prepare a sweep of all descendants of `root`.
+
+        `reap`: reaps dead children of this process. `helper`: signals the processes that this
+        process may not signal; without a helper these processes end up in `denied`.
+        """
         self._root = root
         self._reap = reap
         self._helper = helper
+        # Look only at pids above the root's until that finds nothing: see `proc_tree.census`.
         self._near = True
         self._ask_all_at = 0.0
         self.names: dict[Member, str] = {}
         self.denied: dict[Member, str] = {}
 
     def term(self) -> None:
-        """TERM to each member that is alive now."""
-        # A full look: one with a pid below ours would otherwise sit out the grace unasked, and then be killed.
+        """Send TERM to each member that is alive now."""
+        # A full scan, unlike in `kill`. A process with a pid below the root's would otherwise get
+        # no TERM, wait through the grace, and be killed without a chance to clean up.
         self._ask(descendants(self._root, near=False))
 
     def _ask(self, members: Iterable[Member]) -> None:
-        """TERM, and CONT, without which a stopped one would not even notice."""
+        """Send TERM, then CONT: a stopped process does not handle TERM until it is continued."""
         others: list[int] = []
         for member in members:
             fd = open_member(member)
             if fd is None:
                 continue
+            # The name must be read before the signal. Afterwards the process may be gone, and with
+            # it its command line.
             self._name(member)
             try:
                 syscalls.pidfd_send_signal(fd, SIGTERM)
                 syscalls.pidfd_send_signal(fd, SIGCONT)
             except OSError as exc:
-                # Gone, or not ours to signal. Without a helper the sweep that follows reports the second.
+                # ESRCH: the process is gone. EPERM: this process may not signal it. Without a
+                # helper, the sweep that follows reports it as denied.
                 if exc.errno == errno.EPERM:
                     others.append(member[0])
             finally:
@@ -177,66 +222,91 @@ class Sweep:
             self._helper.kill(SIGCONT, others)
 
     def kill(self, but: Container[int] = ()) -> bool:
-        """One round, leaving out the subtrees of `but`. True if there was something to kill."""
+        """Run one round, sparing the subtrees of `but`. True if there was something to kill."""
         held: dict[int, int] = {}
+        # Collected again in each round, because a denied process may have exited since.
         self.denied = {}
         try:
             self._freeze(held, but)
             if not held and self._near:
-                # Nothing near: whatever is left has a pid below ours, so from now on look everywhere.
+                # No member has a pid above the root's. The rest of the tree has lower pids, because
+                # pids wrap around. From now on the sweep looks at all pids.
                 self._near = False
                 self._freeze(held, but)
         except OSError as exc:
-            # Out of fds, most likely. Those that are held get killed below and give their fds back; the next round
-            # finds the others.
+            # Out of fds, most likely. The held processes are killed below, which frees their fds,
+            # and the next round finds the others.
             if not held and exc.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise
         finally:
+            # In `finally`: processes that are frozen must be killed whatever happens, because
+            # nothing would ever continue them.
             for fd in held.values():
                 try:
                     syscalls.pidfd_send_signal(fd, SIGKILL)
                 except OSError:
-                    pass  # Gone between the two signals.
+                    pass  # The process died between the two signals.
                 syscalls.close(fd)
+        # The helper comes after the direct kills. A helper takes time to start, and members that
+        # are already dead cannot fork meanwhile.
         if self.denied and self._helper is not None:
             return self._kill_by_helper(self._helper) or bool(held)
+        # The last resort: /proc shows no member, so look for children without /proc. Never with
+        # `but`: the zygote's keepers are not dumpable, so /proc may hide them, and they would be
+        # killed here.
         if not held and not self.denied and not but and time.monotonic() >= self._ask_all_at:
             self._ask_all_at = time.monotonic() + ENUMERATE_SECONDS_BETWEEN
             return self._kill_unseen()
         return bool(held)
 
     def _freeze(self, held: dict[int, int], but: Container[int]) -> None:
-        """Stop everybody, pass after pass until a pass finds nobody new. `held`: pid to pidfd, all stopped."""
+        """Stop all members, pass after pass, until a pass finds no new member.
+
+        `held`: pidfds by pid; every process in it is stopped.
+        """
         give_up_at = time.monotonic() + FREEZE_SECONDS_MAX
         while time.monotonic() < give_up_at:
             before = len(held)
             others: list[Row] = []
             for row in census(self._root, near=self._near, known=held):
-                # A child of our own is stopped the moment it is met. A line of processes that only fork and exit is
-                # ours in each generation, and is gone again by the end of the pass.
+                # Stop a direct child in the moment when the scan reaches it. In a chain of
+                # processes that only fork and exit, each generation becomes a direct child of the
+                # root. At the end of the pass that generation would be gone.
                 if row[1] == self._root and self._is_meant(row) and row[0] not in but:
                     self._stop(row, held)
                 others.append(row)
+            # The other descendants can only be chosen after the scan, when all parents are known.
             for row in self._choose(others, held, but):
                 if row[0] not in held:
                     self._stop(row, held)
+            # A pass without a new member means that all visible members are stopped. Stopped
+            # processes cannot fork, so there is nothing new to find.
             if len(held) == before:
                 return
-            # A tree that forks and exits leaves us thousands of zombies a second, and each pass would look at them all.
+            # A tree that forks and exits leaves thousands of zombies a second, and each pass would
+            # read all of them.
             self._reap()
 
     def _is_meant(self, row: Row) -> bool:
-        """Whether a child of our own is to be ended."""
+        """Whether a direct child of the root is a target of this sweep."""
         return True
 
     def _choose(self, rows: list[Row], held: Iterable[int], but: Container[int]) -> list[Row]:
-        """Who of these is to be ended. Those that are held are not among them, their descendants are."""
+        """Return the rows that are targets.
+
+        The held processes are not among `rows`, but their descendants are, so the held pids are
+        roots too.
+        """
         return family([self._root, *held], rows, but=but)
 
     def _stop(self, row: Row, held: dict[int, int]) -> None:
+        """Stop one process and hold its pidfd, unless it is dead or may not be signalled."""
         member = row[0], row[3]
+        # One denial per round is enough. Asking again in each pass would only cost time.
         if not is_alive(row) or member in self.denied:
             return
+        # The row is a moment old, so the pid may have been reused. `open_member` compares the start
+        # time.
         fd = open_member(member)
         if fd is None:
             return
@@ -247,27 +317,35 @@ class Sweep:
             if exc.errno == errno.EPERM:
                 self.denied[member] = name_of(row[0])
             return
+        # The pidfd stays open until KILL. The process cannot be confused with another one in
+        # between, even if something else kills and reaps it.
         held[row[0]] = fd
         self._name(member)
 
     def _kill_by_helper(self, helper: Helper) -> bool:
-        """Freeze and kill those that are not ours to signal. False if the helper could not.
+        """Freeze and kill the denied processes through the helper. False if the helper failed.
 
-        By number, since nobody can hand a pidfd to `kill`. Each was this process a moment ago, and one that is frozen
-        cannot end and give its number away. What remains is a process that ends, is reaped and has its number used
-        again, by somebody else, in the time that a helper takes to start: the stated limit.
+        The helper gets pids, because a pidfd cannot be passed to `kill`. Each pid was verified a
+        moment ago, and a frozen process cannot exit and free its pid. One race remains, as a stated
+        limit: while the helper starts, the process exits, is reaped, and an unrelated process gets
+        its pid.
         """
         members = [member for member in self.denied if (stat := read_stat(member[0])) and stat[2] == member[1]]
         pids = [pid for pid, _start in members]
         for member in members:
             self._name(member)
-        # Either is false if one of them has gone meanwhile, and then the other may well have met the rest.
+        # Either call fails if only one of the processes has exited meanwhile. The other call may
+        # still have reached all others.
         was_stopped = helper.kill(SIGSTOP, pids)
         return helper.kill(SIGKILL, pids) or was_stopped
 
     def _kill_unseen(self) -> bool:
-        """Kill direct children that /proc does not show: by number, which is safe for an unreaped child of our own."""
-        # A child that /proc shows as a zombie is dead; its tracer has it. One that it does not show at all is meant.
+        """Kill direct children that /proc does not show.
+
+        By number, which is safe for an unreaped child of this process.
+        """
+        # Only children that /proc does not show at all are killed here. A child that it shows as a
+        # zombie is dead and held by its tracer.
         children = [pid for pid in enumerate_children() if read_stat(pid) is None]
         for pid in children:
             self.names[pid, 0] = "(hidden)"
@@ -278,14 +356,18 @@ class Sweep:
         return bool(children)
 
     def _name(self, member: Member) -> None:
+        """Note the command line of a member for the report."""
         if member not in self.names and len(self.names) < NAMES_MAX:
             name = name_of(member[0])
-            if name:  # Else it was ending by itself when we met it.
+            if name:  # An empty name means that the process was already exiting.
                 self.names[member] = name
 
 
 class NewerSweep(Sweep):
-    """One order of the host. The keeper calls `go_on` whenever `next_round` has come, until it says that it is over."""
+    """Sweep of the processes started after a given moment, as ordered by the host.
+
+    The keeper calls `go_on` whenever `next_round` has passed, until `go_on` returns True.
+    """
 
     def __init__(
         self,
@@ -297,15 +379,19 @@ class NewerSweep(Sweep):
         reap: Callable[[], None],
         ender: tuple[bytes, ...] | None,
     ) -> None:
-        """`since`: a tick, and the last pid in it that is not meant: see process/sweep_requests.py. `ends` False: only
-        look.
+        """Prepare the sweep; nothing is signalled yet.
+
+        `number`: the host's number of the request. `since`: a tick, and the highest pid in that
+        tick that is spared (see `process/sweep_requests.py`). `ends`: False only looks. `leader`:
+        the process that is always spared.
         """
         now = self.next_round = time.monotonic()
         self._kill_at = now + NEWER_GRACE_SECONDS
         self._over_at = self._kill_at + NEWER_KILL_SECONDS_MAX
         helper: Helper | None = None
         if ender is not None:
-            # One of its own, so that nothing of what the last stop may use is used up here.
+            # A separate helper with a separate budget, so that this sweep uses up no runs that the
+            # final stop may need.
             helper = Helper(ender)
             helper.until = self._over_at
         super().__init__(os.getpid(), reap, helper)
@@ -314,44 +400,56 @@ class NewerSweep(Sweep):
         self._ends = ends
         self._leader = leader
         self._since = since
+        # The kernel counts start times in ticks of CLOCK_BOOTTIME. Processes that the agent starts
+        # after this tick are spared.
         self._began = int(time.clock_gettime(time.CLOCK_BOOTTIME) * syscalls.TICKS_PER_SECOND)
         self._asked: set[Member] = set()
-        # Whom the last look found dead; None: there was none.
+        # The dead targets of the last look. None: no look has happened yet.
         self._dead: set[Member] | None = None
 
     def go_on(self) -> bool:
-        """One round. True if that was the last: see `ended` and `survivors`."""
+        """Run one round. True if it was the last; then `ended` and `survivors` hold the result."""
         is_killing = self._ends and time.monotonic() >= self._kill_at
+        # Set before the round, because `_look` may bring it forward.
         self.next_round = time.monotonic() + NEWER_ROUND_SECONDS
         try:
             is_over = self._kill_round() if is_killing else self._ask_round()
         except OSError:
-            # No room to look. There may be in the next round.
+            # No memory or fds for a scan. The next round may succeed.
             is_over = False
             if time.monotonic() >= self._over_at:
+                # Nothing is known about the tree, and the report must say so: an empty list would
+                # claim success.
                 self.survivors = [UNSEEN]
                 is_over = True
         return is_over
 
     @property
     def ended(self) -> list[tuple[int, str]]:
-        """Those that were signalled, but for those that are known to have survived it."""
+        """The processes that got a signal, except the known survivors."""
         left = {pid for pid, _name, _why in self.survivors}
         return [(pid, name) for (pid, _start), name in self.names.items() if pid not in left]
 
     def _ask_round(self) -> bool:
+        # Look again only when all processes that got TERM are gone. This check reads a few files; a
+        # look reads all of /proc.
         if any(_is_there(member) for member in self._asked):
             return False
         living, is_over = self._look()
+        # The caller only wants a list of the running processes.
         if not self._ends:
             self.survivors = [(pid, name, "left as it is") for pid, name, _why in explain(living, ())]
             return True
+        # A set of targets that got no TERM before: all earlier ones are gone, as checked above.
+        # These are processes forked in between, and they get their TERM too, within the same grace.
         self._asked = {(row[0], row[3]) for row in living}
         self._ask(self._asked)
         return is_over
 
     def _kill_round(self) -> bool:
         self.kill()
+        # The look decides whether the sweep is over. The result of `kill` only says whether it has
+        # signalled a process.
         living, is_over = self._look()
         if not is_over and time.monotonic() >= self._over_at:
             self.survivors = explain(living, self.denied)
@@ -359,21 +457,27 @@ class NewerSweep(Sweep):
         return is_over
 
     def _look(self) -> tuple[list[Row], bool]:
-        """Who is meant and alive; and whether that was all."""
+        """Scan for targets. Return the living ones, and whether the look is a proof."""
+        # Reap first: a dead child of the keeper would otherwise count as newly dead and delay the
+        # proof.
         self._reap()
         chosen = self._choose(list(census(self._root, near=False)), (), ())
         living = [row for row in chosen if is_alive(row)]
+        # Zombies in this scan have other parents, or died during the scan. They are evidence: see
+        # "Proof" in the module docstring.
         dead = {(row[0], row[3]) for row in chosen if not is_alive(row)}
         is_proof = not living and self._dead is not None and dead <= self._dead
         self._dead = None if living else dead
         if not living:
+            # The look that proves the end follows without a pause.
             self.next_round = time.monotonic()
         return living, is_proof
 
-    # -- who is meant ------------------------------------------------------------------------------------------------
+    # -- targets -----------------------------------------------------------------------------------
     def _is_meant(self, row: Row) -> bool:
-        # A child of the keeper that is not the leader has lost its parent. It may have been born at any time since: its
-        # parent was one of those who are meant, or was itself born before, and left it to nobody.
+        # A child of the keeper other than the leader is an orphan. It has no upper bound on its
+        # start time, unlike the others (`_choose`): its parent was a target, or was older than
+        # `since` and has abandoned it.
         return row[0] != self._leader and (row[3], row[0]) > self._since
 
     def _choose(self, rows: list[Row], held: Iterable[int], but: Container[int]) -> list[Row]:
@@ -381,11 +485,14 @@ class NewerSweep(Sweep):
         for row in rows:
             children.setdefault(row[1], []).append(row)
         chosen: list[Row] = []
-        # Each with whether it is meant, and so all below it. The leader hangs on the keeper alone, and is not.
+        # Pairs of a pid and whether it is a target; a target makes all its descendants targets. The
+        # keeper's own child, the leader, is reached from the root, which is not a target.
         waiting = [(self._root, False), *((pid, True) for pid in held)]
         while waiting:
             parent, is_meant = waiting.pop()
             for row in children.get(parent, ()):
+                # Born between `since` and the order. Later children of the agent are spared;
+                # orphans of the keeper have no such bound.
                 is_born_in_time = parent == self._root or row[3] <= self._began
                 is_chosen = is_meant or (is_born_in_time and self._is_meant(row))
                 waiting.append((row[0], is_chosen))
@@ -394,10 +501,11 @@ class NewerSweep(Sweep):
         return chosen
 
     def _kill_unseen(self) -> bool:
-        # A child of ours that /proc does not show may well be the leader.
+        # The child that /proc does not show may be the leader.
         return False
 
 
 def _is_there(member: Member) -> bool:
+    """Whether this process, and not a later one with its pid, is alive."""
     stat = read_stat(member[0])
     return stat is not None and stat[2] == member[1] and stat[1] not in "ZX"

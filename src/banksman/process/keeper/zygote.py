@@ -1,17 +1,21 @@
-"""The zygote: a small interpreter, started once per host process, that forks a keeper for each command.
+"""The zygote: a small interpreter, started once per host process, that forks a keeper per command.
 
-It owns its keepers. It promises to fork one for each request or to say why not, to continue a keeper that is stopped,
-and to end the tree of a keeper that was killed: it is a subreaper too, so such a tree falls to it.
+The zygote owns its keepers. It promises three things:
+- It forks a keeper for each request, or reports why it cannot.
+- It continues a keeper that was stopped (SIGSTOP).
+- It ends the tree of a keeper that was killed. The zygote is a subreaper too, so the orphans of
+  that tree become its children.
 
-While the host lives, the host decides that a keeper does not answer (the last rung of its ladder). After the host's
-death the zygote does: a keeper that has not ended its tree when it should have (it is stopped over and over, or a
-tracer holds it) is killed, and the zygote ends the tree.
+While the host lives, the host decides that a keeper does not answer (the last rung of its ladder).
+After the death of the host the zygote decides. A keeper may fail to end its tree in time, because
+it is stopped over and over or held by a tracer. Then the zygote kills the keeper and ends the tree.
 
-One keeper is always forked ahead, a *spare*, so that a start does not wait for a fork.
+One keeper is always forked ahead, the *spare*, so that the start of a command does not wait for a
+fork.
 
-It never waits for anything but poll(). An orphan that cannot be ended (uninterruptible, another user's) costs a scan
-now and then, and no request waits for it. When the host is gone it takes no more requests, and leaves when the last
-keeper and the last orphan have.
+The zygote blocks only in poll(). An orphan that cannot be ended (uninterruptible, or of another
+user) costs a scan every RETRY_SECONDS and delays no request. After the death of the host the zygote
+accepts no requests, and exits after its last keeper and the last orphan.
 """
 
 from __future__ import annotations
@@ -45,36 +49,44 @@ if TYPE_CHECKING:
     from banksman.process.fault_plan import FaultPlan
 
 
-# How many ends of orphans are kept for the report: more would not fit one message.
+# Bound on the exit statuses that are kept for the report, so that the report fits in one message.
 STATUSES_MAX = 1000
-# How long a keeper may take after the host's death, beyond the command's grace: the bound of its sweep, the runs of a
-# helper that has to signal another user's processes, and some slack.
+# How long a keeper may take after the host's death, in addition to the command's grace. It covers
+# the bound of the keeper's sweep, the runs of a helper that signals another user's processes, and
+# some slack.
 DUTY_SECONDS_MAX = 10.0
-# A killed keeper that is not there to be reaped after so long is held by a tracer, and the kernel tells nobody else of
-# its death. Its orphans are ours from that moment on all the same.
+# A killed keeper that cannot be reaped after this time is held by a tracer. The kernel reports its
+# death only to the tracer then. Its orphans are children of the zygote all the same.
 HELD_SECONDS = 0.5
 
 
 def main(request_fd: int, host_pid: int, plan_text: str) -> None:
+    """Set up the process and run the zygote until its work is done. Never returns.
+
+    `request_fd`: the socket of the host. `plan_text`: a fault plan of a test; usually empty.
+    """
     plan: FaultPlan | None = None
     if plan_text:
         from banksman.process.fault_plan import FaultPlan  # noqa: PLC0415
 
         plan = FaultPlan(plan_text)
         plan.follow("zygote")
+    # Opened before any command runs: see `syscalls.proc_fd`.
     syscalls.open_proc()
-    # No process of this user may trace us, or take fds out of us, unless it has CAP_SYS_PTRACE. Forks inherit it, and
-    # exec() undoes it, so it holds for the keepers and not for the commands.
+    # No process of this user may trace the zygote or take fds out of it, unless it has
+    # CAP_SYS_PTRACE. fork() inherits this and exec() resets it, so it protects the keepers and not
+    # the commands.
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-    # Whatever the host had open and inheritable is not ours to keep open.
+    # Inheritable files of the host would stay open for as long as the zygote lives.
     close_all_but(0, 1, 2, request_fd)
-    # The folder the program was in when it first needed us is not ours to hold either.
+    # The zygote must not keep the host's working directory busy either (a mount, say).
     os.chdir("/")
     stay_deaf()
+    # A sweep holds one pidfd per process of the tree.
     set_soft_nofile(None)
     host = syscalls.pidfd_open(host_pid)
-    # Opened first, checked second: if our parent is still the host now, then the pidfd is the host and not some later
-    # process with its number.
+    # The order matters: first open, then check. If the parent is still the host now, its pid was
+    # not free in between. So the pidfd is the host and not a later process with the same pid.
     if os.getppid() != host_pid:
         os._exit(0)
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
@@ -82,35 +94,44 @@ def main(request_fd: int, host_pid: int, plan_text: str) -> None:
     try:
         rehearse(host)
     except (OSError, SpawnFailed):
-        pass  # No such program here, or no room. It would only have made the keepers smaller.
-    # A collection in a keeper would write to every page it shares with us.
+        pass  # No /bin/true, or no memory. The rehearsal only makes the keepers smaller.
+    # A garbage collection in a keeper would write to every page that it shares with the zygote.
     gc.collect()
     gc.disable()
     gc.freeze()
     Zygote(_socket.socket(fileno=request_fd), host, plan).stay()
+    # No interpreter shutdown: nothing is left to clean up, and it would only touch memory.
     os._exit(0)
 
 
 class Zygote:
+    """Event loop of the zygote: requests, dead children, overdue keepers and orphans."""
+
     def __init__(self, requests: _socket.socket, host: int, plan: FaultPlan | None) -> None:
         self._requests: _socket.socket | None = requests
         self._host = host
         self._plan = plan
         self._woken, _ = wake_on_child()
         self._keepers: dict[int, KnownKeeper] = {}
-        # Keepers that must be gone by a time. `(when, is_killed)`: at that time it is killed, or given up as lost.
+        # Deadlines of keepers, as `(when, is_killed)`. A keeper that is not killed yet is killed
+        # then. A killed one is given up as lost then.
         self._dues: dict[int, tuple[float, bool]] = {}
         self._spare: Spare | None = None
         self._orphans: Orphans | None = None
+        # Count of reaped orphans. `_sweep_orphans` compares it before and after a look.
         self._orphans_reaped = 0
         self._poller = select.poll()
         for fd in (requests.fileno(), host, self._woken):
             self._poller.register(fd, select.POLLIN)
 
     def stay(self) -> None:
+        """Serve until the host is gone and no keeper and no orphan is left."""
         while self._requests is not None or self._keepers or self._orphans is not None:
+            # Before poll(), so that the spare is ready when the next request arrives.
             self._have_spare()
             ready = dict(syscalls.poll(self._poller, self._timeout_ms()))
+            # Unlike the keeper, the zygote ignores requests that a dead host has left in the
+            # socket: nothing may be started for a host that is gone.
             if self._host in ready:
                 self._on_host_gone()
             elif self._requests is not None and self._requests.fileno() in ready:
@@ -118,6 +139,7 @@ class Zygote:
             if self._woken in ready:
                 syscalls.read(self._woken, 4096)
                 self._reap()
+            # After reaping, so that a keeper that has just exited in time is not killed.
             if self._dues:
                 self._on_dues()
             if self._orphans is not None and self._orphans.is_due():
@@ -131,32 +153,38 @@ class Zygote:
         return min(map(milliseconds_until, dues), default=None)
 
     def _sweep_orphans(self, orphans: Orphans) -> None:
+        # Reap first. The orphans that are counted below then died during the look.
         self._reap()
         reaped_before = self._orphans_reaped
         if orphans.sweep(self._guards()):
-            # There is no proof by ECHILD here, since the keepers are our children as well. But this is one too: whoever
-            # escaped the look was born during it, and had a parent that ended during it, which is then a zombie of ours
-            # (or had such a parent itself). So if nobody is left to reap after a look that saw nobody, there is nobody.
+            # ECHILD is no proof here, because the keepers are children of the zygote too. The proof
+            # here is different. A process that escaped the look was born during it, and its parent
+            # died during it. That parent (or an ancestor that died in the same way) is now a zombie
+            # of the zygote. So if the look found nothing, and nothing was reaped after it, no
+            # orphan is left.
             self._reap()
             is_proven = self._orphans_reaped == reaped_before
-            # Begun anew: another keeper was lost meanwhile, and its orphans come first. The clock does not tell: on a
-            # busy machine a look takes longer than the time between two.
+            # If another keeper was lost during the look, its orphans have to be swept first. A flag
+            # is needed, because the clock does not tell: on a busy machine a look takes longer than
+            # the pause between two looks.
             if is_proven and not orphans.is_begun_anew:
                 orphans.report([])
                 self._orphans = None
 
     def _guards(self) -> set[int]:
-        """Our children that are no orphans."""
+        """The children of the zygote that are not orphans."""
         return {*self._keepers, *([] if self._spare is None else [self._spare.pid])}
 
     def _on_host_gone(self) -> None:
         self._poller.unregister(self._host)
         self._take_no_more()
         now = time.monotonic()
+        # `setdefault`: a keeper that was killed already keeps its earlier deadline.
         for pid, kept in self._keepers.items():
             self._dues.setdefault(pid, (now + kept.grace + DUTY_SECONDS_MAX, False))
 
     def _take_no_more(self) -> None:
+        """Accept no further requests."""
         if self._requests is not None:
             self._poller.unregister(self._requests.fileno())
             self._requests.close()
@@ -168,14 +196,19 @@ class Zygote:
         except BlockingIOError:
             return
         except ConnectionError:
+            # A reset means the same as the end of the stream: the host has closed its end.
             data, fds = b"", []
         if not data:
+            # The host has closed its end, but may be alive. Its keepers notice the same by their
+            # own sockets. Only the death of the host sets deadlines for them.
             self._take_no_more()
             return
         match messages.decode(data):
             case (messages.SPAWN, count, grace, _order):
                 self._on_spawn(data, fds, count, grace)
             case (messages.KILL_KEEPER, pid):
+                # The keeper may have exited while the request was on its way, and its pid may be in
+                # use again.
                 if pid in self._keepers:
                     self._kill_keeper(pid)
             case other:
@@ -185,15 +218,16 @@ class Zygote:
         if len(fds) == count:
             self._hand_over(data, fds, grace)
             return
-        # We had no room for all of the fds. Those that arrived are closed; if the control socket is among them the host
-        # hears why, and if not, it sees its end.
+        # The zygote had no room for all of the fds. It closes the fds that arrived. If the control
+        # socket is among them, the host gets the reason. If not, the host sees the end of that
+        # socket.
         if fds:
             _tell(fds[0], messages.FAILED, "fds", errno.EMFILE)
         for fd in fds:
             syscalls.close(fd)
 
     def _hand_over(self, data: bytes, fds: list[int], grace: float) -> None:
-        """Give a command to the spare keeper, which is one no more; or to one forked for it."""
+        """Give a command to the spare keeper, or fork a keeper for it."""
         control = fds[0]
         pid = self._send_to_spare(data, fds)
         try:
@@ -203,24 +237,33 @@ class Zygote:
             _tell(control, messages.FAILED, "fork", exc.errno or 0)
             syscalls.close(control)
         else:
+            # The zygote keeps its copy of the control socket: see `KnownKeeper`.
             self._keepers[pid] = KnownKeeper(control, grace)
+        # Copies of the child's files must not stay open here. The reader of a pipe waits for the
+        # last writer.
         for fd in fds[1:]:
             syscalls.close(fd)
 
     def _send_to_spare(self, data: bytes, fds: list[int]) -> int | None:
-        """The spare's pid if the command is its own now. Not so if it was killed, or the fds cannot be sent: there is a
-        bound on how many a user may have under way, and it is not ours alone to keep."""
+        """Send the command to the spare keeper and return the keeper's pid, or None.
+
+        None if there is no spare, if it was killed, or if the fds cannot be sent. The kernel bounds
+        how many fds a user may have in flight between processes, and other programs of this user
+        count too.
+        """
         if self._spare is None:
             return None
         try:
             syscalls.send_fds(self._spare.orders, data, fds)
         except OSError:
+            # The spare stays. If it is dead, `_reap` removes it.
             return None
         spare, self._spare = self._spare, None
         spare.orders.close()
         return spare.pid
 
     def _have_spare(self) -> None:
+        """Fork a spare keeper, unless there is one or no further request can come."""
         if self._spare is None and self._requests is not None:
             try:
                 ours, theirs = syscalls.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -229,15 +272,20 @@ class Zygote:
             try:
                 self._spare = Spare(self._fork(lambda: be_spare(theirs, self._host)), ours)
             except OSError:
-                ours.close()  # No room for another process. The next command gets one of its own, or is told why not.
+                # No room for another process. The next command tries to fork a keeper, and reports
+                # the failure.
+                ours.close()
             finally:
                 theirs.close()
 
     def _fork(self, live: Callable[[], None]) -> int:
         pid = syscalls.fork()
         if pid == 0:
-            # In the keeper. Whatever goes wrong there ends in its exit, which we see and clean up after.
+            # This is the keeper. Every failure ends in its exit, which the zygote sees and cleans
+            # up after. Without the `finally`, an exception would return into the loop of the
+            # zygote, in two processes. The status 1 is not DUTY_DONE, so the exit counts as a loss.
             try:
+                # The keeper counts its calls separately from the zygote: see `FaultPlan.follow`.
                 if self._plan is not None:
                     self._plan.follow("keeper")
                 live()
@@ -248,15 +296,18 @@ class Zygote:
     def _dismiss_spare(self) -> None:
         if self._spare is not None:
             self._spare.orders.close()
-            # It holds nothing, and it may be stopped.
+            # KILL, because the spare holds nothing that needs a cleanup, and a stopped one would
+            # not notice the closed socket.
             syscalls.kill(self._spare.pid, SIGKILL)
+            # The only blocking wait. The zygote has nothing left to do at this point.
             syscalls.waitpid(self._spare.pid, 0)
             self._spare = None
 
-    # -- keepers that do not do their duty ---------------------------------------------------------------------------
+    # -- keepers that fail -------------------------------------------------------------------------
     def _kill_keeper(self, pid: int) -> None:
-        # By number, which is safe: a keeper in the table is our own child and not yet reaped.
+        # By number, which is safe: a keeper in the table is an unreaped child of the zygote.
         syscalls.kill(pid, SIGKILL)
+        # SIGKILL cannot be refused, but a tracer can delay the reaping. Hence a second deadline.
         self._dues[pid] = time.monotonic() + HELD_SECONDS, True
 
     def _on_dues(self) -> None:
@@ -265,27 +316,36 @@ class Zygote:
             if now < due:
                 continue
             if is_killed:
+                # Not reaped, and yet dead: held by a tracer. Its pid leaves the table, so that it
+                # is not signalled by number later.
                 del self._dues[pid]
                 self._lose([self._keepers.pop(pid)])
             else:
                 self._kill_keeper(pid)
 
     def _lose(self, lost: list[KnownKeeper]) -> None:
-        """What these kept is ours to end."""
+        """Take over the trees of these keepers."""
+        # One sweep for all lost keepers, since their orphans cannot be distinguished.
         self._orphans = self._orphans or Orphans(self._reap)
         self._orphans.controls.extend(kept.control for kept in lost)
         self._orphans.begin_anew()
 
     def _on_stopped(self, pid: int) -> None:
-        """Continue a guard that something has stopped, its own command say: while it is stopped it guards nothing."""
+        """Continue a keeper that something has stopped, such as its own command.
+
+        A stopped keeper guards nothing.
+        """
         if pid in self._guards():
             syscalls.kill(pid, SIGCONT)
 
     def _reap(self) -> None:
+        """Reap dead children, continue stopped keepers, and take over the trees of lost ones."""
         statuses: dict[int, int] = {}
         lost: list[KnownKeeper] = []
         while True:
             try:
+                # WUNTRACED also reports stopped children. Without __WALL, children that clone()
+                # made with another exit signal would never be reaped.
                 pid, status = syscalls.waitpid(-1, os.WNOHANG | os.WUNTRACED | syscalls.WALL)
             except ChildProcessError:
                 break
@@ -296,6 +356,7 @@ class Zygote:
                 continue
             kept = self._keepers.pop(pid, None)
             self._dues.pop(pid, None)
+            # A dead spare is replaced by the next iteration of the loop. It had no tree.
             if self._spare is not None and pid == self._spare.pid:
                 self._spare.orders.close()
                 self._spare = None
@@ -303,23 +364,27 @@ class Zygote:
                 self._orphans_reaped += 1
                 statuses[pid] = status
             elif os.WIFEXITED(status) and os.WEXITSTATUS(status) == messages.DUTY_DONE:
+                # The exit status is the keeper's proof that its tree is gone. Any other end leaves
+                # the tree in an unknown state, so the zygote sweeps.
                 syscalls.close(kept.control)
             else:
                 lost.append(kept)
+        # After the loop: all keepers that died together share one report.
         if lost:
             self._lose(lost)
         if self._orphans is not None:
             self._orphans.statuses.update(statuses)
-            # For the leaders among them. A tree that forks and exits without end must not make this endless too.
+            # The statuses are for the leaders among these orphans. The bound is for a tree that
+            # forks and exits without end. The first entries stay.
             for pid in list(self._orphans.statuses)[STATUSES_MAX:]:
                 del self._orphans.statuses[pid]
 
 
 class KnownKeeper:
-    """What we know of a keeper: our copy of its control socket, and its command's grace.
+    """The zygote's record of a keeper: a copy of its control socket, and the grace of its command.
 
-    While we hold the copy the host sees no end of file, so a lost keeper's report arrives on the same socket, in order,
-    and after its tree is gone.
+    While the zygote holds this copy, the host sees no end of file on the socket. So the report
+    about a lost keeper arrives on the same socket, in order, after its tree is gone.
     """
 
     def __init__(self, control: int, grace: float) -> None:
@@ -336,10 +401,11 @@ class Spare:
 
 
 class Orphans:
-    """The trees of keepers that were killed: ours now, to be ended and reported.
+    """The trees of killed keepers: the zygote sweeps them and reports to the host.
 
-    Several keepers may be lost at once, and their orphans cannot be told apart: each host's command is told of all. It
-    knows its own leader by its pid.
+    Several keepers may be lost at the same time, and their orphans cannot be distinguished. So each
+    control socket gets the report about all orphans. The host recognises the leader of each command
+    by its pid.
     """
 
     def __init__(self, reap: Callable[[], None]) -> None:
@@ -349,27 +415,38 @@ class Orphans:
         self._sweep = Sweep(os.getpid(), reap)
 
     def begin_anew(self) -> None:
-        """Another keeper was lost: its orphans have the whole time, whoever else is still there."""
+        """Restart the time bound, because another keeper was lost.
+
+        Its orphans get the full time, even if older orphans are still being swept.
+        """
         self.next_round = 0.0
         self._began = time.monotonic()
 
     @property
     def is_begun_anew(self) -> bool:
-        """Since the last round began."""
+        """True if `begin_anew` was called since the last round began."""
         return self.next_round == 0.0
 
     def is_due(self) -> bool:
         return time.monotonic() >= self.next_round
 
     def sweep(self, guards: set[int]) -> bool:
-        """One round. True if nobody is left; past the bound those who are left are reported."""
+        """Run one round. True if no orphan is left.
+
+        After SWEEP_SECONDS_MAX the survivors are reported, and the rounds continue at a slower
+        pace.
+        """
         now = time.monotonic()
+        # Set before the look: `begin_anew` may run during it (`reap` finds another lost keeper) and
+        # resets this value to 0.
         self.next_round = now + (ROUND_SECONDS if self.controls else RETRY_SECONDS)
         try:
             found = self._sweep.kill(but=guards)
+            # The result of `kill` is not enough: this finds denied processes, and processes born
+            # after its last pass.
             left = descendants(os.getpid(), near=False, but=guards)
         except OSError:
-            return False  # No room to look; there may be in the next round.
+            return False  # No memory or fds for a scan. The next round may succeed.
         if not left and not found:
             return True
         if now - self._began > SWEEP_SECONDS_MAX:
@@ -377,13 +454,18 @@ class Orphans:
         return False
 
     def report(self, survivors: list[tuple[int, str, str]]) -> None:
-        # Not more than certainly fits: a host that is busy must still hear the last word.
+        # Send only as many names as certainly fit into the socket buffer. A host that reads slowly
+        # must still get GONE.
         names = [(pid, name) for (pid, _start), name in self._sweep.names.items()][: 2 * messages.NAMES_PER_MESSAGE]
         for control in self.controls:
+            # LOST first: the host must know the exit status of the leader before GONE closes the
+            # case.
             _tell(control, messages.LOST, self.statuses)
             for first in range(0, len(names), messages.NAMES_PER_MESSAGE):
                 _tell(control, messages.SWEPT, names[first : first + messages.NAMES_PER_MESSAGE])
             _tell(control, messages.GONE, survivors)
+            # The end of this stream. Sockets are reported once; later rounds have no reader and run
+            # quietly.
             syscalls.close(control)
         self.controls.clear()
 
@@ -393,6 +475,7 @@ def _tell(control: int, *message: object) -> None:
     try:
         syscalls.send(sock, messages.encode(*message))
     except OSError:
-        pass  # The host is gone, or so far behind that it will learn from the end of the stream.
+        pass  # The host is gone, or reads so slowly that it learns from the end of the stream.
     finally:
+        # `detach` keeps the fd open: it belongs to the caller.
         sock.detach()

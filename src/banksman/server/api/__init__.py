@@ -1,1 +1,1 @@
-"""The calls: what each takes and answers, and the one call of the host that it is."""
+"""HTTP API: the routes, their messages, idempotency, and the OpenAPI description."""

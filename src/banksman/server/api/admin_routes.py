@@ -1,4 +1,4 @@
-"""The server itself over HTTP: health, metrics, agents, stacks, login, drain, and what holds here."""
+"""Server administration over HTTP: health, metrics, agents, stacks, settings, login, drain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from banksman.sessions import known_agents
 
 
 async def health(call: RouteCall) -> HttpAnswer:
-    """Readiness. It names the reason and no more: anybody may ask, without a token."""
+    """Readiness: 200 if the server takes new work and its store works, else 503 with the reason.
+
+    The response holds nothing else, because the route needs no token.
+    """
     context: Context = call.context
     if context.is_closing or (context.member is not None and context.member.is_draining):
         raise Problem(503, "Draining", "the server takes nothing new and ends", hint="send new work to another one")
@@ -30,12 +33,17 @@ async def health(call: RouteCall) -> HttpAnswer:
 
 
 async def live(_: RouteCall) -> HttpAnswer:
-    """Liveness: the loop turns. A restart would not end what `health` refuses for."""
+    """Liveness: the event loop runs.
+
+    A restart would not fix the conditions for which `health` fails.
+    """
     return HttpAnswer(messages.Health("ok"))
 
 
 async def show_metrics(call: RouteCall) -> HttpAnswer:
-    # Not before somebody asks: it takes as long to load as all the rest of a verb that has a host inside.
+    """Metrics for Prometheus."""
+    # Import on the first request: this takes as long as the whole startup of a command with an
+    # embedded host.
     from banksman.server.ops import metrics  # noqa: PLC0415
 
     context: Context = call.context
@@ -43,10 +51,12 @@ async def show_metrics(call: RouteCall) -> HttpAnswer:
 
 
 async def show_stacks(_: RouteCall) -> HttpAnswer:
+    """Stacks of all tasks and threads of the server."""
     return HttpAnswer(stack_dump.take())
 
 
 async def server(call: RouteCall) -> HttpAnswer:
+    """Server limits and settings."""
     context: Context = call.context
     return HttpAnswer(
         messages.Server(
@@ -61,11 +71,12 @@ async def server(call: RouteCall) -> HttpAnswer:
 
 
 async def agents(_: RouteCall) -> HttpAnswer:
+    """List the agents, and whether they are installed."""
     return HttpAnswer(messages.Agents([messages.Agent(**each.facts()) for each in known_agents.find_agents()]))
 
 
 async def drain(call: RouteCall) -> HttpAnswer:
-    """Take nothing new, finish what runs, then end. Reading goes on until then."""
+    """Refuse new work, let running turns finish, then exit. Reads work until then."""
     body: messages.Drain = call.body
     call.context.drain(body.timeout)
     return HttpAnswer(messages.Draining(True), 202)
@@ -95,7 +106,10 @@ async def login(call: RouteCall) -> HttpAnswer:
 
 
 async def logout(call: RouteCall) -> Response:
-    """Revoke the page token that this request carries, and end its streams. The server's own token stays as it is."""
+    """Revoke the page token of this request, and end its streams.
+
+    The server's token stays valid.
+    """
     pages = call.context.authentication.pages
     given = bearer(call.request.headers)
     if pages.is_valid(given):

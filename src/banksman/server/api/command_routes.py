@@ -1,6 +1,7 @@
-"""Background commands over HTTP: start, read, watch, write, signal, stop.
+"""Commands over HTTP: start, read, watch, write, signal, resize and stop programs.
 
-They live as long as the server does. What they said and how they ended is kept for a while after that: see Host.
+A command lives as long as the server at most. Its output and its result are kept for a while after
+its end: see Host.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from banksman.server.api.route import HttpAnswer, Route, RouteCall
 from banksman.server.context import Context
 from banksman.server.problems import Problem
 
-# A piece of output, at most.
+# Limit of one piece of output.
 OUTPUT_BYTES_MAX = 1 << 20
-# How long a command may leave what it is sent untaken.
+# How long a write to stdin waits for a command that does not read it.
 STDIN_SECONDS_MAX = 30.0
 
 
 async def start(call: RouteCall) -> HttpAnswer:
+    """Start a command in the background."""
     context: Context = call.context
     body: messages.StartCommand = call.body
 
@@ -38,7 +40,7 @@ async def start(call: RouteCall) -> HttpAnswer:
             cwd=policy.folder(body.cwd),
             env=policy.env(body.env),
             inherit_env=body.inherit_env,
-            # The server's own variables may hold its token, or the address of its store.
+            # The server's variables may hold its token, or the address of its store.
             scrub=("banksman",),
             timeout=body.timeout,
             idle_timeout=body.idle_timeout,
@@ -54,11 +56,15 @@ async def start(call: RouteCall) -> HttpAnswer:
 
 
 async def list_commands(call: RouteCall) -> HttpAnswer:
+    """List the commands that run, and those that have ended and are still kept."""
     return HttpAnswer(messages.Commands([shown(command) for command in call.context.host.commands()]))
 
 
 async def take_ended(call: RouteCall) -> HttpAnswer:
-    """Each end is reported once: here, or by the request that waited for it or stopped the command."""
+    """Take the commands that have ended and were not reported before.
+
+    Each end is reported once: here, or by the request that waited for it or stopped the command.
+    """
     context: Context = call.context
     body: messages.TakeEnded = call.body
 
@@ -67,44 +73,48 @@ async def take_ended(call: RouteCall) -> HttpAnswer:
         with suppress(TimeoutError):
             async with asyncio.timeout(min(body.wait, WAIT_SECONDS_MAX)):
                 ended = ended or await context.host.wait_ended()
-        # With a key the answer is remembered, for the client to ask for it again.
+        # With a key the response is stored, and the client can request it again. Without one, an
+        # unsent response must return its reports.
         return _reported(messages.Commands([shown(command) for command in ended]), [] if call.key else ended)
 
     return await context.once.do("commands/ended", call.key, body, do)
 
 
 async def look(call: RouteCall) -> HttpAnswer:
+    """Show a command; with `wait`, wait for its end."""
     command = _command(call)
     query: WaitFor = call.query
-    # A request that waits for the end gets the one report of it, as `wait` does; one that only looks leaves it.
+    # A request that waits for the end takes its one report, as `wait` does. A request without
+    # `wait` leaves the report.
     if query.wait > 0:
         with suppress(TimeoutError):
             async with asyncio.timeout(min(query.wait, WAIT_SECONDS_MAX)):
                 await command.wait_over()
                 return _ended(command)
     elif command.is_over:
-        command.result()  # Raises what kept it from being started.
+        command.result()  # Raises the error of a failed start.
     return HttpAnswer(shown(command))
 
 
 async def read(call: RouteCall) -> HttpAnswer:
+    """Read the output of a command from an offset on."""
     command = _command(call)
     query: messages.ReadOutput = call.query
     _one_of("encoding", query.encoding, "text", "base64")
     limit = min(query.limit, OUTPUT_BYTES_MAX)
     piece = Piece(b"", query.after, 0, is_end=False)
-    # Nothing came in time: that is an answer, too.
+    # A timeout without output gives an empty piece.
     with suppress(TimeoutError):
         async with asyncio.timeout(min(query.wait, WAIT_SECONDS_MAX)):
             piece = await command.read(after=query.after, stream=query.stream, bytes_max=limit)
             if query.encoding == "text" and not piece.is_end and _cut(piece.data) == len(piece.data) < limit:
-                # The beginning of a character, and nothing else: what belongs to it is waited for.
+                # Only the first bytes of a character have arrived: wait for the rest of it.
                 await command.read(after=piece.next, stream=query.stream)
                 piece = await command.read(after=query.after, stream=query.stream, bytes_max=limit)
     if query.encoding == "base64":
         data = base64.b64encode(piece.data).decode()
         return HttpAnswer(messages.OutputPiece(piece.next, piece.missed, piece.is_end, base64=data))
-    # A character that is not all there yet is left for the next piece; unless that is all that may be had.
+    # Leave an incomplete character for the next piece, unless `limit` is too small for a whole one.
     cut = 0 if piece.is_end or len(piece.data) >= limit == _cut(piece.data) else _cut(piece.data)
     whole = piece.data[: len(piece.data) - cut]
     return HttpAnswer(
@@ -113,7 +123,7 @@ async def read(call: RouteCall) -> HttpAnswer:
 
 
 async def watch(call: RouteCall) -> HttpAnswer:
-    """Answered as soon as the output matches; or when it has ended, or the time is up, without."""
+    """Wait until the output matches a pattern, the command ends, or the time is up."""
     command = _command(call)
     query: messages.WatchOutput = call.query
     timeout = min(query.wait, WAIT_SECONDS_MAX)
@@ -124,6 +134,7 @@ async def watch(call: RouteCall) -> HttpAnswer:
 
 
 async def write(call: RouteCall) -> HttpAnswer:
+    """Write to the stdin of a command, or close it."""
     command = _command(call)
     body: messages.WriteStdin = call.body
     if body.text is not None or body.base64 is not None:
@@ -134,6 +145,7 @@ async def write(call: RouteCall) -> HttpAnswer:
 
 
 async def send_signal(call: RouteCall) -> HttpAnswer:
+    """Send a signal to a command."""
     command = _command(call)
     body: messages.SendSignal = call.body
     await command.signal(_signal(body.signal), group=body.group)
@@ -141,6 +153,7 @@ async def send_signal(call: RouteCall) -> HttpAnswer:
 
 
 async def resize(call: RouteCall) -> HttpAnswer:
+    """Resize the terminal of a command."""
     command = _command(call)
     body: messages.Resize = call.body
     await command.resize(body.rows, body.columns)
@@ -148,24 +161,25 @@ async def resize(call: RouteCall) -> HttpAnswer:
 
 
 async def stop(call: RouteCall) -> HttpAnswer:
+    """Stop a command and all its processes. Responds when it has ended."""
     command = _command(call)
     body: messages.StopCommand = call.body
-    # Not `command.stop()`, which takes the report: a stop goes on without its client, and may take longer than that one
-    # waits.
+    # Not `command.stop()`, which takes the report: a stop continues without its client, and may
+    # take longer than the client waits.
     command.stop_nowait(at_once=body.at_once)
     await command.wait_over()
     return _ended(command)
 
 
 def _ended(command: Command) -> HttpAnswer:
-    """The one report of an end."""
+    """Respond with the one report of a command's end."""
     is_news = command.take_report()
-    command.result()  # Raises what kept it from being started.
+    command.result()  # Raises the error of a failed start.
     return _reported(shown(command), [command] if is_news else [])
 
 
 def _reported(value: Any, ended: Sequence[Command]) -> HttpAnswer:
-    """An answer that reports these ends. If its client has gone, they are reported to the next one."""
+    """Respond with these ends. If the client has disconnected, the next request reports them."""
 
     def give_back() -> None:
         for command in ended:
@@ -175,6 +189,7 @@ def _reported(value: Any, ended: Sequence[Command]) -> HttpAnswer:
 
 
 def shown(command: Command) -> messages.Command:
+    """Convert a command to its message."""
     done = command.finished
     finished = None
     if done is not None:
@@ -229,7 +244,7 @@ def _signal(given: int | str) -> int:
 
 
 def _cut(data: bytes) -> int:
-    """How many bytes at its end are the beginning of a character."""
+    """Return how many bytes at the end of the data belong to an incomplete character."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     decoder.decode(data[-4:])
     return len(decoder.getstate()[0])

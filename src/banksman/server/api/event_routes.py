@@ -1,4 +1,4 @@
-"""The log over HTTP: a page of it or a stream, of one session or of many."""
+"""Events over HTTP: pages and streams of one session, and a stream of many sessions."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from banksman.server.streams.sources import ManySessions, OneSession, StreamForm
 from banksman.sessions.session import Session
 from banksman.store.log import READ_EVENTS_MAX
 
-# Pages of a session's log: what follows a cursor, or what is right before one; with the agent's frames, or without.
+# Pages of a session's log: the events after a cursor or right before one, with or without frames.
 #
-# Each event is shown as a stream would show it: one way of showing, and no second. A page without frames may have to
-# look through very many to find a few, so it is read in slices, between which the loop is everybody's, and what is not
-# wanted is passed over by its kind alone, before anything of it is decoded.
+# Each event is encoded as in a stream: there is one encoding only. A page without frames may have
+# to scan very many events to find a few. So it is read in slices, and the event loop runs between
+# them. Unwanted events are skipped by their kind, before they are decoded.
 
-# A page ends before the event that exceeds it, whatever `limit` says: the next one begins there.
+# Size limit of a page, whatever `limit` says. The next page begins at the event that exceeds it.
 PAGE_BYTES_MAX = 4 << 20
 SLICE_EVENTS_MAX = 250
 
 
 class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reader of a page asks for."""
+    """Selection and format of a page's events."""
 
     limit: int
     raw: bool = False
@@ -40,14 +40,17 @@ class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
     frames: bool = True
 
     def shown(self, event: Event) -> msgspec.Raw | None:
-        """None: it is passed over."""
+        """Encode an event; None if it is left out."""
         if event.is_frame and not self.frames:
             return None
         return msgspec.Raw(encode(event, raw=self.raw, partial=self.partial))
 
 
 async def page_after(session: Session, cursor: str | None, wanted: PageRequest) -> dict[str, Any]:
-    """`next` is behind all that was looked at: who comes back does not look through it again."""
+    """Return the page after a cursor.
+
+    `next` is after all events that were scanned, so that the next request does not scan them again.
+    """
     events: list[msgspec.Raw] = []
     size = 0
     gap: tuple[int, int] | None = None
@@ -77,15 +80,19 @@ async def page_after(session: Session, cursor: str | None, wanted: PageRequest) 
 
 
 async def page_before(session: Session, cursor: str, wanted: PageRequest) -> dict[str, Any]:
-    """The last ones before a cursor, oldest first. What does not fit is left out at the old end. `next` leads forward,
-    as ever; backward it goes on before the first that is shown."""
+    """Return the last events before a cursor, oldest first.
+
+    If they do not fit, the oldest ones are left out. `next` leads forward, as always. To page
+    further back, use the cursor of the first event as `before`.
+    """
     events: deque[msgspec.Raw] = deque()
     size = 0
     place: str | int = cursor
     last: str | None = None
     is_full = False
     while not is_full:
-        # What is shown is read no further back than this: if it is long, most of it would be read for nothing.
+        # Read at most one slice at a time: if the events are long, most of a larger read would be
+        # for nothing.
         left = min(wanted.limit - len(events), SLICE_EVENTS_MAX) if wanted.frames else READ_EVENTS_MAX
         found = await session.page_before(place, limit=left)
         for event in reversed(found):
@@ -111,13 +118,14 @@ async def page_before(session: Session, cursor: str, wanted: PageRequest) -> dic
 
 
 STREAMS = (StreamForm.SSE.value, StreamForm.NDJSON.value)
-# As many as a URL has room for.
+# Names that fit in a URL.
 SESSIONS_MAX = 500
-# No position of any store is called so.
+# No store uses this word as a position.
 NOW = "now"
 
 
 async def of_session(call: RouteCall) -> HttpAnswer | Asgi:
+    """Return a page of a session's events, or stream them."""
     context: Context = call.context
     query: messages.ReadEvents = call.query
     session = context.session(call.path["id"])
@@ -137,6 +145,7 @@ async def of_session(call: RouteCall) -> HttpAnswer | Asgi:
 
 
 async def of_many(call: RouteCall) -> Asgi:
+    """Stream the events of many sessions."""
     context: Context = call.context
     query: messages.FollowMany = call.query
     wanted: frozenset[str] | None = None
@@ -148,7 +157,8 @@ async def of_many(call: RouteCall) -> Asgi:
     frames_of = None if query.frames_of is None else _known(context, _names(query.frames_of, "frames_of"))
     after = query.after if query.after is not None else call.header("last-event-id")
     if after == NOW and (came_back := call.header("last-event-id")):
-        # A browser that lost its connection asks for the same URL again: it is to miss nothing of what came meanwhile.
+        # A browser that lost its connection repeats the same URL. It must not miss the events of
+        # the meantime, so its last event id wins over `now`.
         after = came_back
     source = ManySessions(context.host, wanted, raw=query.raw, partial=query.partial, frames_of=frames_of)
     place = await (source.end() if after == NOW else source.begin(after or None))
@@ -164,8 +174,11 @@ def _names(listed: str, parameter: str) -> list[str]:
 
 
 def _known(context: Context, names: list[str]) -> frozenset[str]:
-    """Their ids. Of one that is not there nothing can come: whoever comes back to a stream of everything is not turned
-    away because one of those that it watched was deleted meanwhile."""
+    """Return the ids of these sessions, without those that do not exist.
+
+    A client that resumes a stream of all sessions must not be refused because a session that it
+    watched was deleted meanwhile.
+    """
     found: set[str] = set()
     for name in names:
         with suppress(NotFound):
@@ -174,7 +187,7 @@ def _known(context: Context, names: list[str]) -> frozenset[str]:
 
 
 def _form(call: RouteCall) -> StreamForm | None:
-    """What `Accept` asks for; None: a page."""
+    """Return the stream format that `Accept` names; None for a page."""
     accepted = [part.partition(";")[0].strip().lower() for part in (call.header("accept") or "").split(",")]
     return next((form for word in accepted for form in StreamForm if form.value == word), None)
 
@@ -189,7 +202,7 @@ ROUTES = (
         answer=messages.Events,
         streams=STREAMS,
         problems=(410, 422, 429),
-        # A page without frames may have to look through very many.
+        # A page without frames may have to scan very many events.
         waits=True,
     ),
     Route(

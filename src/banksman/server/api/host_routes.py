@@ -1,4 +1,4 @@
-"""The hosts that share a store: who they are, and how one is told to go."""
+"""Hosts over HTTP: list the hosts that share a store, and drain one."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from banksman.server.api.route import HttpAnswer, Result, Route, RouteCall
 from banksman.server.context import Context
 from banksman.server.problems import Problem
 
-# What a host is called on the bus, beside the sessions that it has.
+# Prefix of a host's own address on the bus, beside those of its sessions.
 HOST = "host:"
 DRAIN_SECONDS_MAX = 10.0
-# What the sessions of a host need is in their logs: so many are looked at, for so long. Of the rest it is not known.
+# Limits for reading what a host's sessions need, which is in their logs. For sessions beyond them
+# it stays unknown.
 NEEDS_MAX = 64
 NEEDS_SECONDS_MAX = 1.0
 
 
 async def list_hosts(call: RouteCall) -> HttpAnswer:
-    """None: the store is of this machine alone."""
+    """List the hosts that share the store; empty if the store belongs to this machine alone."""
     context: Context = call.context
     if context.proxy is None:
         return HttpAnswer(messages.Hosts([]))
     hosts_view = context.proxy.hosts_view
     owners = {owner.address.partition("@")[0] for owner, _ in context.host.log.owned() if owner is not None}
-    # Who only looks, as a verb does, is on the bus for that moment, and is nobody's host.
+    # A command-line client joins the bus for a moment only, and owns no sessions.
     hosts = [host for host in hosts_view.all() if host.room or FRONT in host.labels or host.id in owners]
     return HttpAnswer(
         messages.Hosts(
@@ -44,13 +45,13 @@ async def list_hosts(call: RouteCall) -> HttpAnswer:
 
 
 async def drain(call: RouteCall) -> Result:
-    """It says that it will; `GET /v1/hosts` shows what is left on it, until it is gone."""
+    """Shut a host down. Until it is gone, `GET /v1/hosts` shows the sessions that it still has."""
     context: Context = call.context
     body: Drain = call.body
     host = _host(context, call.path["id"])
     proxy = context.proxy
     assert proxy is not None
-    # Before it is told: a moment later it has let go of some of them.
+    # Before the shutdown starts: a moment later the host has given up some of its sessions.
     outlook = await _outlook(context, proxy, host)
     if host.id == proxy.hosts_view.own_id:
         context.drain(body.timeout)
@@ -64,7 +65,7 @@ async def drain(call: RouteCall) -> Result:
 
 
 async def _outlook(context: Context, proxy: OwnerProxy, host: HostSeen) -> messages.HostDraining:
-    """What becomes of its sessions, as it looks now."""
+    """Predict which hosts will take the sessions of this host."""
     owned = [
         known.id
         for known in context.host.log.sessions()

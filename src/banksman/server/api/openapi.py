@@ -1,12 +1,13 @@
-"""JSON Schemas of the messages, made so that generated clients can use them.
+"""OpenAPI description, generated from the route table and the message types.
 
-msgspec makes a schema from each type. What generators need besides is added here:
+msgspec makes a JSON Schema for each type. This module adds what client generators need:
 
-- a description of each member, from the docstring (see messages/__init__.py);
-- names: a schema with a title is a component of that name, wherever it is used;
-- what is sent is required, and has no default. What may be left out of a request has its default in its description:
-  some generators take a member with a `default` for one that must be given;
-- an object without known members takes any: some generators read nothing as "none".
+- A description of each member, from the docstring (see messages/__init__.py).
+- Names: a schema with a title becomes a component of that name, wherever it is used.
+- Members of responses are required and have no default. An optional member of a request has its
+  default in the description: some generators treat a member with a `default` as required.
+- An object without known members accepts any: some generators read a missing `additionalProperties`
+  as "none".
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MEMBER = re.compile(r"^    (\w+): ", re.MULTILINE)
 
 
 def make(types: Iterable[Any]) -> dict[str, Schema]:
-    """The components of these types and of all that they refer to, by name."""
+    """Return the components of these types and of all types that they refer to, by name."""
     _, made = msgspec.json.schema_components(types, ref_template=REF)
     known = {kind.__name__: kind for kind in _message_types(msgspec.Struct)}
     components: dict[str, Schema] = {}
@@ -68,15 +69,15 @@ def _describe(schema: Schema, kind: type[msgspec.Struct], defaults: dict[str, An
             schema["description"] = said
     for name, member in schema["properties"].items():
         member["description"] = members.get(name, "")
-        # Null, false, zero and empty go without saying.
+        # Null, false, zero and empty defaults need no mention.
         if default := defaults.get(name):
             member["description"] += f" Default: {msgspec.json.encode(default).decode()}."
 
 
 def _parts(docstring: str) -> tuple[str, dict[str, str]]:
-    """What a docstring says of the type, and of each member."""
+    """Split a docstring into the description of the type and those of its members."""
     said, _, listed = inspect.cleandoc(docstring).partition("\n\nAttributes:\n")
-    # After the text before the first name, which is empty, names and texts alternate.
+    # The text before the first name is empty. After it names and texts alternate.
     parts = _MEMBER.split(listed)[1:]
     members = zip(parts[::2], parts[1::2], strict=True)
     return _one_line(said), {name: _one_line(text) for name, text in members}
@@ -87,7 +88,7 @@ def _one_line(text: str) -> str:
 
 
 def _named_parts(schema: Schema, components: dict[str, Schema]) -> Schema:
-    """The schema with references in place of its parts that have a title, which become components."""
+    """Return the schema with its titled parts replaced by references; these become components."""
     found: Schema = {}
     for key, value in schema.items():
         if key in ("properties", "$defs"):
@@ -118,17 +119,17 @@ def _part(schema: Schema, components: dict[str, Schema]) -> Schema:
     return {"$ref": REF.format(name=name)}
 
 
-# The OpenAPI 3.1 description, made from the table of routes and the types that they take and answer.
+# The OpenAPI 3.1 document, generated from the routes and the types of their messages.
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _ID = {"type": "string", "minLength": 1, "maxLength": 255}
 
-# What any request may be answered, besides what its route does.
+# Error statuses of every request, besides those of its route.
 _ALWAYS = (400, 403, 405, 408, 414, 431, 500, 503)
 _WITH_TOKEN = (401,)
 _WITH_ID = (404,)
 _WITH_BODY = (413, 415)
-# About a session that another host may have.
+# For a session that another host may own.
 _TO_OWNER = (502, 504)
 
 _WORDS = {
@@ -152,8 +153,8 @@ _WORDS = {
     504: "The host that has the session did not answer: whether it was done is not known.",
 }
 
-# Operation ids begin with these words. Generated clients have functions of those names, so the words stay as they are,
-# whatever the modules are called.
+# Prefixes of operation ids. Generated clients have functions of these names, so the prefixes must
+# not change with the names of the modules.
 _GROUPS = {
     "admin_routes": "operation",
     "command_routes": "commands",
@@ -172,7 +173,7 @@ _TAGS = {
     "server": "The server itself.",
 }
 
-# What a name in a path stands for, by the beginning of the path.
+# Descriptions of path parameters, by the beginning of the path.
 _SUBJECTS = (
     ("/v1/sessions/", "id", "Id or name of a session."),
     ("/v1/sessions/", "turn", "Id of a turn."),
@@ -194,7 +195,7 @@ _LAST_EVENT_ID = {
     "schema": {"type": "string"},
     "description": "Id of the last event that the client has seen, as `after`.",
 }
-# Text without an end. What is in each `data:` of it, or in each line, is JSON.
+# Text without an end. Each `data:` of it, or each line, is JSON.
 _STREAM = {
     "type": "string",
     "description": "A stream of `StreamItem`: one in each event's `data:`, or one a line in NDJSON.",
@@ -204,12 +205,13 @@ _STREAM = {
 
 
 def describe(routes: Sequence[Route]) -> dict[str, Any]:
+    """Return the OpenAPI document of these routes."""
     queries = {route.query for route in routes if route.query is not None}
     answers = {route.answer for route in routes if route.answer not in (None, str)}
     bodies = {route.body for route in routes if route.body is not None}
     types = {Problem, OtherEvent, *EVENTS.values(), *MARKS, *queries, *answers, *bodies}
     components = make(sorted(types, key=lambda kind: kind.__name__))
-    # A query is told by its parameters, and an event by its kind.
+    # The document shows a query as its parameters, and an event by its kind.
     parameters = {kind: components.pop(kind.__name__) for kind in queries}
     components |= _events(components)
     paths: dict[str, Any] = {}
@@ -234,9 +236,9 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def _events(components: dict[str, Any]) -> dict[str, Any]:
-    """An event, told apart by its kind; and all that a stream sends.
+    """Return the schemas of an event, by its kind, and of all items of a stream.
 
-    The last one takes any other kind: a client that was made from this goes on when there are more.
+    The last variant accepts any other kind: a generated client keeps working when there are more.
     """
     components["OtherEvent"]["properties"]["kind"]["not"] = {"enum": sorted(EVENTS)}
     kinds = {kind: reference(event)["$ref"] for kind, event in EVENTS.items()}
@@ -264,7 +266,7 @@ def _operation(route: Route, query: dict[str, Any]) -> dict[str, Any]:
     if route.is_open:
         operation["security"] = []
     if route.body is not None:
-        # A body may be left out where nothing in it must be given.
+        # A body is optional if none of its members is required.
         fields = msgspec.structs.fields(route.body)
         operation["requestBody"] = {
             "required": any(field.required for field in fields),
@@ -289,7 +291,7 @@ def _parameters(route: Route, query: dict[str, Any]) -> Iterable[dict[str, Any]]
         yield {"name": name, "in": "path", "required": True, "schema": _ID, "description": next(said, "")}
     required = query.get("required", [])
     for name, shape in query.get("properties", {}).items():
-        # A parameter that is left out is what null would be.
+        # A parameter that is left out is null.
         (schema,) = [each for each in shape.get("anyOf", [shape]) if each != {"type": "null"}]
         schema = {key: value for key, value in schema.items() if key != "description"}
         where = {"name": name, "in": "query", "required": name in required}
@@ -322,7 +324,7 @@ def _success(route: Route) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": "Success."}
     if content:
         answer["content"] = content
-    # A session that is forgotten has nothing to show.
+    # A session that was deleted with `forget` has nothing to show.
     gone = {"204": {"description": "Success, with nothing to show."}} if route.method == "DELETE" else {}
     return {str(route.status): answer, **gone}
 

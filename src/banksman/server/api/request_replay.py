@@ -1,8 +1,8 @@
-"""`Idempotency-Key`: a request that is sent again, since its answer was lost, is answered again, and done once.
+"""Idempotency keys: repeat the stored response of a request that a client sends again.
 
-What is remembered here is which body came with a key, and what it is being answered, as long as this server lives. What
-must be done once beyond that is done so by the log: an ask has its key there, and a session that is made with a key has
-an id that is made of it.
+A client resends a request with the same `Idempotency-Key` if the response was lost. This module
+remembers the body and the response of each key while the server lives. Beyond that the log makes
+requests idempotent: it stores the key of an ask, and the id of a session is derived from its key.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from banksman.server.problems import MEDIA_TYPE, Problem
 
 KEYS_MAX = 10_000
 BYTES_MAX = 16 << 20
-# What an entry takes besides the bytes of its answer.
+# Size of an entry besides its response.
 ENTRY_BYTES = 600
 
 
 class _Entry(NamedTuple):
-    """What came with a key, and the answer to it: of a request that is being done, the future of one."""
+    """The body's digest and the response of a key; a future while the request runs."""
 
     body: bytes
     answer: HttpAnswer | asyncio.Future[HttpAnswer]
@@ -40,8 +40,11 @@ async def _always(_: HttpAnswer) -> bool:
 
 
 class RequestReplay:
-    """By key, and what it was sent to. There are thousands of entries, so each is small: digests, and the bytes of the
-    answer. Together they are bounded too, since an answer may show the long arguments of a command."""
+    """Responses by key and target.
+
+    There are thousands of entries, so each is small: digests, and the bytes of the response. Their
+    total size is bounded, too, because a response may show the long arguments of a command.
+    """
 
     def __init__(self) -> None:
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
@@ -56,8 +59,12 @@ class RequestReplay:
         *,
         is_still_so: Callable[[HttpAnswer], Awaitable[bool]] = _always,
     ) -> HttpAnswer:
-        """`do`, or what it has answered to the same before. What failed is not remembered: it may be tried again. Nor
-        is what is no longer so: what was made has been deleted since, or what was asked was never sent."""
+        """Call `do`, or return its stored response to the same request.
+
+        A failed request is not remembered, so that the client can retry it. A stored response is
+        dropped if `is_still_so` says that it is outdated: the created object was deleted, or the
+        ask was never sent.
+        """
         if key is None:
             return await do()
         name, wanted = _digest(msgspec.json.encode((place, key))), _digest(msgspec.json.encode(body))
@@ -66,7 +73,8 @@ class RequestReplay:
                 hint = "another request needs another key"
                 raise Problem(422, "KeyUsed", "this Idempotency-Key came with another body before", hint=hint)
             if isinstance(entry.answer, asyncio.Future):
-                # Whoever does it may fail, or be cancelled: then it is our turn, or of who comes before us.
+                # That request may fail or be cancelled. Then this one, or another waiter before it,
+                # calls `do`.
                 await asyncio.wait((entry.answer,))
             elif await is_still_so(entry.answer):
                 return entry.answer
@@ -86,7 +94,7 @@ class RequestReplay:
             self._forget(name)
             if answer is not None:
                 self._remember(name, _Entry(body, answer))
-            done.cancel()  # Wakes who waits for it. It finds the answer, or tries it itself.
+            done.cancel()  # Wake the waiters. They find the response, or call `do` themselves.
 
     def _remember(self, name: bytes, entry: _Entry) -> None:
         self._entries[name] = entry
@@ -97,9 +105,12 @@ class RequestReplay:
         self._weight -= self._entries.pop(name).weight
 
     def _forget_oldest(self) -> None:
-        """Not those that are being done: each is a request that is open, and they are bounded by the connections. Such
-        a one goes to the end, so that it is not looked at again by every request behind it. Nor the newest, however
-        large it is: its client may not have it yet."""
+        """Drop the oldest entries beyond the limits.
+
+        Entries of running requests stay: each belongs to an open connection, and connections are
+        limited. Such an entry moves to the end, so that later requests do not look at it again. The
+        newest entry stays whatever its size: its client may not have the response yet.
+        """
         for _ in range(len(self._entries) - 1):
             if len(self._entries) <= KEYS_MAX and self._weight <= BYTES_MAX:
                 return
@@ -111,8 +122,11 @@ class RequestReplay:
 
 
 def _encoded(answer: HttpAnswer) -> HttpAnswer:
-    """An answer in bytes. What cannot be told was done all the same, and is not to be done again: that is the answer to
-    every request with this key."""
+    """Encode a response.
+
+    If it cannot be encoded, the request was done all the same and must not be done again. So the
+    error becomes the response to every request with this key.
+    """
     try:
         return answer.encoded()
     except UnicodeEncodeError:
@@ -126,5 +140,5 @@ def _digest(data: bytes) -> bytes:
 
 
 def session_id(key: str) -> str:
-    """The same for the same key, after a restart too."""
+    """Derive the session id from a key: the same after a restart."""
     return f"s-{hashlib.blake2b(key.encode(), digest_size=8, person=b'banksman').hexdigest()}"

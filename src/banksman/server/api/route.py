@@ -1,6 +1,7 @@
-"""A route: which call of the API it is, what it takes, what it answers, and which function does it.
+"""Route table entries and the ASGI endpoint that runs them.
 
-The table of routes is the API. Requests are taken apart by it, and the OpenAPI is made from it.
+A route declares its method, path, body, query, response and handler. The table of routes is the
+API: requests are decoded by it, and the OpenAPI description is generated from it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from banksman.server.problems import Problem, away, problem_of
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
-# What a client that has shown no token may send: a login is smaller, and is sent at once.
+# Body limits for unauthenticated clients. A login is smaller, and is sent in one piece.
 STRANGER_BODY_BYTES_MAX = 4 << 10
 STRANGER_BODY_SECONDS_MAX = 10.0
 
@@ -36,25 +37,31 @@ R = TypeVar("R")
 
 
 class OwnerFallback(enum.Enum):
-    """What becomes of a request about a session that another host has, if that one does not answer: see
-    cluster/http/owner_proxy.py.
+    """How to handle a request about another host's session if that host does not answer.
+
+    See cluster/http/owner_proxy.py.
     """
 
-    # The log is asked instead.
+    # Answer from the log.
     READS = enum.auto()
-    # It is sent again with its key: it is done once.
+    # Retry with the idempotency key: the request is done once.
     KEYED = enum.auto()
-    # It is sent again if nobody got it: it names what it is about, and means the same a moment later.
+    # Retry if no host received it. The request names its target, so it means the same a moment
+    # later.
     NAMED = enum.auto()
-    # It means this moment, and is not sent again.
+    # Never retry: the request refers to the present moment.
     NOW = enum.auto()
-    # What nobody has needs no owner for it.
+    # The request ends a session. A session without an owner and without waiting asks needs no owner
+    # for it.
     ENDS = enum.auto()
 
 
 class RouteCall(msgspec.Struct, frozen=True):
-    """One request, taken apart. `context` is the server that it came to. `data`: its body, as it came. `is_forwarded`:
-    another host has sent it here, since we have the session."""
+    """A decoded request.
+
+    `context`: the server that received it. `data`: the raw body. `is_forwarded`: another host sent
+    it here, because this host owns the session.
+    """
 
     context: Any
     request: Request
@@ -70,8 +77,11 @@ class RouteCall(msgspec.Struct, frozen=True):
 
 
 class HttpAnswer(msgspec.Struct, frozen=True):
-    """A success: a value to be shown as JSON, or bytes as they are. `on_unsent` is called instead of sending it if the
-    client has disconnected by then: it gives back what was taken for that client."""
+    """A successful response: a value to encode as JSON, or raw bytes.
+
+    `on_unsent`: called instead of sending if the client has disconnected. It gives back what was
+    reserved for that client.
+    """
 
     value: Any = None
     status: int = 200
@@ -86,11 +96,11 @@ class HttpAnswer(msgspec.Struct, frozen=True):
 
     @property
     def made(self) -> str:
-        """The id of what was made, by its address."""
+        """The id of the created object, from its `Location`."""
         return self.headers["Location"].rpartition("/")[2]
 
     def encoded(self) -> HttpAnswer:
-        """The same in bytes, to be sent to anybody."""
+        """Return the same response with its value encoded, so that it can be sent repeatedly."""
         data = self.value
         if data is not None and not isinstance(data, bytes):
             data = msgspec.json.encode(data, enc_hook=str)
@@ -102,9 +112,14 @@ Handle = Callable[[RouteCall], Coroutine[Any, Any, Result]]
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """`problems`: the statuses it may answer besides those that every route may. `streams`: the media types that it
-    answers without end, if `Accept` asks for one. `has_key`: it takes an `Idempotency-Key`. `waits`: it changes nothing
-    and may take long, which is not for a client that is gone. `to_owner`: it is for the host that has the session."""
+    """One operation of the API.
+
+    `problems`: error statuses besides the common ones. `streams`: media types of endless responses,
+    if `Accept` names one. `has_key`: the route takes an `Idempotency-Key`. `waits`: the handler
+    changes nothing and may take long, so it is cancelled when the client disconnects. `to_owner`:
+    the owner of the session must handle the request, with this fallback. `is_open`: the route needs
+    no token.
+    """
 
     method: str
     path: str
@@ -124,7 +139,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Endpoint:
-    """All routes of one path, as an ASGI application."""
+    """ASGI application for all routes of one path."""
 
     def __init__(self, routes: Sequence[Route], context: Any, body_bytes_max: int) -> None:
         self._routes = {route.method: route for route in routes}
@@ -158,7 +173,8 @@ class Endpoint:
                 raise
             response = problem_of(no_room("answer this", exc)).response()
         if isinstance(response, HttpAnswer) and response.on_unsent is not None and request.state.connection.lost.done():
-            # As late as can be: the answer is written next. A client that goes after that may have read it.
+            # Check as late as possible: the response is written next. A client that disconnects
+            # after that may have read it.
             response.on_unsent()
             return
         await (response.response() if isinstance(response, HttpAnswer) else response)(scope, receive, send)
@@ -191,7 +207,8 @@ class Endpoint:
             raise Problem(400, "BadRequest", "the body is nested too deeply", hint="see /openapi.json") from exc
 
     async def _read(self, request: Request) -> bytes:
-        is_admitted = getattr(request.state, "is_admitted", True)  # What another host sends on was let in there.
+        # Another host has authenticated a forwarded request.
+        is_admitted = getattr(request.state, "is_admitted", True)
         size_max = self._body_bytes_max if is_admitted else min(self._body_bytes_max, STRANGER_BODY_BYTES_MAX)
         seconds_max = BODY_SECONDS_MAX if is_admitted else min(BODY_SECONDS_MAX, STRANGER_BODY_SECONDS_MAX)
         hint = "send less, or raise body_bytes_max in the settings" if is_admitted else "send a token, or less"
@@ -214,7 +231,7 @@ class Endpoint:
 
 
 async def _handled(route: Route, call: RouteCall) -> Result:
-    """Here; or, where many hosts share the store, by whoever has the session."""
+    """Handle the request here, or forward it to the session's owner."""
     proxy = call.context.proxy
     if proxy is not None and route.path.startswith("/v1/sessions/"):
         try:
@@ -232,7 +249,10 @@ async def _handled(route: Route, call: RouteCall) -> Result:
 
 
 async def _while_there(work: Coroutine[Any, Any, R], request: Request) -> R:
-    """For as long as the client is. Nobody else would end what waits for it: a search, say, that is a process."""
+    """Run the handler while the client is connected, and cancel it when the client disconnects.
+
+    Nothing else would end it: a search, for example, is a process.
+    """
     lost: asyncio.Future[None] = request.state.connection.lost
     task = asyncio.ensure_future(work)
     try:
@@ -242,7 +262,8 @@ async def _while_there(work: Coroutine[Any, Any, R], request: Request) -> R:
             task.cancel()
             await asyncio.wait((task,))
         if not task.cancelled():
-            task.exception()  # Looked at, also where we are cancelled ourselves and nobody hears of it.
+            # Retrieve the exception, so that asyncio does not log it if this wait was cancelled.
+            task.exception()
     if task.cancelled():
         raise ClientDisconnect
     return task.result()

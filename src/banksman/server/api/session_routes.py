@@ -1,4 +1,4 @@
-"""Sessions over HTTP: open, list, show, close, delete; and the processes of a session's tree."""
+"""Sessions over HTTP: open, list, show, change, close and explain."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from banksman.sessions import session as sessions
 from banksman.sessions.status import Status
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# A tree that is larger is shown so far.
+# Limit of processes that are shown.
 SHOWN_MAX = 256
 
 
 class SeenProcess(NamedTuple):
+    """A process, as /proc shows it."""
+
     pid: int
     parent: int
     command: str
@@ -37,7 +39,10 @@ class SeenProcess(NamedTuple):
 
 
 def processes_below(pids: Iterable[int]) -> list[SeenProcess]:
-    """These, all below them, and all that their keepers have taken in: everything that would be ended with them."""
+    """Return all processes that would end together with these leaders.
+
+    These are the leaders, their descendants, and the processes that their keepers have adopted.
+    """
     everything = {seen.pid: seen for seen in _all_processes()} if (wanted := list(pids)) else {}
     children: dict[int, list[SeenProcess]] = {}
     for seen in everything.values():
@@ -45,7 +50,7 @@ def processes_below(pids: Iterable[int]) -> list[SeenProcess]:
     found: list[SeenProcess] = []
     for pid in wanted:
         leader = everything.get(pid)
-        # The leader's parent is its keeper, and the keeper of nothing else.
+        # The leader's parent is its keeper, which keeps nothing else.
         waiting = [] if leader is None else list(children.get(leader.parent, ()))
         while waiting and len(found) < SHOWN_MAX:
             seen = waiting.pop(0)
@@ -66,18 +71,19 @@ def _all_processes() -> Iterable[SeenProcess]:
             with open(f"/proc/{name}/stat", "rb") as file:
                 stat = file.read()
         except OSError:
-            continue  # It has ended meanwhile.
-        # The name is in parentheses, and may have some itself.
+            continue  # The process has ended meanwhile.
+        # The name is in parentheses, and may contain some itself.
         command = stat[stat.index(b"(") + 1 : stat.rindex(b")")].decode(errors="replace")
         state, parent, *rest = stat[stat.rindex(b")") + 2 :].split()
         yield SeenProcess(int(name), int(parent), command, state.decode(), int(rest[19]) * PAGE_BYTES)
 
 
-# Of a frame: enough to know it by.
+# Length of a shown frame: enough to recognise it.
 FRAME_CHARACTERS_MAX = 500
 
 
 async def open_session(call: RouteCall) -> Result:
+    """Open a session with an agent, or open the session of this name again."""
     context: Context = call.context
     if context.proxy is not None and not call.is_forwarded:
         return await session_placement.open_session(context.proxy, call, _open_here)
@@ -102,8 +108,8 @@ async def _open_here(call: RouteCall) -> HttpAnswer:
 async def _open(context: Context, body: messages.OpenSession, id: str | None) -> sessions.Session:
     if id is not None:
         with suppress(NotFound):
-            found = context.host.session(id)  # Made with this key before this server was started.
-            # Without an event nobody knows how it was to be opened, and nobody was told that it was.
+            found = context.host.session(id)  # Created with this key before this server started.
+            # A session without events was never confirmed to its client, and its spec is unknown.
             if found.is_open or found.known is None or found.known.seq:
                 return found
     policy = context.policy
@@ -131,15 +137,15 @@ async def _open(context: Context, body: messages.OpenSession, id: str | None) ->
 
 
 async def list_sessions(call: RouteCall) -> HttpAnswer:
-    """Oldest first. The next page begins after the last one of this."""
+    """List sessions, oldest first. The next page begins after the last session of this one."""
     query: messages.ListSessions = call.query
     if call.is_forwarded:
-        # Another host has the list, and wants to know what ours are doing.
+        # Another host has the list, and wants the present state of this host's sessions.
         ours = [session for session in call.context.host.our_sessions() if not session.is_closed]
         return HttpAnswer(messages.Sessions([shown(each.status(), each, call.context.proxy) for each in ours], None))
     limit = min(query.limit, SESSIONS_MAX)
     after = None if query.after is None else call.context.session(query.after).id
-    # One more than is shown tells whether there is a next page.
+    # One session more than shown tells whether there is a next page.
     found = call.context.host.sessions(after, limit=limit + 1)
     following = found[limit - 1].id if len(found) > limit else None
     proxy: OwnerProxy | None = call.context.proxy
@@ -151,11 +157,13 @@ async def list_sessions(call: RouteCall) -> HttpAnswer:
 
 
 async def look(call: RouteCall) -> HttpAnswer:
+    """Show a session."""
     session = call.context.session(call.path["id"])
     return HttpAnswer(shown(await session.look(), session, call.context.proxy))
 
 
 async def why(call: RouteCall) -> HttpAnswer:
+    """Explain what a session waits for."""
     session = call.context.session(call.path["id"])
     status = await session.look()
     base = shown(status, session, call.context.proxy)
@@ -181,7 +189,7 @@ async def why(call: RouteCall) -> HttpAnswer:
 
 
 def _frame(event: Event | None) -> messages.Frame | None:
-    """As the log has it, so that no secret is in it."""
+    """Convert a frame as the log has it, which is without secrets."""
     if event is None:
         return None
     data = (event.frame or b"")[: 4 * FRAME_CHARACTERS_MAX]
@@ -189,6 +197,7 @@ def _frame(event: Event | None) -> messages.Frame | None:
 
 
 async def change(call: RouteCall) -> HttpAnswer:
+    """Change the name, model or permission mode of a session."""
     session = call.context.session(call.path["id"])
     body: messages.ChangeSession = call.body
     if body.name is not msgspec.UNSET:
@@ -201,7 +210,7 @@ async def change(call: RouteCall) -> HttpAnswer:
 
 
 async def close(call: RouteCall) -> HttpAnswer:
-    """What runs in it is stopped. It stays in the store, unless it is to be forgotten."""
+    """Close a session and stop its process; with `forget`, delete its log, too."""
     session = call.context.session(call.path["id"])
     query: messages.DeleteSession = call.query
     if query.forget:
@@ -214,7 +223,10 @@ async def close(call: RouteCall) -> HttpAnswer:
 
 
 def _check_not_elsewhere(session: sessions.Session) -> None:
-    """To close what another host has would do nothing, and must not look as if it had: that one is to be asked."""
+    """Raise `NotOwner` if another live host owns the session.
+
+    Closing it here would do nothing, and must not look like a success.
+    """
     status = session.status()
     if status.phase == "elsewhere" and status.owner is not None:
         pid, address = status.owner.pid, status.owner.address
@@ -228,6 +240,7 @@ def _check_not_elsewhere(session: sessions.Session) -> None:
 
 
 def shown(status: Status, session: sessions.Session, proxy: OwnerProxy | None) -> messages.Session:
+    """Convert a session's status to its message."""
     owner, known = status.owner, session.known
     return messages.Session(
         id=status.id,

@@ -1,4 +1,4 @@
-"""Turns and questions over HTTP: ask, look, move, interrupt, answer."""
+"""Turns and questions over HTTP: ask, show, move, interrupt, answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from banksman.sessions.turn import Turn
 
 
 async def ask(call: RouteCall) -> HttpAnswer:
-    """Answered once the log has it."""
+    """Ask for a turn. Responds when the ask is durable in the log."""
     context: Context = call.context
     body: messages.Ask = call.body
     session = context.session(call.path["id"])
@@ -35,7 +35,11 @@ async def ask(call: RouteCall) -> HttpAnswer:
         return HttpAnswer(messages.Accepted(turn.id, str(turn.state)), 202, headers)
 
     async def is_still_so(answer: HttpAnswer) -> bool:
-        """Not if the turn was never sent: the session is asked again then. One that retention took was."""
+        """Whether the stored response still holds.
+
+        It does not if the turn was never sent: then the request asks again. A turn that retention
+        has removed was sent.
+        """
         try:
             turn = await session.turn(answer.made)
         except NotFound:
@@ -47,6 +51,7 @@ async def ask(call: RouteCall) -> HttpAnswer:
 
 
 async def look(call: RouteCall) -> HttpAnswer:
+    """Show a turn and its outcome; with `wait`, wait for the outcome."""
     query: WaitFor = call.query
     turn = await _turn(call)
     outcome: Outcome | None = None
@@ -54,7 +59,8 @@ async def look(call: RouteCall) -> HttpAnswer:
         async with asyncio.timeout(min(query.wait, WAIT_SECONDS_MAX)):
             outcome = await turn.outcome()
     except TimeoutError:
-        # It may have ended in this moment: then its outcome is a commit away, or a read of the log, and is told too.
+        # The turn may have ended just now. Its outcome is then one commit or one read of the log
+        # away, and belongs in the response.
         if str(turn.state) == "ended":
             outcome = await turn.outcome()
     state = str(turn.state) if outcome is None else "ended"
@@ -62,17 +68,18 @@ async def look(call: RouteCall) -> HttpAnswer:
 
 
 async def interrupt(call: RouteCall) -> HttpAnswer:
+    """Interrupt a turn, or withdraw it from the queue."""
     turn = await _turn(call)
     return HttpAnswer(receipt(await call.context.session(call.path["id"]).interrupt(turn)))
 
 
 async def interrupt_now(call: RouteCall) -> HttpAnswer:
-    """The turn that runs at this moment, if one does."""
+    """Interrupt the turn that runs now, if one does."""
     return HttpAnswer(receipt(await call.context.session(call.path["id"]).interrupt()))
 
 
 async def move(call: RouteCall) -> HttpAnswer:
-    """Who asks hears the queue as it is then."""
+    """Move a turn in the queue. Responds with the queue after the move."""
     body: messages.MoveTurn = call.body
     session = call.context.session(call.path["id"])
     await session.reorder(call.path["turn"], before=body.before)
@@ -80,12 +87,13 @@ async def move(call: RouteCall) -> HttpAnswer:
 
 
 async def list_questions(call: RouteCall) -> HttpAnswer:
+    """List the questions that wait for an answer."""
     questions = await call.context.session(call.path["id"]).open_questions()
     return HttpAnswer(messages.Questions([question(each) for each in questions]))
 
 
 async def answer(call: RouteCall) -> HttpAnswer:
-    """The question has one answer: whoever comes second is told which."""
+    """Answer a question. Only the first answer counts; a later request gets that answer."""
     body: messages.Answer = call.body
     given = await call.context.session(call.path["id"]).answer(
         call.path["question"],

@@ -1,1 +1,1 @@
-"""Who comes in: the socket, the connection, the door, the secret, and what may be started."""
+"""HTTP entrance: accept loop, connections, authentication, the token file, and the start policy."""

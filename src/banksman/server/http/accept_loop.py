@@ -1,15 +1,18 @@
 """Accept loop with connection limits derived from RLIMIT_NOFILE.
 
-asyncio's own server, when it is out of fds, fails as often as connections wait, logs each of them, and tries again a
-second later; meanwhile the host cannot start anything either. So some fds are kept back for what the server is for.
+When asyncio's own server runs out of fds, it fails once for each waiting connection, logs each
+failure, and retries a second later. Meanwhile the host cannot start a process either. So this
+module reserves some fds for the store and the processes.
 
-Each listening socket has its own share of the rest, so that a flood at the port leaves the user's own socket alone.
-Beyond its share a listener takes nobody in until a connection has ended: clients wait in the kernel.
+Each listening socket has its own share of the rest, so that a flood at the port does not affect the
+user's socket. Beyond its share a listener accepts nothing until a connection ends: clients wait in
+the kernel's backlog.
 
-A connection is a *stranger* until a request of it was authenticated. Every user of this machine can open strangers, so
-they must not keep others out. There is room for a limited number of them. When they are too many, or when the share is
-used up, the oldest stranger of the address that has the most is closed for the next client, but not before
-`STRANGER_SECONDS_MIN`: a client that has a token sends it with its first bytes, and is a stranger for a moment only.
+A connection is a *stranger* until one of its requests is authenticated. Every user of this machine
+can open strangers, so they must not keep other clients out. Their number is limited. When that
+limit or the share is reached, the oldest stranger of the address with the most strangers is closed
+for the next client. A stranger is never closed before `STRANGER_SECONDS_MIN`: a client with a token
+sends it with its first bytes, and is a stranger for a moment only.
 """
 
 from __future__ import annotations
@@ -27,29 +30,30 @@ from banksman.server.http.connection import Connection
 log = logging.getLogger("banksman.serve")
 
 BACKLOG = 1024
-# Taken in by one callback: the loop is everybody's.
+# Connections that one callback accepts. Other callbacks of the loop must run, too.
 ACCEPTS_AT_ONCE_MAX = 64
-# Of the fds of this process, what is kept back for the store, and for commands and agents with their pipes; no more
-# than half of all.
+# Fds that are reserved for the store, and for commands and agents with their pipes. At most half of
+# the limit is reserved.
 FDS_KEPT_BACK = 256
-# Strangers of one listener; at most half of its share.
+# Limit of strangers for one listener; at most half of its share.
 STRANGERS_MAX = 256
-# How long a stranger is kept, however many wait. It decides how long a client with a token waits behind a full backlog
-# of strangers: a few seconds.
+# Minimum lifetime of a stranger, however many clients wait. It determines how long a client with a
+# token waits behind a full backlog of strangers: a few seconds.
 STRANGER_SECONDS_MIN = 0.25
-# The machine is out of them for other reasons than us: it is tried again.
+# Delay after `accept` fails because the machine has no fds or memory left.
 RETRY_SECONDS = 1.0
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def connections_max() -> int:
+    """Return how many connections this process may hold."""
     fds = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1 << 20 if fds == resource.RLIM_INFINITY else fds - min(FDS_KEPT_BACK, fds // 2)
 
 
 def shares(listeners: Sequence[socket.socket], total: int) -> list[int]:
-    """How many connections each listener may have. Unix sockets, where there is a port as well, have a quarter."""
+    """Return the connection limit of each listener. Unix sockets beside a port share a quarter."""
     unix = [listener.family == socket.AF_UNIX for listener in listeners]
     if len(set(unix)) < 2:
         return [total // len(listeners) for _ in listeners]
@@ -58,7 +62,7 @@ def shares(listeners: Sequence[socket.socket], total: int) -> list[int]:
 
 
 class Acceptor:
-    """Makes a connection of each client. It owns the tasks that do so, and not the connections."""
+    """Accept clients on all listeners. Owns the accept tasks, but not the connections."""
 
     def __init__(self, listeners: Sequence[socket.socket], connection: Callable[[], Connection]) -> None:
         limits = shares(listeners, connections_max()) if listeners else []
@@ -70,13 +74,16 @@ class Acceptor:
             queue.listen()
 
     async def close(self) -> None:
-        """Accept nothing more. Clients that wait in the kernel are let go when the sockets are closed."""
+        """Stop accepting.
+
+        The kernel drops the clients in the backlog when the sockets are closed.
+        """
         for queue in self._queues:
             await queue.close()
 
 
 class _Queue:
-    """One listening socket, and its connections."""
+    """One listening socket and the count of its connections."""
 
     def __init__(self, listener: socket.socket, connections_max: int, connection: Callable[[], Connection]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -85,11 +92,13 @@ class _Queue:
         self._connections_max = max(1, connections_max)
         self._strangers_max = max(1, min(STRANGERS_MAX, connections_max // 2))
         self._count = 0
-        # Oldest first, with address and time. Those that were authenticated since are taken out when it is looked at.
+        # Oldest first, with address and time. Authenticated connections are removed at the next
+        # check.
         self._strangers: dict[Connection, tuple[str, float]] = {}
         self._was_full = False
         self._tasks: set[asyncio.Task[None]] = set()
-        # While this one runs, nothing is accepted; the other only says when a stranger may be closed.
+        # While the retry timer runs, nothing is accepted. The room timer only fires when a stranger
+        # is old enough to be closed.
         self._retry_timer: asyncio.TimerHandle | None = None
         self._room_timer: asyncio.TimerHandle | None = None
         self._is_listening = False
@@ -107,7 +116,8 @@ class _Queue:
             if timer is not None:
                 timer.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks)  # A step or two each: nothing of it waits for the client.
+            # Each task ends within a few steps: none waits for the client.
+            await asyncio.wait(self._tasks)
 
     def _pause(self) -> None:
         if self._is_listening:
@@ -117,7 +127,7 @@ class _Queue:
     def _accept(self) -> None:
         for _ in range(ACCEPTS_AT_ONCE_MAX):
             if not self._make_room():
-                self._pause()  # Until a connection ends.
+                self._pause()  # `_on_lost` resumes the accept loop.
                 return
             try:
                 peer, address = self._listener.accept()
@@ -130,7 +140,7 @@ class _Queue:
                 self._pause()
                 self._retry_timer = self._loop.call_later(RETRY_SECONDS, self._retry)
                 return
-            # Of a Unix socket it is a text: all its clients are one.
+            # The address of a Unix socket is a string: all its clients count as one address.
             self._take_in(peer, "" if isinstance(address, str | bytes) else str(address[0]))
 
     def _retry(self) -> None:
@@ -138,7 +148,7 @@ class _Queue:
         self.listen()
 
     def _make_room(self) -> bool:
-        """Whether one more can be taken in; a stranger may be closed for it."""
+        """Return whether one more connection fits. This may close a stranger to make room."""
         if self._count < self._connections_max and len(self._strangers) < self._strangers_max:
             return True
         self._strangers = {one: seen for one, seen in self._strangers.items() if not one.is_admitted}
@@ -152,7 +162,10 @@ class _Queue:
         return bool(self._strangers) and self._close_stranger()
 
     def _close_stranger(self) -> bool:
-        """False: it is too early for that. It is tried again in time."""
+        """Close the oldest stranger of the busiest address.
+
+        Returns False if that stranger is too young. A timer then resumes the accept loop.
+        """
         ((most, _),) = Counter(address for address, _ in self._strangers.values()).most_common(1)
         oldest, since = next((one, at) for one, (address, at) in self._strangers.items() if address == most)
         wait = since + STRANGER_SECONDS_MIN - self._loop.time()
@@ -163,7 +176,7 @@ class _Queue:
             return False
         del self._strangers[oldest]
         oldest.abort()
-        # Its fd is closed in the next round of the loop, and is not counted from here on.
+        # The loop closes the fd in its next iteration. The count is corrected now.
         self._count -= 1
         oldest.is_counted = False
         return True
@@ -187,12 +200,13 @@ class _Queue:
         if not connection.is_admitted:
             self._strangers[connection] = (address, self._loop.time())
         connection.lost.add_done_callback(lambda _: self._on_lost(connection))
-        self.listen()  # It may be closed for the next client.
+        # The room may be full of strangers, and this one may be closed for the next client.
+        self.listen()
 
     def _on_lost(self, connection: Connection) -> None:
         self._strangers.pop(connection, None)
         self._count -= connection.is_counted
-        # Said again only when there was room for a while in between.
+        # The warning is logged again only after the load has dropped in between.
         is_quiet = self._count <= self._connections_max * 3 // 4 and len(self._strangers) <= self._strangers_max // 2
         self._was_full = self._was_full and not is_quiet
         self.listen()

@@ -1,4 +1,4 @@
-"""Who may ask: the token of the server, the tokens of its page, and the user at the other end of a local socket."""
+"""Authentication middleware: Host and Origin checks, tokens, page logins, local peers."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ from banksman.server.problems import Problem
 
 # One-time login codes, and the page tokens that browsers get for them.
 #
-# The page must not use a cookie. Browsers send a cookie to every port of a host, so a development server at another
-# port of 127.0.0.1 would receive it and could use it here. The page keeps its token in `localStorage` instead, which
-# belongs to one origin (scheme, host and port), and sends it as an `Authorization` header.
+# The page must not use a cookie. Browsers send a cookie to every port of a host, so a development
+# server at another port of 127.0.0.1 would receive it and could use it here. The page keeps its
+# token in `localStorage` instead, which belongs to one origin (scheme, host and port), and sends it
+# as an `Authorization` header.
 #
-# A link carries a *code* and never the token: browsers write links to their history. A code is used once, within
-# `CODE_SECONDS_MAX`, and is worthless afterwards.
+# A link carries a *code* and never the token: browsers write links to their history. A code is used
+# once, within `CODE_SECONDS_MAX`, and is worthless afterwards.
 #
-# A *page token* is `bmp_ID.EXPIRES.MAC`. The MAC is keyed by the server's token and covers the port. So the server
-# keeps no table, a page stays logged in when the server restarts, and another server token ends every page token.
-# Logging out revokes one page token: its id goes to a file beside the server's token, until it would have expired
-# anyway.
+# A *page token* is `bmp_ID.EXPIRES.MAC`. The MAC is keyed by the server's token and covers the
+# port. So the server keeps no table, a page stays logged in when the server restarts, and a new
+# server token invalidates every page token. Logging out revokes one page token: the server writes
+# its id to a file beside its token, where the id stays until the page token would have expired.
 
 CODE_SECONDS_MAX = 600.0
-# Codes that were handed out and not used yet. Only clients that are let in can ask for one.
+# Limit of unused codes. Only authenticated clients can request one.
 CODES_MAX = 16
 PAGE_TOKEN_SECONDS_MAX = 30 * 24 * 3600
-# Of those that have not expired. Beyond that the oldest are forgotten first.
+# Limit of revoked page tokens that have not expired. Beyond it the oldest are forgotten first.
 REVOKED_MAX = 2_000
 
 _PAGE_TOKEN = re.compile(r"bmp_([A-Za-z0-9_-]{16})\.([0-9]{1,12})\.([A-Za-z0-9_-]{43})")
@@ -52,17 +53,17 @@ _PAGE_TOKEN = re.compile(r"bmp_([A-Za-z0-9_-]{16})\.([0-9]{1,12})\.([A-Za-z0-9_-
 log = logging.getLogger("banksman.serve")
 
 LOOPBACK_NAMES = frozenset(("127.0.0.1", "localhost", "::1"))
-# A name or an address, and perhaps a port.
+# A host name or an address, with an optional port.
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
-# Only browsers and proxies say these.
+# Headers that only browsers and proxies send.
 _NOT_LOCAL = ("origin", "cookie", "sec-fetch-site", "sec-fetch-mode", "forwarded", "x-forwarded-for", "via")
-# How clients are counted that have shown no token.
+# Prefix of the client name of an unauthenticated client.
 _STRANGER = "nobody "
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="banksman"'}
 
 
 def revoked_path() -> Path | None:
-    """Where revoked page tokens are recorded; None: the user has no home folder."""
+    """Return the file of revoked page tokens; None if the user has no home folder."""
     try:
         return state_folder() / "logged-out"
     except UsageError:
@@ -70,22 +71,27 @@ def revoked_path() -> Path | None:
 
 
 class PageTokens:
-    """Hand out codes, exchange each once for a page token, verify and revoke page tokens."""
+    """Make one-time codes, exchange each for a page token, verify and revoke page tokens."""
 
     def __init__(self, token: str, port: int, revoked: Path | None = None) -> None:
-        """`revoked`: the file of revoked ids. Servers of one user share it, and see what the others add."""
+        """Issue and verify codes and page tokens for the server at this port.
+
+        `revoked`: the file of revoked ids. All servers of one user share it, and each reads the
+        entries of the others.
+        """
         self._key = token.encode("utf-8", "surrogatepass")
         self._port = port
         self._path = revoked
         self._revoked: set[str] = set()
-        # Of the file, when it was read.
+        # Modification time and size of the file when it was read.
         self._stamp: tuple[int, int] | None = None
-        # By the hash of each code: a lookup then takes a time that says nothing about the codes.
+        # Maps the hash of a code to its deadline. The time of a hash lookup reveals nothing about
+        # the codes.
         self._codes: dict[bytes, float] = {}
 
     # -- codes -------------------------------------------------------------------------------------------------------
     def make_code(self) -> str:
-        """A new code. The oldest unused one goes if there are too many."""
+        """Make a new code. The oldest unused code is dropped if there are too many."""
         code = secrets.token_urlsafe(16)
         while len(self._codes) >= CODES_MAX:
             del self._codes[next(iter(self._codes))]
@@ -93,18 +99,19 @@ class PageTokens:
         return code
 
     def take_code(self, code: str) -> bool:
-        """Whether this code is valid. It is not any more after this call."""
+        """Return whether this code is valid, and invalidate it."""
         deadline = self._codes.pop(_hash(code), None)
         return deadline is not None and time.monotonic() <= deadline
 
     # -- page tokens -------------------------------------------------------------------------------------------------
     def make(self) -> tuple[str, int]:
-        """A new page token, and when it expires (seconds since 1970)."""
+        """Make a new page token. Returns it with its expiry time (seconds since 1970)."""
         expires = int(time.time()) + PAGE_TOKEN_SECONDS_MAX
         id = secrets.token_urlsafe(12)
         return f"bmp_{id}.{expires}.{self._mac(id, expires)}", expires
 
     def is_valid(self, given: str) -> bool:
+        """Whether this is a page token of this server that is neither expired nor revoked."""
         match = _PAGE_TOKEN.fullmatch(given)
         if match is None:
             return False
@@ -118,7 +125,7 @@ class PageTokens:
         return match is not None and match[1] in self._known_revoked()
 
     def revoke(self, given: str) -> None:
-        """From now on, and after a restart, this page token is refused."""
+        """Refuse this page token from now on, and also after a restart."""
         assert self.is_valid(given), "only a page token that was let in can be logged out"
         id, expires, _mac = given.removeprefix("bmp_").split(".")
         self._known_revoked().add(id)
@@ -155,7 +162,10 @@ def _hash(code: str) -> bytes:
 
 
 def _record(path: Path, line: str) -> None:
-    """Add a line, and drop those that have expired. Servers that do so at the same time wait for each other."""
+    """Append a line and drop the expired lines.
+
+    A lock keeps other servers from writing at the same time.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "r+", encoding="ascii", errors="replace") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -170,30 +180,33 @@ def _is_expired(line: str) -> bool:
     return not expires.isdecimal() or int(expires) < time.time()
 
 
-# Who may come in. Every request passes here before anything of it is looked at.
+# Authentication. Every request passes these checks before anything else looks at it.
 #
-# The server listens on the loopback, and that is no protection by itself: every page that a browser shows can send
-# requests there. So there are three questions, in this order.
+# The server listens on the loopback interface, which alone is no protection: every page in a
+# browser can send requests to it. So three checks run in this order:
 #
-# Is the request meant for us? `Host` must be a name of ours. A page of evil.example whose name was made to point to
-# 127.0.0.1 (rebinding) sends `Host: evil.example`.
+# 1. `Host` must be a name of this server. A page of evil.example whose name was pointed at
+#    127.0.0.1 (DNS rebinding) sends `Host: evil.example`.
+# 2. `Origin`, where a browser sends it, must be the address that the request went to. Another port
+#    of this machine and `null` are refused, whatever token or cookie the request carries.
+# 3. `Authorization` must carry a token, which is compared in constant time. It is the server's
+#    token, or a page token that a browser got for a one-time code. A browser adds neither
+#    automatically, so no other site and no other port can make it send one. Cookies are ignored,
+#    because browsers send them to every port of this machine.
 #
-# Is it sent by us, if a page sent it? `Origin`, where a browser sends one, must be the very address that the request
-# went to: not another port of this machine, and not `null`. Whatever else it carries, cookie or token.
+# A connection by the user's Unix socket (banksman/sockets.py) skips these checks: the kernel
+# identifies its user, and no page can connect to it. Processes of agents are refused there
+# (peer_identity.py).
 #
-# Who is it? A token in `Authorization`, compared in constant time: the server's own, or a page token, which a browser
-# got for a one-time code. A browser adds neither by itself, so no other site and no other port can
-# make it send one. Cookies are never looked at: browsers send them to every port of this machine.
-#
-# Who comes by the socket of our own user (banksman/sockets.py) is asked none of these: the kernel says who it is, and
-# no page can come by there. Processes of agents are refused (peer_identity.py).
-#
-# A proxy could come by there, if somebody put one before it, and would bring in whoever stands before the proxy. So
-# whatever a browser or a proxy adds to a request is refused there.
+# A proxy in front of that socket would give its own clients access. So requests with a header that
+# only browsers and proxies add are refused on that socket.
 
 
 class AuthMiddleware:
-    """In front of everything. `is_open`: which paths are shown to everybody who asks for them by our name."""
+    """ASGI middleware that authenticates each request.
+
+    `is_open`: whether a path needs no token. The Host and Origin checks apply to it all the same.
+    """
 
     def __init__(
         self, app: ASGIApp, *, token: str, pages: PageTokens, names: Collection[str], is_open: Callable[[str], bool]
@@ -210,7 +223,7 @@ class AuthMiddleware:
         try:
             state = scope["state"]
             state["client"] = client = self._admit(scope["path"], Headers(scope=scope), scope)
-            # What is open to everybody is little, and so is what may be sent to it.
+            # Open paths need small bodies only, so unauthenticated clients get stricter limits.
             state["is_admitted"] = not client.startswith(_STRANGER)
             state["connection"].is_admitted |= state["is_admitted"]
         except Problem as problem:
@@ -219,13 +232,13 @@ class AuthMiddleware:
         await self._app(scope, receive, send)
 
     def _admit(self, path: str, headers: Headers, scope: Scope) -> str:
-        """Who it is, for counting; a Problem if it is not let in."""
+        """Return the client's name for counting, or raise a Problem if the request is refused."""
         connection: Connection = scope["state"]["connection"]
         if connection.is_local:
             return self._admit_local(connection, headers)
         host = self._check_host(headers)
         origins = headers.getlist("origin")
-        # A proxy may have taken the TLS off: the page is then at https, and the request is not.
+        # A proxy may terminate TLS: the page then has an https origin, and the request has not.
         if origins and origins not in ([f"{scope['scheme']}://{host}"], [f"https://{host}"]):
             raise Problem(
                 403, "ForeignOrigin", "a page of another site has sent this", hint="use a program, or our page"
@@ -271,17 +284,18 @@ class AuthMiddleware:
         return host
 
     def knows(self, token: str) -> bool:
+        """Whether this is the server's token."""
         return tokens.is_same(token, self._token)
 
 
 def bearer(headers: Headers) -> str:
-    """The token that a request carries; empty: none."""
+    """Return the bearer token of a request; empty if it has none."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return given.strip() if scheme.lower() == "bearer" else ""
 
 
 def plain(name: str) -> str:
-    """A host's name or address, written in the one way in which it is compared."""
+    """Normalize a host name or an address for comparison."""
     try:
         return str(ipaddress.ip_address(name.strip("[]")))
     except ValueError:

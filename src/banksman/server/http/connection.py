@@ -1,14 +1,20 @@
-"""One connection: what it may send before it is let go, and how long it may take to send and to be sent to.
+"""HTTP connection with limits on time and size, so that no client can hold it open for nothing.
 
-The HTTP itself is uvicorn's. What it leaves open is closed here, for every request alike: a head that never ends
-(slowloris), a head that is too large, a body that goes on after its answer, requests that are sent ahead of all
-answers, a client that does not take what it is sent. The last is told by the socket: as long as its buffer shrinks
-somebody reads, however slowly; if it stands still for `stall_seconds` the connection is cut off. What the kernel has
-taken and nobody acknowledges (a laptop that was closed, a cable that was pulled) is cut off by the kernel, after the
-same time.
+uvicorn implements HTTP itself. This class adds the limits that uvicorn lacks, for every request:
 
-So a connection that is open is never only held: either a request of it runs, which has deadlines of its own, or one
-timer runs for what is awaited of the client. There is one place that says which (`_watch`).
+- a head that never ends (slowloris);
+- a head that is too large;
+- a body that continues after its response was sent;
+- pipelined requests far ahead of their responses;
+- a client that does not read.
+
+A client that does not read shows in the socket's write buffer. As long as the buffer shrinks, the
+client reads, however slowly. If it does not shrink for `stall_seconds`, the connection is aborted.
+The kernel aborts a connection whose sent data is not acknowledged (a closed laptop, a pulled cable)
+after the same time.
+
+So an open connection is always in one of two states: a request runs, which has its own deadlines,
+or one timer runs for the input that the client owes. `_watch` alone decides which.
 """
 
 from __future__ import annotations
@@ -31,11 +37,12 @@ from banksman import sockets
 from banksman.server.http import peer_identity
 from banksman.server.problems import MEDIA_TYPE, Problem
 
-# Bytes to a client, in slices: the next one is made when the last has found room.
+# Send bytes to a client in slices: the next slice is made when the previous one had room.
 #
-# A transport keeps a copy of what it could not send. Of one answer, or one event, of thirty megabytes that would be a
-# copy for each client that does not read, and they may be a thousand. So each has at most a slice more than its buffer
-# takes, and the rest is the one object that all of them share.
+# A transport copies the data that it could not send. For a response or an event of thirty megabytes
+# that would be one copy for each client that does not read, of which there may be a thousand. So
+# each transport holds at most one slice more than its buffer takes. The rest stays in the one
+# object that all of them share.
 
 SLICE_BYTES = 64 << 10
 
@@ -43,20 +50,21 @@ HEAD_BYTES_MAX = 64 << 10
 URL_BYTES_MAX = 8 << 10
 # From the first byte of a request to the end of its head.
 HEAD_SECONDS_MAX = 10.0
-# From the end of its head to the end of its body.
+# From the end of the head to the end of the body.
 BODY_SECONDS_MAX = 60.0
-# A body that is not read, since its answer is known already, may run out for so long: who is cut off while it sends may
-# never read what it was told.
+# How long the rest of a body is read and dropped after its response was sent. A client that is cut
+# off while it sends may never read that response.
 LINGER_SECONDS_MAX = 5.0
-# Requests that wait for the answers to those before them. Hardly anybody sends even one ahead.
+# Limit of pipelined requests. Few clients pipeline at all.
 PIPELINED_MAX = 64
-# A connection that is kept for the next request.
+# How long an idle connection is kept for the next request.
 IDLE_SECONDS_MAX = 75.0
-# The same, of a connection that has shown no token.
+# The same for a connection that has not been authenticated.
 STRANGER_IDLE_SECONDS_MAX = 10.0
-# What the kernel is given beyond what is on its way: the rest waits here, where it is seen that nobody takes it.
+# Unsent bytes that the kernel accepts. The rest stays in the transport's buffer, where a client
+# that does not read is detected.
 UNSENT_BYTES_MAX = 128 << 10
-# For browsers: nothing is guessed, nothing is shown inside of another page, no address is told to others.
+# Headers for browsers: no content sniffing, no framing by other pages, no referrer.
 HEADERS_FOR_BROWSERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -66,13 +74,14 @@ HEADERS_FOR_BROWSERS = (
 
 
 async def send_slices(send: Send, data: bytes) -> None:
-    """More is to follow."""
+    """Send a part of a response body, in slices. More parts follow."""
     if len(data) <= SLICE_BYTES:
         await send({"type": "http.response.body", "body": data, "more_body": True})
         return
     begin = 0
     while begin < len(data):
-        # Between two events, if there is a border: who looks at what comes, as it comes, then sees whole ones.
+        # Cut between two events where possible, so that a client that looks at each chunk sees
+        # whole events.
         border = data.rfind(b"\n\n", begin, begin + SLICE_BYTES)
         end = begin + SLICE_BYTES if border < 0 else border + 2
         await send({"type": "http.response.body", "body": data[begin:end], "more_body": True})
@@ -80,7 +89,7 @@ async def send_slices(send: Send, data: bytes) -> None:
 
 
 class SlicedResponse(Response):
-    """An answer whose body is sent so."""
+    """A response whose body is sent in slices."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -89,13 +98,13 @@ class SlicedResponse(Response):
 
 
 class RequestPart(enum.Enum):
-    """What of a request comes next."""
+    """The part of a request that the parser expects next."""
 
     BEGIN, HEAD, BODY = range(3)
 
 
 class AwaitedInput(enum.Enum):
-    """What the client owes us, when no request of it runs."""
+    """The input that the client owes while no request runs."""
 
     HEAD = "the head of a request"
     REST = "the end of a body whose answer it has"
@@ -103,19 +112,23 @@ class AwaitedInput(enum.Enum):
 
 
 class Connection(HttpToolsProtocol):
-    """A client's connection. `lost` is done when it is gone, by whichever side."""
+    """Connection of one client. The future `lost` is done when either side has closed it."""
 
     def __init__(self, *, stall_seconds: float, on_stall: Callable[[bool], None], **rest: Any) -> None:
-        """`on_stall` is told of each that is cut off because it does not read, and whether that was a stream."""
+        """Create the protocol object of one client.
+
+        `on_stall`: called when the connection is aborted because the client does not read; its
+        argument says whether the response was a stream.
+        """
         super().__init__(**rest)
         self.lost: asyncio.Future[None] = self.loop.create_future()
-        # It came by a socket of this machine, which no browser can.
+        # The client connected by a Unix socket, which no browser can.
         self.is_local = False
-        # A request of it has shown who it is from.
+        # A request on this connection was authenticated.
         self.is_admitted = False
-        # Against the limits of accept_loop.py.
+        # Counts against the limits of accept_loop.py.
         self.is_counted = True
-        # Who is at the other end of that; None: nobody knows.
+        # User id of the peer of a Unix socket; None for other sockets.
         self.uid: int | None = None
         self.standing = peer_identity.PeerIdentity.FREE
         self._stall_seconds = stall_seconds
@@ -124,7 +137,7 @@ class Connection(HttpToolsProtocol):
         self._unsent = 0
         self._awaited: AwaitedInput | None = None
         self._timer: asyncio.TimerHandle | None = None
-        # The one that was started last. Those that were sent ahead of its answer wait in `pipeline`.
+        # The request that was started last. Pipelined requests wait in `pipeline`.
         self._running: RequestResponseCycle | None = None
         self._head_bytes = 0
         self._fields_bytes = 0
@@ -138,12 +151,12 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         peer = cast("socket.socket | None", transport.get_extra_info("socket"))
         if peer is not None and peer.family in (socket.AF_INET, socket.AF_INET6):
-            # Head and body are two writes, and what is small is news: neither may wait for the client to say that it
-            # has the one before. (asyncio does this for sockets that were made for TCP by name, and accepted ones were
-            # not.)
+            # Head and body are two writes, and small data is urgent: neither may wait for the ack
+            # of the previous one (Nagle's algorithm). asyncio sets this option only for sockets
+            # whose protocol is TCP explicitly, and accepted sockets have protocol 0.
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         elif peer is not None and peer.family == socket.AF_UNIX:
-            # A client that cannot be looked at stays what this line says, and is refused.
+            # If the peer cannot be identified, these values stay, and the client is refused.
             self.is_local, self.uid, self.standing = True, -1, peer_identity.PeerIdentity.UNCLEAR
             with suppress(OSError):
                 self.uid = sockets.peer_uid(peer)
@@ -157,7 +170,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if isinstance(exc, TimeoutError):
-            self._on_stall(self._is_streaming)  # The kernel was the first to see it.
+            # The kernel detected the stall first (TCP_USER_TIMEOUT).
+            self._on_stall(self._is_streaming)
         super().connection_lost(exc)
         for timer in (self._timer, self._stall_timer):
             if timer is not None:
@@ -166,13 +180,15 @@ class Connection(HttpToolsProtocol):
             self.lost.set_result(None)
 
     def abort(self) -> None:
-        """Cut it off, whatever is still to be sent."""
+        """Close the connection now and drop unsent data."""
         self.transport.abort()
 
-    # -- what is awaited ---------------------------------------------------------------------------------------------
+    # -- timers for client input -------------------------------------------------------------------
     def _watch(self) -> None:
-        """Arm the timer for what is awaited now. If it is what was awaited before, the time for it runs on: who sends a
-        byte now and then does not win any.
+        """Arm the timer for the input that is awaited now.
+
+        If the same input was awaited before, its timer keeps running: a client that sends a byte
+        now and then gains no time.
         """
         if self.transport.is_closing():
             return
@@ -188,10 +204,12 @@ class Connection(HttpToolsProtocol):
         assert (self._timer is None) == is_running, "a connection that nobody ends"
 
     def _what_is_awaited(self) -> AwaitedInput | None:
-        """None: nothing, a request runs. For what is sent ahead of its answer, which we may not even listen to, the
-        time begins afterwards.
+        """Return the input that is awaited; None while a request runs.
+
+        The time for pipelined input begins only after the response: this side may not even read
+        until then.
         """
-        newest: Any = self.cycle  # None before the first request, whatever its type says.
+        newest: Any = self.cycle  # None before the first request, despite its declared type.
         if newest is None:
             return AwaitedInput.HEAD
         if not newest.response_complete:
@@ -206,7 +224,7 @@ class Connection(HttpToolsProtocol):
 
     def _on_late(self, awaited: AwaitedInput) -> None:
         assert awaited is self._awaited
-        # Browsers open connections that they may need later. Who asked nothing is told nothing.
+        # Browsers open connections in advance. A client that sent nothing gets no response.
         if awaited is AwaitedInput.HEAD and self._has_said_something and not self.transport.is_closing():
             self._refuse(Problem(408, "TooSlow", f"the head of a request takes at most {HEAD_SECONDS_MAX:g} s"))
         else:
@@ -220,12 +238,13 @@ class Connection(HttpToolsProtocol):
     # -- the head of a request ---------------------------------------------------------------------------------------
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
-            return  # Refused already. What it still sends is nothing to us.
+            return  # Already refused: drop further input.
         self._has_said_something = True
         before = self._requests
         super().data_received(data)
-        # Of a head that has not ended nothing may have been handed to us yet that could have been counted. If another
-        # request ended in the same piece, it is counted from the next one on.
+        # The parser may have reported nothing of an unfinished head yet, so the raw bytes are
+        # counted, too. If another request ended in the same data, counting starts with the next
+        # data.
         if self._part is RequestPart.HEAD and not self.transport.is_closing():
             self._head_bytes += len(data) if self._requests == before else 0
             if self._head_bytes > HEAD_BYTES_MAX:
@@ -247,8 +266,8 @@ class Connection(HttpToolsProtocol):
         self._fields_bytes += len(name) + len(value)
         if self._fields_bytes > HEAD_BYTES_MAX:
             raise self._remember(_too_large())
-        # What comes after the body must not pass for what stood before it: that was looked at already, here or by a
-        # proxy.
+        # Drop trailers. A header after the body must not pass for one of the head: the head was
+        # checked already, here or by a proxy.
         if self._part is RequestPart.HEAD:
             super().on_header(name, value)
 
@@ -257,7 +276,8 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self._part = RequestPart.BODY
         if len(self.pipeline) > PIPELINED_MAX:
-            # It is cut off. An answer would be taken for the one to a request before it. To raise stops the parser.
+            # Abort without a response: the client would match it to an earlier request. The
+            # exception stops the parser.
             self.abort()
             raise ConnectionAbortedError
 
@@ -268,12 +288,12 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        # uvicorn's own timer for an idle connection knows nothing of bodies that go on.
+        # uvicorn's keep-alive timer ignores bodies that are still being sent.
         self._unset_keepalive_if_required()
         self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """What the parser could not go on with: it is not HTTP, or we have stopped it."""
+        """Respond to a parser failure: no HTTP, or an exception of this class."""
         if self.transport.is_closing():
             return
         hint = "send HTTP/1.1"
@@ -284,17 +304,18 @@ class Connection(HttpToolsProtocol):
         return problem
 
     def _refuse(self, problem: Problem) -> None:
-        """The request could not be read to its end, so it is the connection that is answered."""
-        cycle: Any = self.cycle  # None before the first request, whatever its type says.
+        """Respond to a request that cannot be read to its end, and close the connection."""
+        cycle: Any = self.cycle  # None before the first request, despite its declared type.
         if cycle is not None and not cycle.response_complete:
-            # Into the middle of another answer, or in its place, nothing may be written. But the last request that is
-            # not answered may be the very one that is refused: its body is what could not be read.
+            # Nothing may be written into another response, or in its place. But the unanswered
+            # request may be the refused one itself: then its body is the part that cannot be read.
             is_own = self._part is RequestPart.BODY and not self.pipeline
             if cycle.response_started or not is_own:
                 self.abort()
                 return
         elif self._part is RequestPart.BODY and cycle is not None:
-            self.transport.close()  # It was answered already, and the rest of it is of no interest.
+            # The response was sent already; the rest of the body is irrelevant.
+            self.transport.close()
             return
         body = problem.body()
         headers = (
@@ -334,7 +355,7 @@ class Connection(HttpToolsProtocol):
 
     def _on_stall_timer(self) -> None:
         if self.transport.get_write_buffer_size() < self._unsent:
-            self._watch_stall()  # Slow, but it takes what it is sent.
+            self._watch_stall()  # The client reads, but slowly.
             return
         self._stall_timer = None
         self.abort()
@@ -342,7 +363,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_streaming(self) -> bool:
-        """Whether the answer that is being sent is one whose length nobody knows: no other is sent in chunks."""
+        """Whether the response in progress is a stream: only streams are sent in chunks."""
         running = self._running
         return running is not None and running.chunked_encoding is True and not running.response_complete
 
@@ -352,7 +373,7 @@ def _too_large() -> Problem:
 
 
 def config_for(app: Any) -> Config:
-    """uvicorn's, with nothing of what it would do beside speaking HTTP."""
+    """Return a uvicorn configuration that does nothing besides HTTP."""
     config = Config(
         app,
         http=Connection,
@@ -366,6 +387,7 @@ def config_for(app: Any) -> Config:
         date_header=False,
     )
     config.load()
-    # What it would say there is said by us, or is no news: that a client spoke no HTTP, that a task was cancelled.
+    # This server logs these events itself, or they are not worth a line: a client that does not
+    # speak HTTP, a cancelled task.
     logging.getLogger("uvicorn.error").disabled = True
     return config

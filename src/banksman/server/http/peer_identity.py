@@ -1,23 +1,26 @@
 """Tell whether the client of a Unix socket belongs to an agent.
 
-The user's socket needs no token: the kernel says that the client is the same user. An agent is the same user, too,
-and so is every tool that it runs. With the socket an agent could answer its own permission questions, and the log would
-show a person's answer. So a client is refused if it descends from
+The user's socket needs no token: the kernel confirms that the client runs as the same user. An
+agent and every tool that it runs are the same user, too. With the socket an agent could answer its
+own permission questions, and the log would show a person's answer. So a client is refused if it
+descends from
 
 - a zygote of this process: everything that this server has started, agents and commands alike; or
-- the keeper of an agent of any other host of this machine, which is known by its name (`wire.AGENTS_KEEPER`).
+- the keeper of an agent of any other host of this machine. That keeper is known by its name
+  (`messages.AGENTS_KEEPER`).
 
-What a person has started by `banksman exec`, or a program by `banksman.execute`, is let in: a test suite that runs
-under `banksman exec` may use the server. A keeper above this server itself does not count: an agent that starts a
-server for its own tests may use that one.
+Processes that a person has started by `banksman exec`, or a program by `banksman.execute`, are
+accepted: a test suite under `banksman exec` may use the server. A keeper above this server itself
+does not count: an agent that starts a server for its own tests may use that server.
 
-Zygotes and keepers are subreapers, so the chain of parents passes through them whatever a process does: `setsid`, a
-double fork, another environment. This keeps an agent from answering by accident or by an easy way. It is no sandbox: a
-process of the same user can read the token file, or trace one that is let in (docs/server.md).
+Zygotes and keepers are subreapers. So the chain of parents passes through them even after `setsid`,
+a double fork, or a change of the environment. This keeps an agent from answering by accident or in
+an easy way. It is no sandbox: a process of the same user can read the token file, or trace a
+process that is accepted (docs/server.md).
 
-A pid is not an identity. The client may exit after `connect`, and its number may then be another's. So the chain is
-read when the connection is accepted, and the kernel's pidfd of the peer (Linux 6.5) must still be alive afterwards.
-Where the chain cannot be read to its end, the client is refused.
+A pid is not an identity. The client may exit after `connect`, and the kernel may reuse its pid. So
+the chain is read when the connection is accepted, and the kernel's pidfd of the peer (Linux 6.5)
+must still be alive afterwards. A client whose chain cannot be read to its end is refused.
 """
 
 from __future__ import annotations
@@ -36,14 +39,14 @@ from banksman.process.keeper.proc_tree import read_stat
 from banksman.process.syscalls import read_proc
 from banksman.process.zygote_client import spawner
 
-# `asm-generic/socket.h`; Python has no name for it.
+# From `asm-generic/socket.h`; Python does not define it.
 SO_PEERPIDFD = 77
-# The chain changes when a process in it ends: it is read again.
+# The chain changes when a process in it ends. Then it is read again.
 _TRIES_MAX = 3
 
 
 class PeerIdentity(enum.Enum):
-    """Whose process a client is."""
+    """Whether a client process belongs to an agent."""
 
     FREE = "it belongs to no agent"
     AGENTS = "it descends from an agent, or from a command of this server"
@@ -51,7 +54,11 @@ class PeerIdentity(enum.Enum):
 
 
 def standing_of(peer: socket.socket) -> PeerIdentity:
-    """Of whoever has connected this socket. Reads a few files of /proc; elsewhere than on Linux there is no telling."""
+    """Classify the process that has connected this socket.
+
+    Reads a few files of /proc. Other systems than Linux have no such files: there every client
+    counts as free.
+    """
     if sys.platform != "linux":
         return PeerIdentity.FREE
     pid = sockets.peer_pid(peer)
@@ -62,7 +69,8 @@ def standing_of(peer: socket.socket) -> PeerIdentity:
     try:
         return PeerIdentity.AGENTS if _is_agents(chain) else PeerIdentity.FREE
     except OSError:
-        return PeerIdentity.UNCLEAR  # The name of an ancestor cannot be read: it has ended, or we are out of fds.
+        # The name of an ancestor cannot be read: it has ended, or this process has no fds left.
+        return PeerIdentity.UNCLEAR
 
 
 def _is_agents(chain: list[int]) -> bool:
@@ -70,12 +78,12 @@ def _is_agents(chain: list[int]) -> bool:
     if not spawner.pids().isdisjoint(ancestors):
         return True
     keepers = {pid for pid in ancestors if _name(pid) == messages.AGENTS_KEEPER}
-    # Read only for the few that have one above them.
+    # The server's own chain is read only for the few clients with a keeper above them.
     return bool(keepers and keepers.difference(_chain(os.getpid()) or ()))
 
 
 def _chain(pid: int) -> list[int] | None:
-    """A process and its ancestors; None: they could not be read."""
+    """Return a process and its ancestors; None if they cannot be read."""
     for _ in range(_TRIES_MAX):
         chain = _read_chain(pid)
         if chain is not None:
@@ -86,17 +94,19 @@ def _chain(pid: int) -> list[int] | None:
 def _read_chain(pid: int) -> list[int] | None:
     chain: list[int] = []
     born = None
-    while pid != 0:  # The parent of the first process, and of one whose parent is outside of our container.
+    # 0 is the parent of process 1, and of a process whose parent is outside this container.
+    while pid != 0:
         stat = _stat(pid)
         if stat is None:
-            # It has ended, and its child has another parent by now. Or /proc hides it (`hidepid`), since it is another
-            # user's, and so neither a keeper of ours nor to be looked through.
+            # The ancestor has ended, and its child has another parent now: the chain is invalid. Or
+            # /proc hides the ancestor (`hidepid`) because it belongs to another user: then it is no
+            # keeper of this user, and the chain ends here.
             if not chain or not _is_parent(pid, chain[-1]):
                 return None
             return chain
         parent, _state, start = stat
         if born is not None and start > born:
-            return None  # Nobody is younger than its child: the number is another's by now.
+            return None  # No parent is younger than its child: the kernel has reused this pid.
         chain.append(pid)
         born, pid = start, parent
     return chain or None
@@ -120,7 +130,10 @@ def _name(pid: int) -> bytes:
 
 @contextlib.contextmanager
 def _pidfd(peer: socket.socket) -> Generator[int | None]:
-    """The kernel's handle of the peer; None: this kernel has none, or the peer is gone (its chain then is, too)."""
+    """Yield the kernel's pidfd of the peer; None if the kernel is too old or the peer is gone.
+
+    If the peer is gone, its chain cannot be read either.
+    """
     try:
         fd = peer.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
     except OSError:

@@ -1,9 +1,9 @@
-"""What callers may start over HTTP, if whoever runs the server has said so.
+"""Start policy: which programs, variables and folders HTTP callers may use, by the settings.
 
-A program is the path that it resolves to here, by this server's PATH, and that path is what is started: a caller's own
-PATH or folder must not make another of it. While programs are named a caller sets only the variables that are named
-too, because a variable (`LD_PRELOAD`, say) can make any program do anything. What an allowed program does then is its
-own affair.
+A program is the path that it resolves to with this server's PATH, and exactly that path is started:
+a caller's PATH or folder must not select another program. While `programs` is set, a caller may set
+only the variables in `env`, because a variable such as `LD_PRELOAD` can make any program do
+anything. The policy does not restrict what an allowed program does.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ log = logging.getLogger("banksman.serve")
 
 
 class StartPolicy:
+    """Check what HTTP callers want to start.
+
+    Each method raises a 403 Problem if the settings forbid it.
+    """
+
     def __init__(self, settings: ServerSettings) -> None:
         self._roots = None if settings.roots is None else [os.path.realpath(root) for root in settings.roots]
         for root in self._roots or ():
@@ -41,7 +46,7 @@ class StartPolicy:
                     self._allowed.append([resolved, *words])
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """These words as they may be started."""
+        """Return this command with its program resolved, if the settings allow it."""
         if self._allowed is None or not words:
             return list(words)
         resolved = _resolve(words[0]) or ""
@@ -53,6 +58,7 @@ class StartPolicy:
         )
 
     def env(self, env: Mapping[str, str] | None) -> Mapping[str, str] | None:
+        """Return these variables, if the settings allow all of them."""
         if self._allowed is not None:
             for name in env or ():
                 if name not in self._env:
@@ -60,24 +66,31 @@ class StartPolicy:
         return env
 
     def user(self, user: str | None) -> str | None:
-        """Who may start only some programs may start them only as us: another's files are another's programs."""
+        """Return this user, if the settings allow it.
+
+        With restricted programs only the server's own user is allowed: a file of another user is
+        another user's program.
+        """
         if self._allowed is not None and user is not None:
             raise _forbidden("nothing is started as another user here", "leave user out")
         return user
 
     def reopen(self, record: Mapping[str, Any]) -> None:
-        """A session that is found in the store is opened again only as it could be opened now."""
+        """Check a session from the store against the present settings before it is opened again."""
         command: list[str] = record["command"]
         self.command(command)
-        # It is started by these very words, and a path that is not absolute, or a name without our PATH, would be
-        # looked for elsewhere than it was here.
+        # The host starts these exact words. A relative path, or a name without the server's PATH,
+        # would resolve differently there than in the check above.
         is_certain = os.path.isabs(command[0]) or ("/" not in command[0] and record["inherit_env"])
         if self._allowed is not None and not is_certain:
             raise _forbidden("the session was opened with a program of its folder", "open it by its name")
         self.folder(record["cwd"])
 
     def folder(self, cwd: str | None) -> str | None:
-        """With links followed: what is started there must not be led elsewhere by one that is put there later."""
+        """Return the working folder with symbolic links resolved, if it lies in the roots.
+
+        The resolved path is used, so that a link that is created later cannot redirect it.
+        """
         if self._roots is None:
             return cwd
         if cwd is None and self._roots:
@@ -91,7 +104,7 @@ class StartPolicy:
         return found
 
     def servers(self, servers: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """MCP servers are programs that the agent starts for us."""
+        """Check MCP servers: they are programs that the agent starts on behalf of the caller."""
         return [self._server(server) if "command" in server else server for server in servers]
 
     def _server(self, server: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -107,7 +120,10 @@ class StartPolicy:
         return {**server, "command": resolved, "args": args}
 
     def agent(self, command: str | Sequence[str] | None, usual: Sequence[str]) -> str | Sequence[str] | None:
-        """The command of a session; None: the profile's own, which must be allowed too."""
+        """Return the agent command of a session, if it is allowed.
+
+        `command`: None stands for the profile's own command `usual`, which must be allowed, too.
+        """
         if self._allowed is None:
             return command
         try:
@@ -120,7 +136,8 @@ class StartPolicy:
 def _resolve(program: str) -> str | None:
     try:
         found = program if "/" in program else shutil.which(program)
-        # Links are not followed: many a program is told by its name what it is to be.
+        # Links are not resolved: many programs choose their function by the name they are called
+        # by.
         return None if found is None else os.path.abspath(found)
     except (OSError, ValueError):
         return None

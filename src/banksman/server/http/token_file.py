@@ -1,11 +1,13 @@
-"""The token: whoever has it may do anything that this server can. It is made once, and kept in a file of its user's.
+"""Token file: create and load the server's secret token, private to one user.
 
-Two servers that start at the same moment agree on one: each writes its own to a file beside, and only one of the two
-can be given the name, by a link, which takes nothing away. Whoever comes second reads what the first has put there. So
-what is found under the name is always whole.
+A client with the token may do anything that this server can do.
 
-A file that others may read, or could have written, is no secret, and is refused rather than put right: somebody may
-have read it by then.
+Two servers that start at the same moment agree on one token. Each writes a token to a temporary
+file, and only one of them can `link` it to the final name, because a link never replaces a file.
+The other server reads the token of the first. So the file at the final name is always complete.
+
+A file that other users may read, or could have written, is not secret. It is refused and not
+repaired: another user may have read it before.
 """
 
 from __future__ import annotations
@@ -25,17 +27,20 @@ from banksman.folders import state_folder
 
 TOKEN_BYTES = 32
 FILE_BYTES_MAX = 4096
-# Not every file system has links (FAT, some network drives).
+# Some file systems have no hard links (FAT, some network drives).
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def default_path() -> Path:
-    """Beside the store, in the user's state folder."""
+    """Return the token's path in the user's state folder, beside the store."""
     return state_folder() / "token"
 
 
 def load_or_make(path: Path) -> str:
-    """The token in this file, which is made if it is missing. `UsageError`: what is there can be no secret."""
+    """Return the token in this file, and create the file if it is missing.
+
+    Raises `UsageError` if the file cannot hold a secret.
+    """
     path = Path(os.path.abspath(path))
     try:
         make_private_folder(path.parent)
@@ -54,19 +59,22 @@ def load_or_make(path: Path) -> str:
 
 
 def is_same(a: str, b: str) -> bool:
-    """Compared in a time that says nothing about either, whatever they hold and however long they are."""
+    """Compare two texts in constant time, whatever they contain and however long they are."""
     return hmac.compare_digest(*(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (a, b)))
 
 
-# -- files that are nobody else's -------------------------------------------------------------------------------------
+# -- private files -------------------------------------------------------------------------------
 def make_private_folder(folder: Path) -> None:
-    """Ours alone, if it is missing. `UsageError` if it is there and others could put another file in ours' place."""
+    """Create a folder for this user only, if it is missing.
+
+    Raises `UsageError` if it exists and other users could replace files in it.
+    """
     missing: list[Path] = []
     while not folder.is_dir():
         missing.append(folder)
         folder = folder.parent
     for one in reversed(missing):
-        with suppress(FileExistsError):  # Another process may make it at the same moment.
+        with suppress(FileExistsError):  # Another process may create it at the same moment.
             os.mkdir(one, 0o700)
         folder = one
     found = os.stat(folder)
@@ -77,12 +85,12 @@ def make_private_folder(folder: Path) -> None:
 
 
 def write_beside(path: Path, data: bytes) -> Path:
-    """A file with this in it, readable by us alone, in the same folder and under a name that nobody else has."""
+    """Write a new private file in the same folder, under a unique name, and return its path."""
     beside = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     fd = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
-            os.fchmod(fd, 0o600)  # Whatever the umask left of it.
+            os.fchmod(fd, 0o600)  # Independent of the umask.
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
@@ -95,11 +103,11 @@ def write_beside(path: Path, data: bytes) -> Path:
     return beside
 
 
-# -- ours -------------------------------------------------------------------------------------------------------------
+# -- token file ----------------------------------------------------------------------------------
 def _make(path: Path) -> None:
     beside = write_beside(path, f"{secrets.token_urlsafe(TOKEN_BYTES)}\n".encode())
     try:
-        with suppress(FileExistsError):  # Another server was faster, and its token is ours.
+        with suppress(FileExistsError):  # Another server was first: its token is used.
             os.link(beside, path)
     except OSError as exc:
         if exc.errno not in _NO_LINKS:
@@ -111,7 +119,10 @@ def _make(path: Path) -> None:
 
 
 def _rename_if_absent(beside: Path, path: Path) -> None:
-    """Without links it takes a lock, of the folder: whoever comes second finds the name taken."""
+    """Rename the file unless the name is taken, for file systems without hard links.
+
+    A lock of the folder makes the second server see the file of the first.
+    """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -122,9 +133,9 @@ def _rename_if_absent(beside: Path, path: Path) -> None:
 
 
 def _load(path: Path) -> str | None:
-    """None: there is no such file."""
+    """Return the token; None if the file does not exist."""
     try:
-        # A pipe under that name must not keep us waiting for its other end.
+        # O_NONBLOCK: opening a named pipe must not wait for its other end.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None

@@ -1,1 +1,1 @@
-"""What a server is to those who run it: numbers, lines, stacks, the service manager, where clients find it."""
+"""Operations: metrics, logs, stack dumps, service manager notifications, and the discovery file."""

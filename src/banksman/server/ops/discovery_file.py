@@ -1,8 +1,12 @@
-"""Where this server is, for whoever runs on the same machine as the same user: `server.json`, beside the store.
+"""Discovery file `server.json`: tells clients of the same user where this server listens.
 
-It is put there whole, and taken away only by who put it there. Between the look at whose it is and the removal another
-server could put its own there; so whoever changes it has the folder locked, for the time of a few system calls. The
-lock goes with its holder. A file whose process is dead is left by a server that was killed, and means nothing.
+The file lies in the state folder, beside the store. A rename puts the complete file in place. Only
+the server that wrote the file removes it.
+
+Another server could replace the file between the check of its content and its removal. So each
+change happens under a lock of the folder, which lasts for a few system calls. The kernel releases
+the lock when its holder dies. A file whose process is dead was left by a killed server, and clients
+ignore it.
 """
 
 from __future__ import annotations
@@ -22,22 +26,25 @@ from banksman.errors import MachineError
 from banksman.server.http.token_file import make_private_folder, write_beside
 
 NAME = "server.json"
-# Whoever holds the lock longer was stopped in the middle of it, and may never go on.
+# A process that holds the lock longer was stopped (SIGSTOP), and may never resume.
 LOCK_SECONDS_MAX = 1.0
 _LOCK_AGAIN_SECONDS = 0.01
-# On this machine one that is there answers at once.
+# A live server on this machine accepts a connection immediately.
 LOOK_SECONDS_MAX = 0.5
 
 log = logging.getLogger("banksman")
 
-# What this process has put where. By what it says and not by the pid alone: in two containers that share a folder both
-# servers may be process 1.
+# Path to content of each file that this process wrote. The content identifies the writer; the pid
+# does not suffice: in two containers that share a folder both servers may be process 1.
 _announced: dict[str, bytes] = {}
 
 
 def announce(folder: Path, url: str, socket_path: Path | None = None) -> None:
-    """Say that a server of ours is at this URL, and has this socket for its own user. What another said before is
-    replaced, unless that one is still there: clients of this user keep the server that they have."""
+    """Write the discovery file with this URL and the user's socket.
+
+    The file of a dead server is replaced. The file of a live server stays: clients of this user
+    keep the server that they have.
+    """
     if (other := _living(Path(os.path.abspath(folder)) / NAME)) is not None:
         log.warning(
             "! clients of this user find the server at %s; for this one they need --url %s and BANKSMAN_TOKEN",
@@ -63,7 +70,10 @@ def announce(folder: Path, url: str, socket_path: Path | None = None) -> None:
 
 
 def withdraw(folder: Path) -> None:
-    """Take it back, if it is still ours. Never raises: what is left says so by its dead pid."""
+    """Remove the discovery file if this process wrote it.
+
+    Never raises: a file that stays behind is recognised by its dead pid.
+    """
     path = Path(os.path.abspath(folder)) / NAME
     ours = _announced.pop(str(path), None)
     if ours is None:
@@ -79,8 +89,10 @@ def withdraw(folder: Path) -> None:
 
 
 def _living(path: Path) -> str | None:
-    """The address of another server that is announced there, and answers. Its process may be gone by now, and its pid
-    another's; or its port."""
+    """Return the URL of the server that this file announces, if that server accepts connections.
+
+    Both the process and the port are checked: each alone may have been reused.
+    """
     try:
         said = json.loads(path.read_bytes())
         pid, address = int(said["pid"]), urlsplit(str(said["url"]))
@@ -94,7 +106,10 @@ def _living(path: Path) -> str | None:
 
 @contextmanager
 def _locked(folder: Path) -> Generator[bool]:
-    """Whether we have it. Without it an announcement is still whole; only a removal is not safe."""
+    """Lock the folder, and yield whether that succeeded.
+
+    Without the lock a new file is still complete; only a removal is unsafe.
+    """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield _lock(fd)
@@ -103,7 +118,7 @@ def _locked(folder: Path) -> Generator[bool]:
 
 
 def _lock(fd: int) -> bool:
-    # By asking again, since a lock that is waited for cannot be given up, and a server must be able to end.
+    # Poll: a blocking `flock` cannot be given up, and a server must be able to exit.
     deadline = time.monotonic() + LOCK_SECONDS_MAX
     while True:
         with suppress(BlockingIOError):

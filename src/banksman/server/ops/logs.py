@@ -1,11 +1,12 @@
-"""What the server says about itself, to stderr: one record a line, as JSON or as text, and never a secret.
+"""Server log on stderr: one record per line, as JSON or text, without secrets.
 
-Whoever reads stderr may be slow, stuck or gone, and the server must not be. So lines are written by a thread of their
-own, from a queue with a bound; past it they are lost, and counted, and the next one that gets through says how many. No
-error of writing is anybody's.
+The reader of stderr may be slow, stuck or gone, and must not block the server. So a separate thread
+writes the lines from a bounded queue. Lines beyond the bound are dropped and counted. The next line
+that fits is preceded by that count. A write error never reaches the caller.
 
-Secrets are taken out where a record becomes text: of the message as it was formatted, the text of the exception and
-every value that came with it. Taking them out of the arguments would miss what two of them make together.
+Secrets are removed where a record becomes text: from the formatted message, from the text of the
+exception, and from every extra value. Removing them from the arguments would miss a secret that two
+arguments form together.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from banksman.errors import UsageError
 
 FORMATS = ("json", "text")
 LEVELS = ("debug", "info", "warning", "error", "critical")
-# What waits for a reader of stderr, at most: some thousand lines.
+# Limit of the queue to stderr: some thousand lines.
 WAITING_BYTES_MAX = 4 << 20
-# A message, an exception or a value is cut behind this: a line must fit where logs are kept.
+# A message, an exception or a value is truncated to this length, so that log stores accept it.
 TEXT_CHARACTERS_MAX = 32 << 10
-# At the end of the program, for a reader that is only slow.
+# How long the exit of the program waits for a slow reader.
 FLUSH_SECONDS_MAX = 1.0
 HIDDEN = "[secret]"
 
-# What every record has; all else was given as `extra`.
+# Attributes of every record. All other attributes come from `extra`.
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def configure(format: str, level: str, secrets: Sequence[str] = ()) -> None:  # noqa: A002
-    """From here on all that is logged in this process goes to stderr, and nowhere else. May be called again."""
+    """Send all log records of this process to stderr only. May be called again."""
     if format not in FORMATS:
         raise UsageError(f"there is no log format {format!r:.60}", hint=" or ".join(FORMATS))
     if level not in LEVELS:
@@ -60,28 +61,33 @@ def configure(format: str, level: str, secrets: Sequence[str] = ()) -> None:  # 
 
 
 def close() -> None:
-    """Write what waits, for a moment, and log nothing more. The end of the program does the same."""
+    """Write the queued lines for a moment, then log nothing.
+
+    The exit of the program does the same.
+    """
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if isinstance(handler, StderrHandler)]:
         root.removeHandler(handler)
         handler.close()
-    # Without any, errors would go to stderr by a way of Python's own: by the one that may be broken, and with secrets.
+    # Without a handler, Python's last-resort handler would write errors to stderr: to a stream that
+    # may be broken, and with secrets.
     root.addHandler(logging.NullHandler())
 
 
 def write(text: str) -> None:
-    """Several lines for people, such as the stacks: as they are, or as the one message of a JSON record."""
+    """Write several lines, such as stacks: as they are, or as the message of one JSON record."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, StderrHandler):
             handler.put(handler.form.block(text))
             return
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # Nobody listens, or there is no stderr at all.
+    # Stderr is closed or broken, or does not exist.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(text if text.endswith("\n") else f"{text}\n")
         sys.stderr.flush()
 
 
 class LogRedactor:
-    """Replaces secrets in text, also as a repr, as JSON and as a part of a URL have them."""
+    """Replace secrets in text, also in their repr, JSON and URL-quoted forms."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
         forms = {
@@ -90,7 +96,7 @@ class LogRedactor:
             if secret
             for form in (secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], quote(secret, safe="", errors="replace"))
         }
-        # The longest first: one may begin with another.
+        # The longest first: a secret may be the prefix of another.
         words = "|".join(map(re.escape, sorted(forms, key=len, reverse=True)))
         self._pattern = re.compile(words) if forms else None
 
@@ -98,20 +104,21 @@ class LogRedactor:
         return text if self._pattern is None else self._pattern.sub(HIDDEN, text)
 
     def clean(self, text: str) -> str:
-        """Without secrets, then cut: the other way round, half of one could stay."""
+        """Remove secrets, then truncate. In the other order half of a secret could stay."""
         text = self.redact(text)
         left = len(text) - TEXT_CHARACTERS_MAX
         return text if left <= 0 else f"{text[:TEXT_CHARACTERS_MAX]}… ({left} characters more)"
 
 
 class LogForm(ABC):
-    """How a record becomes a line, or a few, each with its end."""
+    """Format of a log record: one or more lines, each with its line end."""
 
     def __init__(self, redactor: LogRedactor) -> None:
         self._clean = redactor.clean
         self._redact = redactor.redact
 
     def line(self, record: logging.LogRecord) -> str:
+        """Format a record, without secrets."""
         extra = {name: self._value(value) for name, value in vars(record).items() if name not in _PLAIN}
         return self._line(
             at=_at(record.created),
@@ -124,7 +131,7 @@ class LogForm(ABC):
 
     @abstractmethod
     def block(self, text: str) -> str:
-        """Several lines for people, as one thing."""
+        """Format several lines as one unit."""
 
     @abstractmethod
     def _line(
@@ -138,7 +145,7 @@ class LogForm(ABC):
 
 
 class JsonForm(LogForm):
-    """One object a line, in ASCII: nothing in it can be taken for the end of the line."""
+    """One JSON object per line, in ASCII: no character in it can pass for a line end."""
 
     def _line(self, *, at: str, level: str, logger: str, message: str, extra: Mapping[str, Any], exception: str) -> str:
         record = {**extra, "at": at, "level": level, "logger": logger, "message": message}
@@ -146,7 +153,7 @@ class JsonForm(LogForm):
             record["exception"] = exception
         first = ("at", "level", "logger", "message")
         ordered = {name: record[name] for name in first} | record
-        # A number that JSON does not have is shown as text.
+        # JSON has no NaN and no infinity: they become text.
         return json.dumps({name: _finite(value) for name, value in ordered.items()}) + "\n"
 
     def block(self, text: str) -> str:
@@ -155,8 +162,11 @@ class JsonForm(LogForm):
 
 
 class TextForm(LogForm):
-    """For people. Whatever somebody else has put into a message, it stays on its line: what cannot be printed is
-    escaped. Only an exception has more lines, each set in, so that none can be taken for a record."""
+    """Text format for people.
+
+    A message stays on one line: unprintable characters are escaped, whatever the message quotes.
+    Only an exception takes more lines. Each of them is indented, so that none passes for a record.
+    """
 
     def _line(self, *, at: str, level: str, logger: str, message: str, extra: Mapping[str, Any], exception: str) -> str:
         ids = "".join(f" {name}={escaped(str(value))}" for name, value in extra.items())
@@ -168,18 +178,18 @@ class TextForm(LogForm):
 
 
 class StderrHandler(logging.Handler):
-    """One thread that writes, and a queue before it."""
+    """Log handler with a bounded queue and one writer thread."""
 
     def __init__(self, form: LogForm) -> None:
         super().__init__()
         self.form = form
-        # Each counted on one side only, so that neither waits for the other: what was put is written under the
-        # handler's own lock, what was taken by the thread.
+        # Each counter has one writer, so that neither side waits for the other. `_put_bytes`
+        # changes under the handler's lock, `_taken_bytes` in the writer thread.
         self._put_bytes = 0
         self._taken_bytes = 0
         self._lost = 0
         self._queue: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
-        # Where the program has no stderr, its number is or will be something else's.
+        # In a program without stderr, fd 2 is or becomes something else.
         self._fd = 2 if sys.stderr is not None else -1
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name="banksman-logs", daemon=True)
         self._thread.start()
@@ -188,10 +198,11 @@ class StderrHandler(logging.Handler):
         try:
             self.put(self.form.line(record))
         except Exception:
-            # Whatever is wrong with a record, who logs it has other work to do.
+            # A faulty record must not disturb the code that logs it.
             self._lost += 1
 
     def put(self, text: str) -> None:
+        """Queue text for the writer thread, or drop it and count it if the queue is full."""
         data = text.encode("utf-8", "backslashreplace")
         with self.lock or contextlib.nullcontext():
             if self._put_bytes - self._taken_bytes + len(data) > WAITING_BYTES_MAX:
@@ -206,7 +217,7 @@ class StderrHandler(logging.Handler):
             self._queue.put(data)
 
     def flush(self) -> None:
-        """Until all is written, or a moment has passed."""
+        """Wait until the queue is written, at most for `FLUSH_SECONDS_MAX`."""
         if self._thread is not None:
             written = threading.Event()
             self._queue.put(written)
@@ -228,13 +239,14 @@ class StderrHandler(logging.Handler):
             self._taken_bytes += len(data)
 
     def _write(self, data: bytes) -> None:
-        """The whole of it. If nobody reads any more, or the disk is full, it is lost: there is nobody to tell."""
+        """Write all of this data, or drop it on a write error (no reader, disk full)."""
         view = memoryview(data)
         while view and self._fd >= 0:
             try:
                 view = view[os.write(self._fd, view) :]
             except BlockingIOError:
-                # Somebody has made it so that it does not wait, and it may be theirs too: so we wait here.
+                # Another process has set O_NONBLOCK on this open file. That process may rely on the
+                # flag, so the flag stays and this thread waits.
                 select.select((), (self._fd,), ())
             except OSError:
                 self._lost += 1
@@ -242,7 +254,7 @@ class StderrHandler(logging.Handler):
 
 
 def escaped(text: str) -> str:
-    """On one line, and without what a terminal would take for a command."""
+    """Escape line ends and terminal control characters."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
@@ -256,7 +268,8 @@ def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
     except Exception as exc:
-        # The arguments do not fit, or one cannot be shown: a bug of who logs it, and still worth a line.
+        # The arguments do not match the format, or `str()` of one fails: a bug of the caller, which
+        # still deserves a line.
         return f"{_text(record.msg)} (could not be formatted: {type(exc).__name__})"
 
 

@@ -1,8 +1,10 @@
-"""The server in numbers, as Prometheus reads them. Everything is looked up when somebody asks: until then a number is
-an attribute of whoever it belongs to, and costs nothing.
+"""Prometheus metrics of the server, collected on request.
 
-No label is an id: there are as many lines with a thousand sessions as with one. What ends in `_total` never falls while
-the server lives, whatever is closed and forgotten meanwhile (`sessions/diagnostics.py`).
+Each number is an attribute of the object that it describes, and costs nothing until a scrape.
+
+No label is an id: the number of lines is the same for one session and for a thousand. A metric that
+ends in `_total` never decreases while the server lives, even when sessions are closed and deleted
+(`sessions/diagnostics.py`).
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ from banksman.runtime.host_stats import HostStats, take
 from banksman.server.streams.follower import StreamCounts
 from banksman.sessions.diagnostics import BOUNDS, Histogram
 
-# The form that every version of Prometheus reads, and whose names are as ours are.
+# The format that every version of Prometheus reads, and that keeps metric names unchanged.
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 def render(host: Host, counts: StreamCounts) -> bytes:
-    """The page as it is at this moment. In the host's loop."""
+    """Render all metrics as of now. Call it in the host's event loop."""
     registry = CollectorRegistry()
     registry.register(_Collector(take(host), counts))
     ProcessCollector(registry=registry)
@@ -47,7 +49,7 @@ class _Collector(Collector):
         self._counts = counts
 
     def describe(self) -> list[Metric]:
-        """Nothing beforehand: whoever registers us would collect everything to learn the names."""
+        """Describe nothing: otherwise the registry would run `collect` to learn the names."""
         return []
 
     def collect(self) -> Iterator[Metric]:

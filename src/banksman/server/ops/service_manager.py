@@ -1,4 +1,4 @@
-"""Duties towards the service manager: systemd notifications, and reaping orphans as process 1 of a container."""
+"""Service manager duties: systemd notifications, and reaping orphans as container init."""
 
 from __future__ import annotations
 
@@ -12,24 +12,28 @@ from contextlib import suppress
 
 from banksman.process.zygote_client import spawner
 
-# What systemd is told, in its own protocol: a datagram of `NAME=value` lines to the socket that it names to us.
+# systemd notifications: a datagram of `NAME=value` lines to the socket in `NOTIFY_SOCKET`.
 #
-# Without that socket nothing is told, and nothing ever raises: a server must not fail because nobody listens. The
-# variables are taken out of the environment, so that no child speaks in our name.
+# Without that socket nothing is sent, and nothing ever raises: a server must not fail because a
+# notification has no receiver. The variables are removed from the environment, so that no child
+# process sends notifications in the name of the server.
 
-# A manager that is behind takes what we say by and by. That we are ready is worth waiting for, since it kills those of
-# whom it does not hear; a heartbeat is not, for the next one comes.
+# A busy manager reads late. The ready notification is worth the wait, because the manager kills a
+# service that does not send it. A heartbeat is not: the next one follows.
 SEND_SECONDS_MAX = 1.0
 STATUS_CHARACTERS_MAX = 500
 
 log = logging.getLogger("banksman")
 
-# How long somebody who waits for a child may take to do so.
+# How long a parent in this process may take to reap its own child.
 TAKE_SECONDS_MAX = 1.0
 
 
 class Notifier:
-    """`address`: where to; None: nowhere. For one thread at a time."""
+    """Sender of systemd notifications.
+
+    `address`: the manager's socket; None sends nothing. For one thread at a time.
+    """
 
     def __init__(self, address: str | None, watchdog_seconds: float | None = None) -> None:
         self._address = address
@@ -39,30 +43,33 @@ class Notifier:
         return f"<Notifier {self._address!r} watchdog={self._watchdog_seconds}>"
 
     def ready(self, status: str = "") -> None:
-        """It serves from here on."""
+        """Report that the server accepts requests."""
         self._send("READY=1", _status(status))
 
     def status(self, text: str) -> None:
-        """What it is doing, in words for people."""
+        """Report the current activity, for people."""
         self._send(_status(text))
 
     def stopping(self) -> None:
-        """It takes nothing new, and will end."""
+        """Report that the server refuses new work and will exit."""
         self._send("STOPPING=1")
 
     def watchdog_seconds(self) -> float | None:
-        """How long we may be silent before we are taken for dead; None: as long as we like. Beat twice as often."""
+        """Return after how many silent seconds the manager kills the server; None if it never does.
+
+        Send a heartbeat twice in that time.
+        """
         return self._watchdog_seconds
 
     def beat(self) -> None:
-        """We live. Call it in the loop, so that a loop that is stuck falls silent."""
+        """Send a heartbeat. Call it in the event loop: a stuck loop then misses its beats."""
         if self._watchdog_seconds is not None:
             self._send("WATCHDOG=1", waits=False)
 
     def _send(self, *lines: str, waits: bool = True) -> None:
         if self._address is None:
             return
-        # A name that begins with `@` has no file: its first byte is a zero.
+        # A leading `@` stands for an abstract socket: its name begins with a zero byte.
         where = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         message = "\n".join(line for line in lines if line).encode("utf-8", "replace")
         try:
@@ -74,7 +81,7 @@ class Notifier:
 
 
 def take(environ: MutableMapping[str, str] | None = None) -> Notifier:
-    """Who is to be told, from the environment, which says so to nobody after this."""
+    """Return the notifier that the environment names, and remove its variables."""
     variables = os.environ if environ is None else environ
     address, microseconds, pid = (
         variables.pop(name, "") for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
@@ -88,34 +95,35 @@ def take(environ: MutableMapping[str, str] | None = None) -> Notifier:
 
 def _watchdog(microseconds: str, pid: str) -> float | None:
     if pid and pid != str(os.getpid()):
-        return None  # It is meant for another process, which has started us.
+        return None  # The watchdog is for another process: the one that started this server.
     if not (microseconds.isascii() and microseconds.isdecimal()) or len(microseconds) > 19:
         return None
     return int(microseconds) / 1e6 or None
 
 
 def _status(text: str) -> str:
-    # A line break would begin another variable.
+    # A line end would begin another variable.
     return f"STATUS={' '.join(text.split())[:STATUS_CHARACTERS_MAX]}" if text else ""
 
 
-# Orphans. Process 1 of a container is the parent of every process whose own parent has died, and must reap them, or
-# they stay in the table of processes for ever.
+# Orphans. Process 1 of a container becomes the parent of every process whose own parent has died.
+# It must reap them, or they stay in the process table forever.
 #
-# They must be told from children that somebody here waits for, and whose status is theirs: the zygotes, which are
-# known, and what some library may have started, which is not. But whoever waits for a child takes it as soon as it is
-# dead. So a zombie that is still there a moment after it was first seen, and is no zygote, is nobody's, and is reaped.
+# Some children have a waiter in this process that needs their exit status: the zygotes, which are
+# known, and children of some library, which are not. A waiter reaps its child as soon as the child
+# is dead. So a zombie that is not a zygote, and still exists a moment after it was first seen, has
+# no waiter and is reaped.
 #
-# The zombies are found in /proc. `waitid` would always show the same one, a known one for instance, and those behind it
-# never.
+# The zombies are found in /proc. `waitid` would always return the same one, such as a zygote, and
+# never the ones behind it.
 
 
-# A pid can be given again, a pid and the time of its start cannot.
+# The kernel reuses a pid, but not the pair of a pid and its start time.
 _Zombie = tuple[int, int]
 
 
 class OrphanReaper:
-    """Reaps, from the first SIGCHLD on. For its loop only."""
+    """Reap orphaned zombies, starting with the first SIGCHLD. Belongs to its event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.reaped = 0
@@ -125,7 +133,7 @@ class OrphanReaper:
 
     def start(self) -> None:
         self._loop.add_signal_handler(signal.SIGCHLD, self._look_soon)
-        self._look()  # Some may have been ours from before: a shell that became this program by exec had children.
+        self._look()  # A shell that became this program by `exec` may have left children.
 
     def close(self) -> None:
         self._loop.remove_signal_handler(signal.SIGCHLD)
@@ -134,7 +142,7 @@ class OrphanReaper:
             self._next = None
 
     def _look_soon(self) -> None:
-        """Not at once: a look costs a walk through /proc, and signals come in swarms."""
+        """Scan later: a scan walks through /proc, and signals arrive in bursts."""
         if self._next is None:
             self._next = self._loop.call_later(TAKE_SECONDS_MAX, self._look)
 
@@ -148,7 +156,7 @@ class OrphanReaper:
             self._look_soon()
 
     def _reap(self, pid: int) -> None:
-        # Whoever waits for it after all may have been faster.
+        # A late waiter may have reaped it first.
         with suppress(ChildProcessError):
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
@@ -157,7 +165,10 @@ class OrphanReaper:
 
 
 def install(loop: asyncio.AbstractEventLoop) -> OrphanReaper | None:
-    """As process 1 only: elsewhere orphans are somebody else's. In the main thread."""
+    """Start an orphan reaper if this is process 1; elsewhere init adopts the orphans.
+
+    Call it in the main thread.
+    """
     if os.getpid() != 1:
         return None
     adopted = OrphanReaper(loop)
@@ -166,9 +177,9 @@ def install(loop: asyncio.AbstractEventLoop) -> OrphanReaper | None:
 
 
 def _zombies() -> set[_Zombie]:
-    """Our dead children, but for those that are known to be waited for."""
+    """Return the dead children of this process, without those that have a known waiter."""
     try:
-        # One look at whether there are any, which is nearly always the answer, and costs nothing.
+        # One cheap system call answers the usual case: no dead children.
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return set()
     except ChildProcessError:
@@ -181,9 +192,10 @@ def _zombies() -> set[_Zombie]:
 def _read(pid: int) -> _Zombie | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name of a program may hold anything, also blanks and brackets: what counts is behind the last one.
+            # A program's name may contain blanks and parentheses. The other fields follow the last
+            # one.
             fields = file.read().rpartition(b") ")[2].split()
     except OSError:
-        return None  # It is gone.
+        return None  # The process has ended.
     is_ours = fields[0] == b"Z" and int(fields[1]) == os.getpid()
     return (pid, int(fields[19])) if is_ours else None

@@ -1,12 +1,14 @@
-"""Where everything stands: every task of the loop and every thread, as places in the code. No values, so no secrets.
+"""Dump the stacks of all tasks and threads, as code locations without values, so without secrets.
 
-A suspended coroutine shows only its own frame; what it awaits has the next one, and so on down to the future that
-nobody has resolved yet. That chain is followed here. Some of its links have no name in Python (the awaitable that an
-asynchronous generator gives out, a coroutine's own iterator): what those refer to is asked of the collector.
+A suspended coroutine shows only its own frame. The object that it awaits has the next frame, and so
+on down to the unresolved future. This module follows that chain. Some links have no attribute for
+the next object: the awaitable of an asynchronous generator, or the iterator of a coroutine. For
+those the module asks the garbage collector for their referents.
 
-SIGUSR1 writes it to stderr, in the loop. A loop that is stuck cannot do that; so SIGUSR2 writes where the threads
-stand, without the loop and without the interpreter's help, straight from the signal. It cannot see tasks, and it waits
-if nobody reads stderr. Hence two signals: the first is safe at any time, the second is for when the first says nothing.
+- SIGUSR1 writes the dump to stderr, in the event loop. It is safe at any time.
+- SIGUSR2 writes the stacks of the threads directly from the signal handler, for a loop that is
+  stuck. It needs neither the loop nor the interpreter. It cannot see tasks, and it blocks while
+  stderr has no reader. Use it if SIGUSR1 prints nothing.
 """
 
 from __future__ import annotations
@@ -29,18 +31,22 @@ THREADS_MAX = 200
 FRAMES_MAX = 64
 NAME_CHARACTERS_MAX = 200
 
-# Where the frame of something that can be suspended is, and what it awaits.
+# Attributes for the frame of a suspendable object, and for the object that it awaits.
 _LINKS = (("cr_frame", "cr_await"), ("ag_frame", "ag_await"), ("gi_frame", "gi_yieldfrom"))
-# Links without a name in Python, by the names of their types.
+# Type names of the links that have no such attribute.
 _NAMELESS = frozenset(
     ("coroutine_wrapper", "async_generator_asend", "async_generator_athrow", "anext_awaitable", "FutureIter")
 )
 
 
 def take() -> dict[str, Any]:
-    """Of the running loop, and of all threads: outermost first. `left_out`: how many more there are."""
+    """Return the stacks of all tasks of the running loop and of all threads, outermost frame first.
+
+    `left_out`: how many tasks and threads exceed the limits.
+    """
     tasks = asyncio.all_tasks()
-    # By name, so that two looks can be compared; the numbers in names come in their order.
+    # Sorted by name, so that two dumps can be compared. The length comes first, so that numbers in
+    # names sort by value.
     ordered = sorted(tasks, key=lambda task: (len(task.get_name()), task.get_name()))
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]  There is no other way, and it is documented.
@@ -56,7 +62,7 @@ def take() -> dict[str, Any]:
 
 
 def text(stacks: Mapping[str, Any]) -> str:
-    """The same for people."""
+    """Format the dump for people."""
     lines: list[str] = []
     for kind in ("tasks", "threads"):
         left_out = stacks["left_out"][kind]
@@ -69,14 +75,14 @@ def text(stacks: Mapping[str, Any]) -> str:
 
 
 def install(loop: asyncio.AbstractEventLoop) -> None:
-    """SIGUSR1 and SIGUSR2, as the module says. In the main thread."""
+    """Install the handlers of SIGUSR1 and SIGUSR2. Call it in the main thread."""
     loop.add_signal_handler(signal.SIGUSR1, _write)
     if sys.stderr is not None:
         faulthandler.register(signal.SIGUSR2, file=2, all_threads=True, chain=False)
 
 
 def uninstall(loop: asyncio.AbstractEventLoop) -> None:
-    """Both are ignored from here on: whoever asks a server that is about to end must not kill it."""
+    """Ignore both signals: their default action would kill a server that is shutting down."""
     loop.remove_signal_handler(signal.SIGUSR1)
     faulthandler.unregister(signal.SIGUSR2)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -99,7 +105,10 @@ def _task(task: asyncio.Task[Any]) -> dict[str, Any]:
 
 
 def _running_stack(coroutine: object) -> list[str]:
-    """Of the task that calls us: it is not suspended, so its frames are those of this thread, down to its own."""
+    """Return the stack of the task that calls this module.
+
+    It is not suspended, so its frames are those of this thread, down to the coroutine's own frame.
+    """
     outermost = next((frame for name, _ in _LINKS if (frame := getattr(coroutine, name, None)) is not None), None)
     frames: list[str] = []
     frame = inspect.currentframe()
@@ -113,7 +122,7 @@ def _running_stack(coroutine: object) -> list[str]:
 
 
 def _places(waiting: object) -> Iterator[str]:
-    """Where it stands, where what it awaits stands, and so on."""
+    """Yield the location of a suspended object, of the object that it awaits, and so on."""
     seen: set[int] = set()
     while waiting is not None and id(waiting) not in seen:
         seen.add(id(waiting))
@@ -134,7 +143,7 @@ def _places(waiting: object) -> Iterator[str]:
 
 
 def _behind(link: object) -> object:
-    """What a link without a name stands for, if it is one."""
+    """Return the object behind a link without an attribute; None if `link` has another type."""
     if type(link).__name__ not in _NAMELESS:
         return None
     referents: list[object] = gc.get_referents(link)
@@ -160,7 +169,7 @@ def _place(frame: FrameType) -> str:
 
 
 def _bounded(places: Iterator[str]) -> list[str]:
-    """The innermost say where it stands, and so the outermost are left out."""
+    """Drop the outermost frames beyond the limit: the innermost ones show where the code is."""
     found = list(places)
     left_out = len(found) - FRAMES_MAX
     return found if left_out <= 0 else [f"({left_out} more)", *found[left_out:]]

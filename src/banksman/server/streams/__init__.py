@@ -1,1 +1,1 @@
-"""Events as they go out: read once, written to whoever follows, at the pace of each."""
+"""Event streams: read the log once, and send it to each follower at its own pace."""

@@ -1,4 +1,4 @@
-"""One client that follows a stream of events over SSE: what it gets, what wakes it, and the counts of all streams."""
+"""Follower: one client's event stream (SSE or NDJSON), its wakeups, and stream counters."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ from banksman.server.streams.sources import (
     preamble,
 )
 
-# A stream is of one session, or of many at once.
+# A stream shows one session or many.
 KINDS = ("session", "many")
 
 
 def _nobody() -> dict[str, int]:
+    """Return a count of zero followers for each kind."""
     return dict.fromkeys(KINDS, 0)
 
 
 @dataclass(slots=True)
 class StreamCounts:
-    """Of one server, from its start. For its loop only.
+    """Stream counters of one server since its start. Belongs to its event loop.
 
-    `followers`: who follows now, by kind. `cut`: streams that were cut off because nobody took their bytes. `gaps`: how
-    often a follower was told that retention had taken what it wanted.
+    `followers`: open streams by kind. `cut`: streams that were aborted because the client did not
+    read. `gaps`: how often a follower got a gap mark, because retention had removed events.
     """
 
     followers: dict[str, int] = field(default_factory=_nobody)
@@ -50,7 +51,7 @@ class StreamCounts:
 
     @contextmanager
     def following(self, kind: str) -> Generator[None]:
-        """One more follows, as long as this is entered."""
+        """Count one follower while the context is entered."""
         assert kind in self.followers, kind
         self.followers[kind] += 1
         try:
@@ -60,19 +61,20 @@ class StreamCounts:
             assert self.followers[kind] >= 0
 
 
-# What wakes a follower is a page, an end, or that it is time for a sign of life. `asyncio.wait` says the same. But it
-# hangs itself on every one of them for each page, and to take itself off again it walks past all who hang there: on the
-# future that tells the server's end, that is everybody. A thousand followers would pay for a million steps at each
-# event. So a follower hangs on its ends once, for as long as it lasts. Its timer is not moved at each page either, but
-# when it fires: then it is seen how long nothing has come.
+# A follower waits for a page, for an end, or for its heartbeat. `asyncio.wait` could do the same.
+# But it adds a callback to each future for every page. To remove the callback it scans all
+# callbacks of the future; on the future of the server's end these are the callbacks of all
+# followers. With a thousand followers each event would cost a million steps. So a follower adds its
+# callbacks to the ends once, for its lifetime. Its timer is not moved for each page either: when
+# the timer fires, it checks how long the stream has been quiet.
 class FollowerWakeup:
-    """Of one follower, while it is entered. After `lost` or `closing` is done there is nothing to wait for."""
+    """Wakeups of one follower. Nothing is left to wait for once `lost` or `closing` is done."""
 
     def __init__(self, *, lost: asyncio.Future[None], closing: asyncio.Future[None], quiet_seconds: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._ends = (lost, closing)
         self._quiet_seconds = quiet_seconds
-        # Since when it waits; None while it does not.
+        # Start of the present wait; None outside of a wait.
         self._since: float | None = None
         self._waiter: asyncio.Future[bool] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
@@ -91,12 +93,17 @@ class FollowerWakeup:
 
     @property
     def is_over(self) -> bool:
-        lost, closing = self._ends  # Asked twice a page: no generator.
+        """Whether the client is gone or the server closes its streams."""
+        lost, closing = self._ends  # Called twice a page: avoid a generator.
         return lost.done() or closing.done()
 
     async def wait(self, task: asyncio.Task[Any], *, quiet_since: float | None = None) -> bool:
-        """Until it is done, or one of the ends; False: neither, and it is quiet for so long: since this wait began, or
-        longer. The task is not cancelled with who waits for it."""
+        """Wait until the task is done or the stream ends.
+
+        Returns False if neither happened and the stream was quiet for `quiet_seconds`.
+        `quiet_since`: start of that time; None takes the start of this wait. The task survives if
+        this wait is cancelled.
+        """
         if task.done() or self.is_over:
             return True
         self._since = self._loop.time() if quiet_since is None else quiet_since
@@ -106,8 +113,8 @@ class FollowerWakeup:
                 self._waiter = self._loop.create_future()
                 if not await self._waiter:
                     return False
-                # Else look again: a page that was done in the moment in which the timer fired has its word to us still
-                # on its way when we wait for the next one.
+                # Check again: a page that finished just as the timer fired may have its wakeup
+                # still scheduled when the wait for the next page begins.
             return True
         finally:
             self._since = None
@@ -129,24 +136,27 @@ class FollowerWakeup:
 
 # One client's stream, from its first byte to its last.
 #
-# It is a place in the log. It takes the page after it, which others may be taking too, sends it, and goes on from where
-# that ended; there is no queue, and no second way by which something new could come. So nothing can be sent twice or
-# left out, whenever the client goes and wherever it comes back. When there is nothing to send it says so now and then,
-# so that both sides learn of a connection that is no more.
+# A stream is a place in the log. It takes the page after that place, which other followers may
+# share, sends it, and continues after it. There is no queue, and no second path for new events. So
+# no event is sent twice or left out, whenever the client disconnects and wherever it resumes. A
+# quiet stream sends heartbeats, so that both sides detect a dead connection.
 
 Place = TypeVar("Place", bound=Hashable)
 
 _HEADERS = (
     (b"cache-control", b"no-store"),
-    # A proxy that collects before it passes on would hold back what is live.
+    # A buffering proxy would hold live events back.
     (b"x-accel-buffering", b"no"),
 )
 
 
 @dataclass(slots=True)
 class EventStreams:
-    """What all streams share. `closing` is done when the server lets go of its clients; from before that, when what
-    runs may finish and nothing new is taken, `is_ending`."""
+    """State that all streams share.
+
+    `closing`: done when the server ends all streams. `is_ending`: set earlier, when the server
+    refuses new work and lets running turns finish.
+    """
 
     closing: asyncio.Future[None]
     counts: StreamCounts
@@ -160,7 +170,7 @@ class EventStreams:
 
     @contextmanager
     def place_for(self, client: str) -> Generator[None]:
-        """One of those that this client may have open at once."""
+        """Count a stream of this client. Raises a 429 Problem beyond the limit."""
         if self.by_client.get(client, 0) >= self.streams_max:
             hint = "close one, or follow many sessions over one stream (/v1/events)"
             raise Problem(429, "TooManyStreams", f"{self.streams_max} streams are open already", hint=hint)
@@ -174,8 +184,11 @@ class EventStreams:
 
     @contextmanager
     def opened_with(self, token: str, connection: Connection) -> Generator[None]:
-        """A stream that ends when its token is revoked. It may have been since the request was let in: what was to be
-        streamed was looked for meanwhile."""
+        """Register a stream, so that it ends when its token is revoked.
+
+        The token may have been revoked after the request was authenticated, while the source was
+        opened. So it is checked again.
+        """
         if self.is_revoked(token):
             raise Problem(401, "NotLetIn", "this token was logged out", hint="log in again")
         mine = self.by_token.setdefault(token, set())
@@ -188,27 +201,30 @@ class EventStreams:
                 del self.by_token[token]
 
     def revoke(self, token: str) -> None:
-        """Cut off what was opened with this token, with what is not sent yet."""
+        """Abort all streams that were opened with this token, and drop unsent data."""
         for connection in self.by_token.pop(token, set()):
             connection.transport.abort()
 
 
 class Follower(Generic[Place]):
-    """The answer to a request for a stream: an ASGI response."""
+    """ASGI response that streams events to one client."""
 
     def __init__(
         self, streams: EventStreams, source: StreamSource[Place], place: Place, form: StreamForm, *, kind: str
     ) -> None:
-        """`kind`, for counting: "session" or "many"."""
+        """Prepare a stream that begins after `place`.
+
+        `kind`: "session" or "many", for the counters.
+        """
         self._streams = streams
         self._source = source
         self._place = place
         self._form = form
         self._kind = kind
-        # What was said of retention, by session: it is said once.
+        # Last seq of the gap that was reported, by session: each gap is reported once.
         self._gaps: dict[str, int] = {}
         self._loop = asyncio.get_running_loop()
-        # When something was sent last. A page may have nothing to show, and is no sign of life.
+        # When data was last sent. An empty page is not visible to the client.
         self._quiet_since = self._loop.time()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -238,18 +254,19 @@ class Follower(Generic[Place]):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _follow(self, connection: Connection, waking: FollowerWakeup, send: Send) -> str | None:
-        """Until the client is gone (None), or for a reason of ours."""
+        """Send pages until the client is gone (None) or the server ends the stream (the reason)."""
         is_live = False
         while True:
             try:
-                # Asked after each page: a full one may be the last.
+                # Checked after each page: a full page may be the last one.
                 if not is_live and await self._source.is_at_end(self._place):
                     is_live = True
                     head = self._source.shown(self._place)
                     await self._write(send, made(self._form, "stream.live", head=head))
                 page = await self._next(waking, send)
             except StoreError as exc:
-                # The session was deleted, or the log is closed or cannot be read: who comes back is told which.
+                # The session was deleted, or the log is closed or unreadable. The client gets the
+                # exact error when it reconnects.
                 return "closing" if self._streams.is_ending else exc.args[0]
             if connection.lost.done():
                 return None
@@ -259,7 +276,7 @@ class Follower(Generic[Place]):
             self._place = page.place
 
     async def _next(self, waking: FollowerWakeup, send: Send) -> EncodedPage[Place] | None:
-        """None: there will be none for this client. Heartbeats until there is one."""
+        """Return the next page, and send heartbeats until it is ready; None if the stream ends."""
         key = (self._source.key, self._form, self._place)
         make = functools.partial(self._source.next, self._place, self._form)
         with self._streams.pages.at(key, make) as making:
@@ -268,7 +285,7 @@ class Follower(Generic[Place]):
                 await self._write(send, made(self._form, "stream.heartbeat", head=head))
             if not waking.is_over or making.done():
                 return making.result()
-        # The server lets go of its clients: what is there is still theirs, and nothing is waited for any more.
+        # The server ends its streams. Send the events that exist, and wait for no others.
         return None if await self._source.is_at_end(self._place) else await make()
 
     async def _send_page(self, page: EncodedPage[Place], send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Where a stream's events come from: one session or many, with pages of the log that all readers share."""
+"""Sources of event streams: one session or many, as encoded pages that all followers share."""
 
 from __future__ import annotations
 
@@ -25,27 +25,30 @@ RETRY_MILLISECONDS = 1000
 
 _encoder = msgspec.json.Encoder()
 
-# Kept for who comes a moment later: by age, for what retention takes must not be shown for long; and by size.
+# A finished page is kept for followers that arrive a moment later. Its age is bounded, because
+# events that retention removes must not be shown for long. The total size is bounded, too.
 PAGE_SECONDS_MAX = 2.0
 PAGES_BYTES_MAX = 8 << 20
-# What a page takes besides its data: those that show nothing to a reader are many where much is said.
+# Size of a page besides its data. Pages without data are frequent where most frames are skipped.
 PAGE_BYTES = 1024
-# Read in one go, and encoded until there is enough: the loop is everybody's, and this is a millisecond or two of it. A
-# page goes out as it is, so it is also what a client that does not read can hold.
+# Limits of one page. Encoding it takes a millisecond or two of the event loop. A page is sent
+# whole, so it is also the amount of data that a client can hold without reading.
 PAGE_EVENTS_MAX = 250
 PAGE_BYTES_MAX = 256 << 10
-# The same, where frames are passed over: that costs next to nothing.
+# Limit of events that are read where frames are skipped: skipping costs almost nothing.
 SCAN_EVENTS_MAX = 1000
 
 
 class StreamForm(enum.Enum):
+    """Format of a stream, by its media type."""
+
     SSE = "text/event-stream"
     NDJSON = "application/x-ndjson"
 
 
 def encode(event: Event, *, raw: bool, partial: bool = False) -> bytes:
-    """One event, as every reader sees it, whichever way it asks."""
-    # Our own kinds are stored as the JSON that they are shown as.
+    """Encode one event as JSON, the same for pages and all streams."""
+    # Events other than frames are stored as the JSON that readers get.
     body: dict[str, Any] | msgspec.Raw = msgspec.Raw(event.data)
     if event.is_frame:
         body = event.body
@@ -71,13 +74,16 @@ def encode(event: Event, *, raw: bool, partial: bool = False) -> bytes:
 
 
 def stored(form: StreamForm, id: str, data: bytes) -> bytes:
-    """An event of the log, with the place right after it. JSON has no line end in it."""
+    """Format an event of the log, with the place after it as the id. JSON contains no line end."""
     return b"id: %b\ndata: %b\n\n" % (id.encode(), data) if form is StreamForm.SSE else data + b"\n"
 
 
 def placed(form: StreamForm, position: str, data: bytes) -> bytes:
-    """An event among those of many sessions. NDJSON has no `id:`, and a cursor is of one session, so that the position
-    is a member there: without it nobody could come back."""
+    """Format an event of a stream of many sessions, with its position.
+
+    NDJSON has no `id:`, and a cursor belongs to one session. So the position becomes a member of
+    the event there: without it a client could not resume.
+    """
     if form is StreamForm.NDJSON:
         assert data.startswith(b'{"')
         return b'{"position":"%b",%b\n' % (position.encode(), data[1:])
@@ -85,32 +91,39 @@ def placed(form: StreamForm, position: str, data: bytes) -> bytes:
 
 
 def made(form: StreamForm, kind: str, **more: object) -> bytes:
-    """What is made for one reader. It has no place, so that nobody comes back to it."""
+    """Format a mark for one follower. It has no id, so that no client resumes at it."""
     data = _encoder.encode({"kind": kind, **more})
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), data) if form is StreamForm.SSE else data + b"\n"
 
 
 def preamble(form: StreamForm) -> bytes:
-    """The first bytes of a stream. `retry:` is a line of the first event and no block of its own: some clients deliver
-    a block without `data:` as an event, and fail to decode it."""
+    """Return the first bytes of a stream.
+
+    `retry:` is a line of the first event and not a separate block: some clients deliver a block
+    without `data:` as an event, and fail to decode it.
+    """
     return b"retry: %d\n" % RETRY_MILLISECONDS if form is StreamForm.SSE else b""
 
 
-# Pages of the log, encoded once for everybody who stands at the same place.
+# Pages of the log, encoded once for all followers at the same place.
 #
-# A follower is a place in the log and nothing more. Those who stand at the same one want the same bytes, so they are
-# made once: the first who asks begins, the others wait for the same, and who comes a moment later finds it still there.
-# What comes after a place never changes, as long as its history is there, so a page cannot be wrong, only shorter than
-# what there is by now; what is deleted here is forgotten here. A page that nobody waits for any more is not made to its
-# end.
+# A follower is a place in the log. Followers at the same place need the same bytes, so these are
+# made once. The first follower starts the work, the others wait for the same result, and a follower
+# that arrives a moment later finds it in the cache.
+#
+# The events after a place never change while its history exists. So a cached page is never wrong;
+# it can only be shorter than the present log. Deleting a session clears the cache. A page that has
+# lost all its waiters is cancelled.
 
 
 Place = TypeVar("Place", bound=Hashable)
 
 
 class EncodedPage(Struct, Generic[Place], frozen=True):
-    """What is to be sent, which may be nothing, and the place after it. `gaps`: what is no longer there, by session:
-    the first and the last seq."""
+    """Encoded events, possibly none, and the place after them.
+
+    `gaps`: events that are not kept, by session: the first and the last seq.
+    """
 
     data: bytes
     events: int
@@ -119,7 +132,11 @@ class EncodedPage(Struct, Generic[Place], frozen=True):
 
 
 class PageTask(Generic[Place]):
-    """A page that is being made, or was. Entered by everybody for as long as it is waited for; gives the task."""
+    """A page in progress or finished, with a count of its waiters.
+
+    A waiter enters the context, gets the task, and exits when it stops waiting. The last exit
+    cancels an unfinished task.
+    """
 
     __slots__ = ("_forsake", "_waiting", "task")
 
@@ -140,7 +157,7 @@ class PageTask(Generic[Place]):
 
 
 class SharedPages(Generic[Place]):
-    """The pages that are being made, and the last ones that were. It owns the tasks that make them."""
+    """Cache of pages in progress and of recent pages. Owns the tasks that make them."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -148,12 +165,15 @@ class SharedPages(Generic[Place]):
         # Oldest first.
         self._made: OrderedDict[Hashable, tuple[float, PageTask[Place]]] = OrderedDict()
         self._bytes = 0
-        # Those that nobody wants any more, until they have ended.
+        # Cancelled tasks that have not ended yet.
         self._forsaken: set[asyncio.Task[EncodedPage[Place]]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def at(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, EncodedPage[Place]]]) -> PageTask[Place]:
-        """The page of this key: `with pages.at(key, make) as task`."""
+        """Return the page of this key, and start to make it if necessary.
+
+        Use it as `with pages.at(key, make) as task`.
+        """
         made = self._made.get(key)
         if made is not None and self._loop.time() - made[0] < PAGE_SECONDS_MAX:
             return made[1]
@@ -164,7 +184,7 @@ class SharedPages(Generic[Place]):
         return making
 
     def _forsake(self, key: Hashable, making: PageTask[Place]) -> None:
-        """Who comes next begins anew: this one will never be made."""
+        """Remove a cancelled page, so that the next follower starts a new one."""
         self._let_go(key, making)
         self._forsaken.add(making.task)
 
@@ -173,13 +193,17 @@ class SharedPages(Generic[Place]):
             del self._making[key]
 
     def clear(self) -> None:
-        """A session was deleted: what was made of it is shown to nobody any more, and what is being made of it has no
-        name under which it could be found."""
+        """Forget all pages, because a session was deleted.
+
+        Finished pages must not be shown again. Pages in progress continue for their present
+        waiters, but no other follower can find them.
+        """
         for key in list(self._made):
             self._drop(key)
         self._making.clear()
 
     def _keep(self, key: Hashable, making: PageTask[Place], task: asyncio.Task[EncodedPage[Place]]) -> None:
+        """Cache a finished page, and drop the oldest pages beyond the size limit."""
         self._forsaken.discard(task)
         is_wanted = self._making.get(key) is making
         self._let_go(key, making)
@@ -199,13 +223,14 @@ class SharedPages(Generic[Place]):
             self._bytes -= PAGE_BYTES + len(found[1].task.result().data)
 
     def _forget_old(self) -> None:
-        """Of a session that is quiet nobody would else take the last page away."""
+        """Drop old pages by a timer: without new events nothing else would drop the last page."""
         self._timer = None
         oldest = self._loop.time() - PAGE_SECONDS_MAX
         while self._made:
             key, (at, _) = next(iter(self._made.items()))
             if at > oldest:
-                # Not at the moment of each: where thousands are made in a second, that would be a timer for each.
+                # The next check is later than the oldest page's expiry: with thousands of pages a
+                # second, a timer for each would be too many.
                 self._timer = self._loop.call_at(at + 1.25 * PAGE_SECONDS_MAX, self._forget_old)
                 break
             self._drop(key)
@@ -221,43 +246,47 @@ class SharedPages(Generic[Place]):
         assert all(task.done() for task in self._forsaken)
 
 
-# Where a stream comes from: one session, by cursor, or many, by the position in the store's order of commits.
+# Sources: one session by cursor, or many sessions by position in the store's commit order.
 #
-# A source knows how to make the page after a place; when there is nothing, it waits. Where a reader does not want the
-# agent's frames, a page may have nothing to show, and leads on all the same: else nobody could tell that such a reader
-# has come to the end, and who looked through a million frames would look through them again with the next.
+# A source makes the page after a place, and waits while there is nothing. For a reader without
+# frames a page may be empty and still advance the place. Otherwise this reader could never be seen
+# to reach the end, and would scan a million frames again for each page.
 
 
 class StreamSource(Protocol[Place]):
-    """`key` tells those apart that do not show the same."""
+    """Events of a stream. `key` distinguishes sources that show different bytes."""
 
     @property
     def key(self) -> Hashable: ...
     async def next(self, place: Place, form: StreamForm) -> EncodedPage[Place]:
-        """The page after a place: what is there now, or, if there is nothing, what comes."""
+        """Return the page after a place, and wait until the log has some."""
         ...
 
     async def is_at_end(self, place: Place) -> bool:
-        """Whether there is nothing after a place, at this moment."""
+        """Whether no event follows a place at this moment."""
         ...
 
     def shown(self, place: Place) -> str | None:
-        """A place, as a client knows it."""
+        """Return a place in the form that clients use."""
         ...
 
 
 class Cursor(NamedTuple):
-    """After which event. `epoch` None: nobody can tell any more under which it was written, or it is the beginning."""
+    """A place after an event.
+
+    `epoch`: None at the beginning, and for an event whose epoch is unknown.
+    """
 
     epoch: int | None
     seq: int
 
 
 class OneSession:
-    """The events of one session.
+    """Source for the events of one session.
 
-    A place names its history: no epoch is given twice for an id, also if a session was deleted and another made under
-    the same one. For the beginning, which has no epoch, the time at which the session was made says which it is.
+    A place identifies its history. An id never gets the same epoch twice, even if its session was
+    deleted and another one was created under the id. The beginning has no epoch: there the creation
+    time of the session identifies the history.
     """
 
     def __init__(self, session: Session, *, raw: bool, partial: bool = False, frames: bool = True) -> None:
@@ -269,7 +298,10 @@ class OneSession:
         self.key = (session.id, session.created, raw, partial, frames)
 
     async def begin(self, after: str | None) -> Cursor:
-        """`HistoryLost`, `UsageError`: nobody can have been there."""
+        """Validate the client's cursor and return its place.
+
+        Raises `HistoryLost` or `UsageError` if no reader can have been there.
+        """
         epoch, seq = parse_cursor(after)
         if not seq:
             return Cursor(None, 0)
@@ -285,8 +317,8 @@ class OneSession:
         return self._session.committed <= place.seq
 
     async def next(self, place: Cursor, form: StreamForm) -> EncodedPage[Cursor]:
-        # First this: where there is something it costs nothing, and where there is nothing it spares a look at the disk
-        # by another thread, which nearly everybody who is live would take before each event.
+        # Wait first. If events exist, the wait returns immediately. If not, it saves a read in
+        # another thread, which nearly every live follower would need before each event.
         await self._session.wait_past(place.seq)
         while not (page := await self._after(place)).events:
             await self._session.wait_past(place.seq)
@@ -304,18 +336,17 @@ class OneSession:
         return stored(form, event.cursor, encode(event, raw=self._raw, partial=self._partial))
 
     async def _after(self, place: Cursor) -> store.Page:
-        """What follows, with the event at which the reader stands looked at in the same read: it must be the one that
-        it was."""
+        """Read the events after a place, and check in the same read that its event is unchanged."""
         if place.epoch is None:
             return await self._session.page(place.seq, limit=self._page_events_max)
         page = await self._session.page(place.seq - 1, limit=min(self._page_events_max + 1, READ_EVENTS_MAX))
         if page.gap is not None:
-            # It is no longer kept, and what is missing for this reader begins after it.
+            # The event of this place is not kept. The gap for this reader begins after it.
             return store.Page(page.events, (place.seq + 1, page.gap[1]) if page.gap[1] > place.seq else None)
         if not page.events or page.events[0].epoch != place.epoch:
             raise self._lost(f"the store has no event {place.epoch}.{place.seq} any more")
         if len(page.events) == 1:
-            # It may fill a page by itself: what comes after it is in the next then.
+            # The event may fill the whole page. Then the following events are on the next page.
             return await self._session.page(f"{place.epoch}.{place.seq}", limit=self._page_events_max)
         return store.Page(page.events[1:], None)
 
@@ -329,8 +360,10 @@ class OneSession:
 
 
 class ManySessions:
-    """The events of every session of the store, or of those named, in the order of their commits. `frames_of`: only of
-    these also what the agent said and was told; None: of each."""
+    """Source for the events of all sessions of the store, or of some, in commit order.
+
+    `frames_of`: the sessions whose frames are shown; None shows all frames.
+    """
 
     def __init__(
         self,
@@ -350,12 +383,13 @@ class ManySessions:
         self.key = (sessions, raw, partial, frames_of)
 
     async def begin(self, after: str | None) -> str | None:
+        """Check that the client's position is valid, and return it."""
         await self._host.read_many(after, limit=1, sessions=self._sessions)
         return after
 
     async def end(self) -> str:
-        """The place after all that there is."""
-        # Of nobody: there is nothing to look through, and the position is behind it all.
+        """Return the place after all present events."""
+        # An empty selection reads no events, and still returns the position of the end.
         return (await self._host.read_many(None, limit=1, sessions=())).position
 
     async def is_at_end(self, place: str | None) -> bool:
@@ -367,7 +401,7 @@ class ManySessions:
         while not page.events and not page.gaps:
             await self._host.wait_past(page.position)
             page = await self._host.read_many(page.position, limit=self._page_events_max, sessions=self._sessions)
-        # All up to the last one are gone, whether this reader has seen some of them or not.
+        # All events up to `last` are gone, whether this reader has seen some of them or not.
         gaps = {session: (1, last) for session, last in page.gaps.items()}
         data, shown, taken = _joined(self._line(one, form) for one in page.events)
         position = page.position if taken == len(page.events) else page.events[taken - 1].position
@@ -385,8 +419,11 @@ class ManySessions:
 
 
 def _joined(lines: Iterable[bytes | None]) -> tuple[bytes, int, int]:
-    """As many of these as make a page, at least one; how many they are, and how many were passed by, too: None is
-    nothing to show. The rest is not even made."""
+    """Join lines to one page of at least one line.
+
+    Returns the data, the number of lines in it, and the number of events consumed. None stands for
+    a skipped event. Lines beyond the page are never generated.
+    """
     shown: list[bytes] = []
     size = taken = 0
     for line in lines:

@@ -1,12 +1,12 @@
-"""The page: every file of this folder that a browser can use, each at an address of its own.
+"""Web page: serve the static files of this folder.
 
-They are found once, when this is imported, and each is a route like any other: what is not found here cannot be asked
-for, whatever a path says. `/` is the page, all else is below `/page/`, and every address in it is relative, so that it
-works below the prefix of a proxy.
+The files are found once, at import, and each becomes a route. So a request can reach no other file,
+whatever its path contains. `/` is the page, and everything else is below `/page/`. Every link in
+the page is relative, so that the page works below the path prefix of a proxy.
 
-There is no build: what is in the folder is what the browser gets. It asks for each file every time (`no-cache`), and is
-told that it has it already (304), so that a page and its modules are always of one version. The names of all modules
-are put into the page, so that the browser asks for them together, and not one after another as it finds them.
+There is no build step: the browser gets the files of the folder. It requests each file every time
+(`no-cache`) and gets a 304 for an unchanged one. So the page and its modules always have the same
+version. The page lists the names of all modules, so that the browser loads them in parallel.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _TYPES = {
 _INDEX = "index.html"
 _MODULES = b"<!-- modules -->"
 
-# Only what comes from here; no script that is written into the page, and none that is made out of text: with Trusted
-# Types a browser refuses to take a text for markup, so that what an agent says cannot become any.
+# Allow resources from this origin only, and no inline scripts. With Trusted Types a browser also
+# refuses to parse a string as markup, so that an agent's output cannot become markup.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -53,7 +53,7 @@ _HEADERS = {
 
 
 def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversable]]:
-    """Each with its path in the folder."""
+    """Yield each servable file with its path in the folder."""
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.is_dir():
             yield from _files(entry, f"{prefix}{entry.name}/")
@@ -66,13 +66,14 @@ def _type_of(name: str) -> str | None:
 
 
 def _with_modules(page: bytes, names: list[str]) -> bytes:
+    """Insert a preload link for each module into the page."""
     links = "".join(f'<link rel="modulepreload" href="page/{name}">\n' for name in names if name.endswith(".js"))
     assert page.count(_MODULES) == 1, "the page says once where its modules are named"
     return page.replace(_MODULES, links.rstrip("\n").encode())
 
 
 def _has_it(given: str | None, tag: str) -> bool:
-    """`If-None-Match`: what the browser has, one or several, weak or not."""
+    """Whether `If-None-Match` contains this tag: one of several, weak or strong."""
     return given is not None and any(each.strip().removeprefix("W/") in (tag, "*") for each in given.split(","))
 
 

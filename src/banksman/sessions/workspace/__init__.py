@@ -1,7 +1,7 @@
-"""Files and terminals that an agent asks its client for: inside the session's folder, and gone with the process.
+"""ACP client methods for files and terminals, limited to the session's folder.
 
-An agent that speaks ACP may leave its reading, its writing and its commands to us. `Workspace` (request_handler.py)
-answers these requests for one process of an agent; what it is made of is told in each file.
+An ACP agent may delegate file reads, file writes and commands to its client. `Workspace`
+(request_handler.py) answers these requests for one agent process. Terminals end with that process.
 """
 
 from banksman.sessions.workspace.request_handler import GROUPS, Workspace

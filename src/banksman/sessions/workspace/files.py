@@ -1,15 +1,17 @@
-"""Text files of a workspace, read and written by their fd. Everything here blocks: it is called in a thread
-(`BlockingCalls` in request_handler.py).
+"""Read and write text files of a workspace by file descriptor.
 
-**Reading.** Regular files only: a fifo would wait for somebody who writes, a device may do anything. A file that is not
-UTF-8 is refused, and not read with something else in place of what cannot be: an agent that writes back what it has
-read would destroy the rest of the file.
+Everything here blocks and is called in a thread (`BlockingCalls` in request_handler.py).
 
-**Writing.** The new text is written to a file beside the old one, which then takes its name and its mode: who reads
-meanwhile has the old text or the new, and a write that fails leaves the old. Where that cannot be (a folder that takes
-no new file, or a file of another user that would become ours) the old file itself is written to. Not if it has another
-name, by a hard link: whoever has it by that name, perhaps outside the root, has not asked for it. It is not forced to
-the disk: what an agent edits is not worth more than what it builds.
+**Reading.** Regular files only: a FIFO would wait for a writer, and opening a device may have side
+effects. A file that is not UTF-8 is rejected instead of being read with replacement characters. An
+agent that writes back a text with replacement characters would destroy the rest of the file.
+
+**Writing.** The new text is written to a temporary file in the same folder. That file then gets the
+mode and the name of the old file. A concurrent reader sees the old text or the new text, and a
+failed write leaves the old text. In two cases the old file itself is overwritten: the folder does
+not permit a new file, or the file would get another owner. A file with a second hard link is never
+overwritten, because a user of the other name, perhaps outside the root, has not agreed to the
+change. The write is not synced to disk: an agent's edits are not worth more than its build results.
 """
 
 from __future__ import annotations
@@ -27,18 +29,23 @@ from banksman.errors import Closed, NotFound, Refused, UsageError
 from banksman.sessions.workspace import safe_paths
 from banksman.sessions.workspace.safe_paths import PathChanged, Root, refusal, shown
 
-# Of a file that is read or written: an answer is one frame, and an agent takes no larger ones than we do.
+# Limit for reads and writes. The answer is a single frame, and agents accept frames up to the same
+# size as Banksman.
 FILE_BYTES_MAX = 32 << 20
 _READ_BYTES = 1 << 20
 
-# Not to wait for whoever is at the other end, not to follow, and not to be given a terminal by it.
+# O_NONBLOCK: do not wait for a process at the other end of a FIFO. O_NOFOLLOW: do not follow links.
+# O_NOCTTY: do not get a controlling terminal from a device.
 _CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 IsWanted = Callable[[], bool]
 
 
 def read(root: Root, path: str, *, line: int = 1, limit: int | None = None) -> str:
-    """The text of a file, or `limit` lines of it from `line` on, counted from 1. After its last line there is none."""
+    """Return the text of a file, or `limit` lines of it from `line` on.
+
+    Lines are counted from 1. Beyond the last line the result is empty.
+    """
     data = safe_paths.at(root, path, lambda folder, name: _read(folder, name, path))
     try:
         text = data.decode()
@@ -48,13 +55,17 @@ def read(root: Root, path: str, *, line: int = 1, limit: int | None = None) -> s
 
 
 def write(root: Root, path: str, data: bytes, is_wanted: IsWanted = lambda: True) -> None:
-    """Make this the content of a file, which may be new, and its folders too. `is_wanted`: asked last of all."""
+    """Set the content of a file, and create the file and its folders if needed.
+
+    `is_wanted`: checked directly before the change becomes visible.
+    """
     new = _New(path, data, is_wanted)
     safe_paths.at(root, path, lambda folder, name: _write(folder, name, new), creates=True)
 
 
 def _lines(text: str, line: int, limit: int | None) -> str:
-    # Only a newline ends a line here: what else Unicode knows as one is part of it, as in every editor.
+    # Only a newline ends a line. Other line separators of Unicode are part of the line, as in most
+    # editors.
     lines = text.split("\n")
     first = max(line, 1) - 1
     end = len(lines) if limit is None else min(first + limit, len(lines))
@@ -62,11 +73,12 @@ def _lines(text: str, line: int, limit: int | None) -> str:
     return f"{chosen}\n" if first < end < len(lines) else chosen
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 def _read(folder: int, name: str, path: str) -> bytes:
     fd = _open_regular(folder, name, os.O_RDONLY, path, "read")
     try:
-        # Not by its size: it may grow while we read, and some files of the kernel's have none.
+        # Not by the size: the file may grow during the read, and some kernel files report the size
+        # 0.
         pieces: list[bytes] = []
         left = FILE_BYTES_MAX + 1
         while left and (piece := os.read(fd, min(left, _READ_BYTES))):
@@ -82,8 +94,11 @@ def _read(folder: int, name: str, path: str) -> bytes:
 
 
 def _open_regular(folder: int, name: str, flags: int, path: str, verb: str) -> int:
-    """Opened only if it is a regular file, and looked at again once it is: to open a fifo or a device is to act on it
-    already."""
+    """Open a file only if it is a regular file, and check it again after the open.
+
+    The first check is needed because opening a FIFO or a device already has side effects. The
+    second check is needed because the file may have been replaced in between.
+    """
     try:
         _check_regular(os.stat(name, dir_fd=folder, follow_symlinks=False), path)
         fd = os.open(name, flags | _CAREFULLY, dir_fd=folder)
@@ -108,9 +123,9 @@ def _check_regular(found: os.stat_result, path: str) -> None:
         raise UsageError(f"{shown(path)} is not a regular file", hint="no device, no fifo, no socket")
 
 
-# -- writing ---------------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
 class _New(Struct, frozen=True):
-    """What is to be written."""
+    """New content of a file."""
 
     path: str
     data: bytes
@@ -122,8 +137,8 @@ class _New(Struct, frozen=True):
 
 
 def _write(folder: int, name: str, new: _New) -> None:
-    # Opened for writing though another one will take its place: who may not write to a file may not replace it either,
-    # whatever the rights on its folder say.
+    # Opened for writing even if another file replaces it. A process that may not write to a file
+    # must not replace it either, even if the permissions of the folder allow that.
     try:
         old = _open_regular(folder, name, os.O_WRONLY, new.path, "write")
     except NotFound:
@@ -137,9 +152,13 @@ def _write(folder: int, name: str, new: _New) -> None:
 
 
 def _replace(folder: int, name: str, new: _New, old: os.stat_result | None) -> bool:
-    """Write another file and give it the name. False: not here, and nothing was done."""
+    """Write a temporary file and rename it to `name`.
+
+    Returns False if that is not possible here. Nothing was changed in this case.
+    """
     partial = f".banksman-{secrets.token_hex(8)}.part"
-    # A new one is as open as every new file of ours; one that replaces another is nobody else's until it is like it.
+    # A new file gets the default permissions. A replacement stays private until it has the owner
+    # and mode of the old file.
     mode = 0o666 if old is None else 0o600
     try:
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CAREFULLY, mode, dir_fd=folder)
@@ -155,22 +174,25 @@ def _replace(folder: int, name: str, new: _New, old: os.stat_result | None) -> b
         finally:
             os.close(fd)
         new.check_wanted()
-        # Of whatever is there by now the name is taken away, and nothing is followed: a link that was put here a moment
-        # ago is replaced, and not what it leads to.
+        # `rename` replaces the directory entry and follows no link. A link that was just created
+        # here is replaced, and its target is not touched.
         os.rename(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
         partial = ""
     except OSError as exc:
         raise refusal("write", new.path, exc) from exc
     finally:
         if partial:
-            with contextlib.suppress(OSError):  # What went wrong first is what is told.
+            with contextlib.suppress(OSError):  # The first error is the one to report.
                 os.unlink(partial, dir_fd=folder)
     return True
 
 
 def _make_like(fd: int, old: os.stat_result) -> bool:
-    """The same owner, group and mode. Without the bits that let it run as another: the kernel takes those from a file
-    that is written to."""
+    """Give the file the owner, group and mode of the old file.
+
+    The setuid, setgid and sticky bits are omitted, because the kernel also clears set-id bits on a
+    write. Returns False if the owner cannot be set.
+    """
     new = os.fstat(fd)
     if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
         try:

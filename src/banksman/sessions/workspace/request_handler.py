@@ -1,9 +1,10 @@
-"""The workspace of one process of an agent: it answers requests for files and terminals, by ACP version 1.
+"""Handler of an agent's file and terminal requests, according to ACP version 1.
 
-`Workspace` owns the root, the terminals and the thread that works on files. It lives as long as the process that asks:
-the next process of the session has another one, which knows none of these terminals and opens the root anew. All of it
-is for the loop it was made in; nothing here suspends but `serve` and `wait_ended`. The parameters of a request may be
-anything: each is checked, and the error is written for the agent.
+`Workspace` owns the root, the terminals and the thread for file operations. It lives as long as the
+agent process that sends the requests. The next process of the session gets a new workspace, which
+does not know these terminals and opens the root again. All calls belong to the event loop that
+created the workspace. Only `serve` and `wait_ended` suspend. The parameters of a request are
+untrusted: each is checked, and the error text is written for the agent.
 """
 
 from __future__ import annotations
@@ -24,16 +25,19 @@ from banksman.sessions.workspace.terminals import Start, TerminalEnvironment, Te
 
 log = logging.getLogger("banksman")
 
-# How long the end of a session waits for a blocking call: a disk that hangs must not keep it for ever.
+# Time that the end of a session waits for a blocking call. A hanging disk must not block it
+# forever.
 ENDING_SECONDS_MAX = 5.0
-# Words and variables of one command. The kernel's own limit is in bytes; this one is for what we do with each.
+# Limit on arguments and variables of one command. The kernel limits only the bytes; this limit
+# bounds the work per item.
 COUNT_MAX = 10_000
 
 T = TypeVar("T")
 
 
-# -- parameters ------------------------------------------------------------------------------------------------------
+# -- parameters ------------------------------------------------------------------------------------
 def text(params: Mapping[str, Any], name: str) -> str:
+    """Return a required text."""
     value = params.get(name)
     if not isinstance(value, str):
         raise _wrong(name, value, "text")
@@ -41,7 +45,7 @@ def text(params: Mapping[str, Any], name: str) -> str:
 
 
 def number(params: Mapping[str, Any], name: str) -> int | None:
-    """A whole number from 0 on; None: it is not said."""
+    """Return a whole number of at least 0; None if it is missing."""
     value = params.get(name)
     if value is None:
         return None
@@ -51,10 +55,12 @@ def number(params: Mapping[str, Any], name: str) -> int | None:
 
 
 def words(params: Mapping[str, Any], name: str) -> list[str]:
+    """Return an optional list of texts."""
     return [_text(name, item) for item in _items(params, name)]
 
 
 def variables(params: Mapping[str, Any], name: str) -> dict[str, str]:
+    """Return an optional list of name and value pairs as a dict."""
     found: dict[str, str] = {}
     for item in _items(params, name):
         if not isinstance(item, Mapping):
@@ -81,28 +87,32 @@ def _text(name: str, value: Any) -> str:
 
 
 def _wrong(name: str, value: object, hint: str) -> UsageError:
-    # Of a huge value not even its whole repr is made.
+    # The repr of a huge value is never built as a whole.
     told = f"{value[:60]!r}" if isinstance(value, str) else type(value).__name__
     return UsageError(f"{name} cannot be {told}", hint=hint)
 
 
-# -- blocking calls --------------------------------------------------------------------------------------------------
+# -- blocking calls --------------------------------------------------------------------------------
 class BlockingCalls:
-    """Calls that block, in a thread: one at a time, in the order in which they were asked for.
+    """Runs blocking calls in a thread, one at a time, in the order of the requests.
 
-    An agent that writes a file twice, or writes one and runs it, means that order, though it does not wait for the
-    answers. One thread per session is the bound. A call cannot be cancelled while it runs; it is given up: it asks
-    `is_wanted` before it does what cannot be undone.
+    An agent that writes a file twice, or writes a file and runs it, relies on that order without
+    waiting for the answers. The limit is one thread per session. A running call cannot be
+    cancelled, only abandoned: it checks `is_wanted` before its irreversible step.
     """
 
     def __init__(self) -> None:
         self._one_at_a_time = asyncio.Lock()
-        # Each until its thread is done with it, whoever still waits; and how it is told that nobody does.
+        # Calls that have not ended in their thread, even without a waiting caller. The event
+        # signals that the call is abandoned.
         self._calls: dict[asyncio.Task[Any], threading.Event] = {}
 
     async def run(self, call: Callable[[Callable[[], bool]], T], *, discard: Callable[[T], None] | None = None) -> T:
-        """What `call(is_wanted)` returns or raises. Cancelled, it is given up, and its place is kept until it ends;
-        `discard` gets what it returned, if nobody does."""
+        """Return the result of `call(is_wanted)` or raise its exception.
+
+        A cancelled call is abandoned, and the next call starts only after it has ended. `discard`:
+        gets the result of an abandoned call.
+        """
         given_up = threading.Event()
         task = asyncio.ensure_future(self._in_turn(call, given_up))
         self._calls[task] = given_up
@@ -112,13 +122,14 @@ class BlockingCalls:
         except asyncio.CancelledError:
             given_up.set()
             if discard is not None:
-                # At once, if it is over already: it may have been in the very pass of the loop in which we were
-                # cancelled.
+                # Runs immediately if the call has ended. It may have ended in the same pass of the
+                # loop as the cancellation.
                 task.add_done_callback(lambda _: _discard(task, discard))
             raise
 
     async def _in_turn(self, call: Callable[[Callable[[], bool]], T], given_up: threading.Event) -> T:
-        # Held across the wait for the thread, which is the point of it; nothing else is called while it is held.
+        # Held across the wait for the thread, to run one call at a time. No other code is called
+        # under the lock.
         async with self._one_at_a_time:
             if given_up.is_set():
                 raise Closed("nobody waits for this any more; nothing was done")
@@ -126,7 +137,7 @@ class BlockingCalls:
 
     def _over(self, task: asyncio.Task[Any]) -> None:
         del self._calls[task]
-        # Looked at: whoever asked may be gone, and asyncio complains of what nobody looked at.
+        # Retrieve the exception, because the caller may be gone. Otherwise asyncio logs a warning.
         if not task.cancelled():
             task.exception()
 
@@ -135,11 +146,12 @@ class BlockingCalls:
         return bool(self._calls)
 
     def give_up(self) -> None:
+        """Abandon all calls."""
         for given_up in self._calls.values():
             given_up.set()
 
     async def wait_ended(self) -> None:
-        """Until none is at it any more, and not for ever."""
+        """Wait a limited time until the calls have ended."""
         if self._calls:
             _, late = await asyncio.wait(set(self._calls), timeout=ENDING_SECONDS_MAX)
             if late:
@@ -151,10 +163,11 @@ def _discard(task: asyncio.Task[T], discard: Callable[[T], None]) -> None:
         discard(task.result())
 
 
-# -- requests --------------------------------------------------------------------------------------------------------
-# What can be served, by the beginning of a method's name.
+# -- requests --------------------------------------------------------------------------------------
+# Groups of methods that can be served, by the prefix of the method.
 GROUPS = ("fs", "terminal")
-# As much as the kernel takes in one word (MAX_ARG_STRLEN): no program's name and no line for a shell is longer.
+# The kernel's limit for one argument (MAX_ARG_STRLEN). No program name and no shell line can be
+# longer.
 COMMAND_CHARS_MAX = 128 << 10
 
 Params = Mapping[str, Any]
@@ -162,7 +175,11 @@ Result = Mapping[str, Any]
 
 
 class Workspace:
-    """`root`: the session's folder. `env`, `inherit_env` and `scrub` are those that the agent is started with."""
+    """File and terminal requests of one agent process.
+
+    `root`: the session's folder. `env`, `inherit_env`, `scrub`: the environment that the agent is
+    started with.
+    """
 
     def __init__(
         self,
@@ -176,7 +193,7 @@ class Workspace:
     ) -> None:
         self.serves = tuple(serves)
         self._path = root
-        # Opened with the first request: most agents never make one.
+        # Opened by the first request, because most agents never send one.
         self._root: Root | None = None
         self._is_over = False
         self._blocking = BlockingCalls()
@@ -186,14 +203,18 @@ class Workspace:
         return f"<Workspace {self._path} {'over' if self._is_over else 'open'} {self._terminals}>"
 
     async def serve(self, method: str, given: Any) -> Result:
-        """The result of a request. `BanksmanError`, with a text for the agent, for what cannot be, whatever is in it.
+        """Serve a request and return its result.
 
-        Cancelled, a wait ends, a command that was to be started is not, and a write that is not done yet is not done.
+        `BanksmanError`: the request failed; the error's text is for the agent. Cancelling the call
+        ends a wait, prevents the start of a command and prevents a write that has not happened yet.
         """
         return await self.serving(method, given)()
 
     def serving(self, method: str, given: Any) -> Callable[[], Awaitable[Result]]:
-        """The same, as of now, to be awaited later: a turn that is interrupted in between takes it along."""
+        """Return a function that serves the request later, in the current generation.
+
+        If the turn is interrupted in between, the request is cancelled with it.
+        """
         return functools.partial(self._serve, method, given, self._terminals.generation)
 
     async def _serve(self, method: str, given: Any, generation: int) -> Result:
@@ -217,7 +238,7 @@ class Workspace:
             "terminal/release": self._release,
         }
 
-    # -- files -------------------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------------------
     async def _read(self, given: Params, _: int) -> Result:
         root = self._open_root()
         path = safe_paths.check(root, given.get("path"))
@@ -239,7 +260,7 @@ class Workspace:
         await self._blocking.run(lambda is_wanted: files.write(root, path, data, is_wanted))
         return {}
 
-    # -- terminals ---------------------------------------------------------------------------------------------------
+    # -- terminals ---------------------------------------------------------------------------------
     async def _create(self, given: Params, generation: int) -> Result:
         root = self._open_root()
         cwd = given.get("cwd")
@@ -279,9 +300,9 @@ class Workspace:
             self._root = safe_paths.open_root(self._path)
         return self._root
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
     def ending_with(self, on_report: OnReport) -> OnReport:
-        """Who hears what the agent's process does, and ends this with it."""
+        """Return a report callback that also ends the workspace with the agent's process."""
 
         def hear(event: AgentReport) -> None:
             if isinstance(event, Exited | StartFailed | ProcessGone):
@@ -295,13 +316,19 @@ class Workspace:
         return self._terminals.is_running or self._blocking.is_running
 
     def stop_terminals(self, since: float, *, ends: bool) -> tuple[Swept, ...]:
-        """A turn is interrupted that was begun then (`loop.time()`): its terminals end, and none that was asked for
-        until now begins. Those that were running. `ends` False: they go on, and are only told."""
+        """Stop the terminals of an interrupted turn, and return the running commands.
+
+        Requests from before this call start no command afterwards. `since`: the begin of the turn
+        (`loop.time()`). `ends`: False only returns the running commands and lets them run.
+        """
         return self._terminals.stop(since, ends=ends)
 
     def end(self, kill_by: float | None = None) -> None:
-        """The process is gone, or the session: every terminal ends, and nothing more is served. May be called again:
-        `kill_by` (`time.monotonic()`) shortens what is under way."""
+        """End the workspace: stop every terminal and serve nothing more.
+
+        Called when the process or the session ends. May be called again: `kill_by`
+        (`time.monotonic()`) shortens a stop that is already running.
+        """
         if not self._is_over:
             self._is_over = True
             self._close_root()
@@ -311,7 +338,7 @@ class Workspace:
             self._terminals.end(kill_by)
 
     def abandon(self) -> None:
-        """The loop is closed: the keepers end what runs."""
+        """Drop the workspace because the event loop is closed. The keepers end the commands."""
         self._is_over = True
         self._close_root()
         self._terminals.abandon()
@@ -321,6 +348,9 @@ class Workspace:
             self._root.folder.close()
 
     async def wait_ended(self) -> None:
-        """Until no command of it is left, and no thread is at it. Called after `end`."""
+        """Wait until no command and no thread of the workspace is left.
+
+        Must be called after `end`.
+        """
         await self._terminals.wait_ended()
         await self._blocking.wait_ended()

@@ -1,16 +1,18 @@
-"""Paths inside a root, and nowhere else, whatever the folders on the way are turned into while we look.
+"""Resolve paths that must stay inside a root, without races against concurrent changes.
 
-**The kernel is never given a path.** It is given one name at a time, in a folder that is held open, and told not to
-follow links. So there is no moment between a check and a use: what was found is held, and a folder that is swapped for
-a link a moment later is not the one that we hold. Links are read and followed here, as text that is walked like the
-rest: a link may lead anywhere inside the root, by a relative path or an absolute one, and nowhere else. `..` goes back
-to the folder that we came from, and never by what the folder itself says its parent is, for it may have been moved.
+**The kernel never gets a whole path.** It gets a single name at a time, relative to a folder that
+is held open, with O_NOFOLLOW. So no gap exists between a check and a use. The folder that was found
+is held open. If it is swapped for a link a moment later, the held folder is still the one that was
+checked. Links are read and resolved here, as text that is walked like the rest. A link may lead
+anywhere inside the root, by a relative or an absolute path, and nowhere else. `..` returns to the
+folder from which the walk came. The folder's `..` entry is never used, because the folder may have
+been moved.
 
-A path is refused for where it leads and not for what is there: outside the root nothing is looked at, so that nobody
-learns from the answer whether it exists.
+A path is refused because of its target's place, and not because of the target. Nothing outside the
+root is looked at, so the answer does not reveal whether a file exists there.
 
-**Limits.** A hard link is a file of the folder it is in. A folder that was inside when we entered it, and is moved out
-of the root while we hold it, is still the one we work in. A mount below the root is inside.
+**Limits.** A hard link counts as a file of its folder. A folder that is moved out of the root while
+this code holds it is still used. A mount below the root counts as inside.
 """
 
 from __future__ import annotations
@@ -25,17 +27,19 @@ from msgspec import Struct
 
 from banksman.errors import BanksmanError, Closed, MachineError, NotFound, Refused, UsageError
 
-# As many as the kernel follows.
+# The limit of the kernel.
 LINKS_MAX = 40
-# What is looked at may change under us, and is then looked at again. Who can change it this often means to.
+# A name that changes during the walk is looked up again. A process that changes it this often does
+# so deliberately.
 ATTEMPTS_MAX = 40
-# Each folder on the way is held open. No project is as deep, and a hostile one must not take all our fds.
+# Each folder on the path is held open. No project is this deep, and a hostile path must not use up
+# all file descriptors.
 FOLDERS_MAX = 128
-# The kernel's own limit for a path (PATH_MAX), which we never give it one to check.
+# The kernel's limit for a path (PATH_MAX). The kernel cannot check it, as it never gets the path.
 PATH_BYTES_MAX = 4096
 SHOWN_CHARS_MAX = 200
 
-# A folder need not be readable to be gone through. Where there is no such flag (macOS) it has to be.
+# With O_PATH a folder need not be readable to be traversed. Without that flag (macOS) it must be.
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -43,27 +47,30 @@ Result = TypeVar("Result")
 
 
 class PathChanged(Exception):
-    """What was found is another thing by now. It is looked for again."""
+    """A path component was replaced during the walk. The caller walks the path again."""
 
 
 class Folder:
-    """A folder that is held open, by an fd that this owns. Whoever has it closes it, in whichever thread."""
+    """Folder that is held open by an owned file descriptor.
+
+    The holder must close it, in any thread.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        # Protects `fd` from being closed, and given to another file, in the moment in which a thread copies it. Nothing
-        # else is called while it is held.
+        # Prevents a close, and the reuse of the fd for another file, while a thread duplicates it.
+        # No other call is made under the lock.
         self._lock = threading.Lock()
 
     def dup(self) -> int:
-        """The same folder, by an fd of the caller's own."""
+        """Return a new file descriptor of the folder, which the caller must close."""
         with self._lock:
             if self.fd < 0:
                 raise Closed("the session's process is gone, and so is what it worked in")
             return os.dup(self.fd)
 
     def close(self) -> None:
-        """May be called again."""
+        """Close the folder. May be called again."""
         with self._lock:
             fd, self.fd = self.fd, -1
             if fd >= 0:
@@ -71,15 +78,19 @@ class Folder:
 
 
 class Root(Struct, frozen=True):
-    """A session's folder, as it was when it was opened: another one that is put in its place later is not it."""
+    """A session's folder, as it was when it was opened.
+
+    Another folder that later takes its path is not used.
+    """
 
     path: str
     folder: Folder
-    # How an absolute path into it may begin: as it was given, and as a program that is in it is told where it is.
+    # The allowed beginnings of an absolute path: the path as it was given, and the real path, which
+    # a program inside the folder gets from the kernel.
     beginnings: tuple[tuple[str, ...], ...]
 
     def below(self, path: str) -> list[str] | None:
-        """The names of an absolute path after the root's own, or None if it leads elsewhere."""
+        """Return the components below the root; None if an absolute path leads elsewhere."""
         names = _names(path)
         for beginning in self.beginnings:
             if tuple(names[: len(beginning)]) == beginning:
@@ -88,6 +99,7 @@ class Root(Struct, frozen=True):
 
 
 def open_root(path: str) -> Root:
+    """Open a session's folder as a root."""
     path = os.path.abspath(path)
     try:
         folder = Folder(os.open(path, _FOLDER))
@@ -97,7 +109,7 @@ def open_root(path: str) -> Root:
 
 
 def check(root: Root, path: object) -> str:
-    """A path as the agent gave it, if it is one."""
+    """Return the agent's path if it is an absolute and valid path, or raise `UsageError`."""
     if not isinstance(path, str) or not path:
         raise UsageError(f"a path cannot be {path!r:.60}", hint="text, and an absolute path")
     try:
@@ -112,9 +124,12 @@ def check(root: Root, path: object) -> str:
 
 
 def at(root: Root, path: str, act: Callable[[int, str], Result], *, creates: bool = False) -> Result:
-    """What `act(folder, name)` makes of a file's name in the folder that it is in: the name is no link, unless it was
-    turned into one since, and then `act` raises `PathChanged` and is called again. `creates`: folders that are
-    missing."""
+    """Walk to a file and return the result of `act(folder, name)`.
+
+    `folder`: the open folder of the file. `name`: the file's name in it, which is not a link. If it
+    has become a link meanwhile, `act` raises `PathChanged` and the walk is repeated. `creates`:
+    create missing folders.
+    """
     if path.endswith("/"):
         raise UsageError(f"{shown(path)} is the path of a folder", hint="a file's path ends with its name")
     for _ in range(ATTEMPTS_MAX):
@@ -130,6 +145,7 @@ def at(root: Root, path: str, act: Callable[[int, str], Result], *, creates: boo
 
 
 def open_folder(root: Root, path: str) -> Folder:
+    """Walk to a folder inside the root and return it opened."""
     walk = _Walk(root, path)
     try:
         walk.to_folder()
@@ -139,7 +155,7 @@ def open_folder(root: Root, path: str) -> Folder:
 
 
 class _Walk:
-    """One path on its way through the root, name by name."""
+    """Walk of one path through the root, component by component."""
 
     def __init__(self, root: Root, path: str, *, creates: bool = False) -> None:
         self._root = root
@@ -147,9 +163,9 @@ class _Walk:
         self._creates = creates
         self._links = 0
         self._attempts = 0
-        # From the root on, each held open: the way back.
+        # Open folders from the root to the current folder. `..` returns along this list.
         self._folders: list[int] = []
-        # The names that are still to be gone, the next one last.
+        # Remaining components, in reverse order.
         self._ahead: list[str] = []
         self._go_to(path)
 
@@ -158,7 +174,7 @@ class _Walk:
         return self._folders[-1]
 
     def take(self) -> int:
-        """The folder that we are in is the caller's to close from here on."""
+        """Return the current folder, which the caller must close."""
         return self._folders.pop()
 
     def close(self) -> None:
@@ -166,7 +182,7 @@ class _Walk:
             os.close(self._folders.pop())
 
     def to_file(self) -> str:
-        """Go to the folder of a file; its name there is returned."""
+        """Walk to the folder of a file and return the file's name in it."""
         while self._ahead:
             name = self._ahead.pop()
             if self._ahead or name == "..":
@@ -183,7 +199,7 @@ class _Walk:
             self._enter(self._ahead.pop())
 
     def _go_to(self, path: str) -> None:
-        """Begin again at the root, with an absolute path."""
+        """Restart at the root with an absolute path."""
         names = self._root.below(path)
         if names is None:
             raise self._outside()
@@ -211,7 +227,7 @@ class _Walk:
             self._create(name)
             self._look_again(name, exc)
         except OSError as exc:
-            # A link, or no folder at all.
+            # The name is a link, or it is not a folder.
             if exc.errno not in (errno.ENOTDIR, errno.ELOOP):
                 raise refusal("find", self._path, exc) from exc
             target = self._link(name)
@@ -224,20 +240,23 @@ class _Walk:
         try:
             os.mkdir(name, dir_fd=self.here)
         except FileExistsError:
-            pass  # Somebody was faster. Whatever it is, it is looked at.
+            pass  # Another process created the name first. The next step examines it.
         except OSError as exc:
             raise refusal("create the folders of", self._path, exc) from exc
 
     def _look_again(self, name: str, exc: OSError) -> None:
-        """At a name that was just made, or was a link a moment ago and then none. Or it is a plain file, which is what
-        it still is after so many times."""
+        """Look up a name again that was just created, or that was a link and then was not.
+
+        A plain file also ends up here. It is still a plain file after the last attempt, and the
+        walk fails.
+        """
         self._attempts += 1
         if self._attempts > ATTEMPTS_MAX:
             raise refusal("find", self._path, exc) from exc
         self._ahead.append(name)
 
     def _link(self, name: str) -> str | None:
-        """What a link says, or None for what is no link, or not there."""
+        """Return the target of a link; None for anything else and for a missing name."""
         try:
             return os.readlink(name, dir_fd=self.here)
         except FileNotFoundError:
@@ -263,7 +282,7 @@ class _Walk:
 
 
 def refusal(verb: str, path: str, exc: OSError) -> BanksmanError:
-    """An error of the kernel's, for the agent to read."""
+    """Convert an error of the kernel to an error for the agent."""
     why = os.strerror(exc.errno) if exc.errno else str(exc)
     message = f"cannot {verb} {shown(path)}: {why}"
     if exc.errno in _NO_ROOM:
@@ -272,7 +291,7 @@ def refusal(verb: str, path: str, exc: OSError) -> BanksmanError:
 
 
 def shown(path: str) -> str:
-    """A path in words that can be sent: it may hold half a surrogate pair, or be of any length."""
+    """Return a path as a bounded text that can be sent, even with lone surrogates."""
     return path[:SHOWN_CHARS_MAX].encode(errors="backslashreplace").decode()
 
 

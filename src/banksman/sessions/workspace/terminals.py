@@ -1,16 +1,18 @@
-"""Commands that an agent has its client run: its terminals. Each is a plain command, with a keeper and a ladder.
+"""Terminals: commands that an agent delegates to its client, each with a keeper and a ladder.
 
-**Ownership.** `Terminals` owns a terminal from the request to the proof that nothing of its tree is left. The agent may
-give it up (`release`). It ends with the turn that is interrupted, with the agent's process, and with the session. A
-terminal whose request was withdrawn before the agent was told its id is ended too.
+**Ownership.** `Terminals` owns a terminal from the request until its process tree is proven gone.
+The agent may release it earlier (`release`). A terminal ends with its interrupted turn, with the
+agent's process and with the session. It also ends if its request is cancelled before the agent gets
+its id.
 
-**Where it runs.** In a folder inside the root, in the very folder that is held open, by way of `/proc/self/fd`: its
-path is not looked at a second time. (Without `/proc` it is, and the folder could be swapped in between.) The command
-itself is not confined. It is a program of the user's, as the agent is.
+**Working folder.** A terminal runs in a folder inside the root. The process enters the folder that
+is held open, by `/proc/self/fd`, so the path is not resolved a second time. (Without `/proc` it is
+resolved again, and the folder could be swapped in between.) The command itself is not confined. It
+is a program of the user, like the agent.
 
-**A program or a line.** ACP has a program and its words. Many agents send a whole line for a shell as the program, and
-no words, because the first editor that served them ran everything by a shell. So a command without words that cannot
-be the name of a program is given to a shell.
+**Program or shell line.** ACP has a program and its arguments. Many agents send a whole shell line
+as the program and no arguments, because the first editor that served them ran everything in a
+shell. So a command without arguments that cannot be a program's name is passed to a shell.
 """
 
 from __future__ import annotations
@@ -40,17 +42,19 @@ from banksman.sessions.workspace.safe_paths import Folder
 
 log = logging.getLogger("banksman")
 
-# What is cut off is cut off rarely: a command that writes single bytes would otherwise pay for each a copy of the rest.
+# Excess output is removed rarely. Otherwise a command that writes single bytes would copy the whole
+# buffer for each byte.
 _SLACK_BYTES = 64 << 10
 _CONTINUATION = re.compile(rb"[\x80-\xbf]*")
 _decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Tail:
-    """The last of a terminal's output, as text: at most `bytes_max` bytes of UTF-8.
+    """The end of a terminal's output as text: at most `bytes_max` bytes of UTF-8.
 
-    Both streams, in the order in which they come. They are two pipes, so what is written to both in the same moment may
-    change places. Each stream is decoded by itself, so no character is torn. What is not UTF-8 is shown as U+FFFD.
+    Both streams are merged in the order of arrival. They are two pipes, so simultaneous writes to
+    both may change places. Each stream has its own decoder, so no character is split. Bytes that
+    are not UTF-8 become U+FFFD.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -64,7 +68,7 @@ class Tail:
         self._keep(self._decoders[stream].decode(data))
 
     def finish(self) -> None:
-        """Nothing more will come: a character that was begun will not be ended."""
+        """Flush the decoders at the end of the output. An incomplete character becomes U+FFFD."""
         for decoder in self._decoders.values():
             self._keep(decoder.decode(b"", final=True))
             decoder.reset()
@@ -75,43 +79,46 @@ class Tail:
             self._cut()
 
     def _cut(self) -> None:
-        """At the beginning, and between characters."""
+        """Remove the excess at the beginning, at a character boundary."""
         excess = len(self._kept) - self._bytes_max
         if excess > 0:
             torn = _CONTINUATION.match(self._kept, excess)
             assert torn is not None
             end = torn.end()
-            del torn  # It holds on to the bytes, which could not be made shorter.
+            del torn  # The match exports the buffer, and an exported bytearray cannot be resized.
             del self._kept[:end]
             self._is_cut = True
 
     def text(self) -> tuple[str, bool]:
-        """What is kept, and whether there was more before it."""
+        """Return the kept text, and whether earlier output was removed."""
         self._cut()
         return self._kept.decode(), self._is_cut
 
 
-# Those that run, or were not released by the agent. Beyond it the oldest that has ended is forgotten; if all run, the
-# next one is refused.
+# Limit on terminals that run or were not released. Beyond the limit the oldest ended terminal is
+# forgotten. If all of them run, a new terminal is refused.
 TERMINALS_MAX = 32
-# From TERM to KILL. Less than for a command of the user's own: a turn that was interrupted is to leave nothing behind
-# after two seconds, and an agent that kills a command waits for the answer.
+# Time from TERM to KILL. Shorter than for the user's commands: an interrupted turn must leave
+# nothing running after two seconds, and an agent that kills a command waits for the answer.
 GRACE_SECONDS = 1.0
 
 _PLAIN_WORD = re.compile(r"[\w@%+=:,./-]+")
 
-# Starts a command. A host's `launch` is one; but a host that drains takes nothing new, and the turn that it lets finish
-# may still need one.
+# Starts a command. A host's `launch` would fit, but a draining host accepts no new command, and the
+# last turn of a draining session may still need a terminal.
 Start = Callable[[Launch, Options], Command]
 
 
 def start_command(launch: Launch, options: Options, lease: LeasePage | None = None) -> Command:
-    """One that nobody but its terminal knows. `lease`: that of the session it is for."""
+    """Start a command that only its terminal knows.
+
+    `lease`: the lease page of its session.
+    """
     return Command(launch, options, id=os.urandom(6).hex(), on_end=lambda _: None, lease=lease)
 
 
 class TerminalEnvironment(Struct, frozen=True):
-    """The environment of a terminal: as the agent's process has it."""
+    """Environment of a terminal, equal to the environment of the agent's process."""
 
     env: Mapping[str, str] | None = None
     inherits: bool = True
@@ -119,7 +126,7 @@ class TerminalEnvironment(Struct, frozen=True):
 
 
 class TerminalOrder(Struct, frozen=True):
-    """What the agent wants to be run."""
+    """Request of the agent for a command."""
 
     command: str
     args: list[str]
@@ -129,6 +136,8 @@ class TerminalOrder(Struct, frozen=True):
 
 
 class Terminal(Struct, frozen=True):
+    """Started command with the end of its output."""
+
     command: Command
     tail: Tail
 
@@ -140,7 +149,10 @@ class Terminal(Struct, frozen=True):
         return {**told, "exitStatus": self.exit_status()} if self.command.is_over else told
 
     def exit_status(self) -> dict[str, Any]:
-        """Of one that is over. Neither a code nor a signal: nobody could see how it ended."""
+        """Return the exit status of an ended command.
+
+        Without a code and a signal, the way in which it ended could not be observed.
+        """
         finished = self.command.finished
         if finished is None:
             return {"exitCode": None, "signal": None}
@@ -148,27 +160,32 @@ class Terminal(Struct, frozen=True):
 
 
 class Terminals:
-    """Of one process of an agent."""
+    """Terminals of one agent process."""
 
     def __init__(self, start: Start, surroundings: TerminalEnvironment) -> None:
         self._start = start
         self._surroundings = surroundings
         self._terminals: dict[str, Terminal] = {}
-        # Every one that may still run, those that were released too, and when it was asked for.
+        # Commands that may still run, including released terminals, with the time of their start.
         self._commands: list[tuple[float, Command]] = []
         self._is_over = False
-        # How often all of them were ended: what was asked for before the last time is not started after it.
+        # Number of calls that stopped terminals. A request from before the last of these calls must
+        # not start a command after it.
         self.generation = 0
 
     def __repr__(self) -> str:
         return f"<Terminals {', '.join(self._terminals) or 'none'}>"
 
-    # -- one of them -------------------------------------------------------------------------------------------------
+    # -- a single terminal -------------------------------------------------------------------------
     async def create(self, order: TerminalOrder, find_folder: Callable[[], Awaitable[Folder]], generation: int) -> str:
-        """Start it in the folder that is found for it; its id. Cancelled, it is ended. `generation`: when it was asked
-        for."""
+        """Start a command in the found folder and return the terminal's id.
+
+        A cancelled call ends the command. `generation`: the generation at the time of the request.
+        """
         folder = await find_folder()
         try:
+            # Checked after the only await before the start. A turn that was interrupted during the
+            # wait must not start a command.
             if self._is_over or generation != self.generation:
                 raise Closed("the turn was stopped before the command was started")
             self._make_room()
@@ -187,17 +204,23 @@ class Terminals:
         return self._find(id).output()
 
     async def wait_for_exit(self, id: str) -> dict[str, Any]:
-        """Of its whole tree, and its output is all there. Also one that is released meanwhile."""
+        """Wait until the whole process tree has ended and its output is complete.
+
+        Also works for a terminal that is released meanwhile.
+        """
         terminal = self._find(id)
         await terminal.command.wait()
         return terminal.exit_status()
 
     async def kill(self, id: str) -> None:
-        """Returns when nothing of it is left. Its output can still be asked for."""
+        """Stop a command, and return when nothing of its process tree is left.
+
+        Its output stays available.
+        """
         await _stop(self._find(id).command)
 
     async def release(self, id: str) -> None:
-        """The same, and it is forgotten, at once."""
+        """Stop a command like `kill`, and forget the terminal immediately."""
         command = self._find(id).command
         del self._terminals[id]
         await _stop(command)
@@ -214,7 +237,8 @@ class Terminals:
             hint = "kill or release some, and wait until they have ended"
             raise Refused(f"{TERMINALS_MAX} terminals are running already", hint=hint)
         if len(self._terminals) >= TERMINALS_MAX:
-            # An agent that never releases any must not run dry. They do not all run, so one of these has ended.
+            # An agent that never releases a terminal must not run out of them. Fewer than
+            # `TERMINALS_MAX` commands run, so at least one of these terminals has ended.
             del self._terminals[next(id for id, terminal in self._terminals.items() if terminal.command.is_over)]
 
     def _running(self) -> list[Command]:
@@ -223,10 +247,10 @@ class Terminals:
     def _launch(self, order: TerminalOrder, folder: Folder) -> tuple[str, Terminal]:
         wanted = OUTPUT_BYTES_MAX if order.output_bytes_max is None else order.output_bytes_max
         tail = Tail(min(wanted, OUTPUT_BYTES_MAX))
-        # Its output is kept by the tail alone, to the bound that the agent has given.
+        # Only the tail keeps the output, within the limit that the agent requested.
         options = Options(grace=GRACE_SECONDS, output_bytes_max=0, spill_bytes_max=0, on_output=tail.add)
         terminal = Terminal(self._start(self._prepare(order, folder), options), tail)
-        # Not to be guessed: an id of another session's terminal means nothing here.
+        # Random, so that the id of another session's terminal is not valid here.
         id = f"t-{os.urandom(8).hex()}"
         self._terminals[id] = terminal
         self._commands.append((asyncio.get_running_loop().time(), terminal.command))
@@ -239,7 +263,7 @@ class Terminals:
             if order.args or not order.command or _PLAIN_WORD.fullmatch(order.command):
                 raise
         try:
-            # The one that such lines are mostly written for, if there is one.
+            # Most shell lines are written for bash, so bash is tried first.
             return self._prepared(["bash", "-c", order.command], order, folder)
         except ProgramNotFound:
             return self._prepared(["/bin/sh", "-c", order.command], order, folder)
@@ -256,14 +280,16 @@ class Terminals:
         )
         return replace(launch, path=_seen_from(os.fsencode(held), launch))
 
-    # -- all of them -------------------------------------------------------------------------------------------------
+    # -- all terminals -----------------------------------------------------------------------------
     @property
     def is_running(self) -> bool:
         return bool(self._running())
 
     def stop(self, since: float, *, ends: bool) -> tuple[Swept, ...]:
-        """End those that were begun since then, by the ladder, and tell which they are. What they have said can still
-        be asked for."""
+        """Stop the commands that started since `since`, by the ladder, and return them.
+
+        Their output stays available. `ends`: False only returns the running commands.
+        """
         running = [command for at, command in self._commands if at >= since and not command.is_over]
         if ends:
             self.generation += 1
@@ -272,7 +298,10 @@ class Terminals:
         return tuple(Swept(command.pid or 0, " ".join(command.argv)) for command in running)
 
     def end(self, kill_by: float | None = None) -> None:
-        """The same, and there will be no more. `kill_by`: see `Running.stop_nowait`."""
+        """Stop all commands and refuse new ones.
+
+        `kill_by`: see `Command.stop_nowait`.
+        """
         self._is_over = True
         self.stop(0.0, ends=True)
         for command in () if kill_by is None else self._running():
@@ -280,19 +309,23 @@ class Terminals:
         self._terminals.clear()
 
     async def wait_ended(self) -> None:
-        """Until nothing of any of them is left. The ladder is what makes that certain to come."""
+        """Wait until no process of any terminal is left.
+
+        The ladder guarantees that the wait ends.
+        """
         for command in self._running():
             with contextlib.suppress(BanksmanError):
                 await command.wait()
 
     def abandon(self) -> None:
-        """The loop is closed: see `Command.abandon`."""
+        """Drop the terminals because the event loop is closed. See `Command.abandon`."""
         for command in self._running():
             command.abandon()
 
 
 async def _stop(command: Command) -> None:
-    with contextlib.suppress(BanksmanError):  # It has failed in a way of ours, and is over all the same.
+    # The command failed with an internal error, and it is over in any case.
+    with contextlib.suppress(BanksmanError):
         finished = await command.stop()
         if finished.survivors:
             left = ", ".join(f"{survivor.pid} ({survivor.why})" for survivor in finished.survivors)
@@ -300,7 +333,10 @@ async def _stop(command: Command) -> None:
 
 
 def _seen_from(held: bytes, launch: Launch) -> bytes:
-    """The program as its process finds it, which is in the folder already and knows nothing of our fd."""
+    """Return the program's path as seen from its process.
+
+    That process already works in the folder and does not have the fd of this process.
+    """
     word = launch.argv[0]
     if b"/" in word:
         return word

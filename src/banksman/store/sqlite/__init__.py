@@ -1,4 +1,4 @@
-"""The SQLite engine of the log: one file, which several hosts of one machine may share."""
+"""SQLite log engine: one file that several hosts of one machine can share."""
 
 from banksman.store.sqlite.sqlite_log import SqliteLog
 

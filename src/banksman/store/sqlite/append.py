@@ -1,8 +1,10 @@
-"""Appends, as the writer performs them: what one session appends in one group is one compare-and-set and one insert.
+"""Appends in the writer thread, and a memory cache of the newest chunks.
 
-A run is what a session's writer appended in a row: each append expects to follow the one before. So only the first of
-them need be compared with what is stored, and if it does not fit, none behind it does. The comparison and the change
-are one statement, and the condition names all that the writer believes: its epoch, its seq, and that it is the owner.
+The appends of one session in one group become one compare-and-set and one insert. A *run* is a
+sequence of appends of one writer in which each append expects to follow the one before. So only the
+first append must be compared with the stored state. If it does not fit, none of the later ones
+does. One statement compares and changes. Its condition names everything that the writer believes:
+the epoch, the seq, and that this host is the owner.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from banksman.store.sqlite.operations import WriterContext, WriterOperation, beh
 from banksman.store.sqlite.pages import CHUNK_BYTES, checksum, events_of, packed
 
 _MOVE = (
-    # In an update the names are those of the row as it was: what is indexed to its end stays so.
+    # In an UPDATE, column names mean the old row. A session that is indexed up to its end stays so.
     "UPDATE sessions SET seq = ?, bytes = bytes + ?, changed = ?, "
     "indexed = CASE WHEN indexed = seq THEN ? ELSE indexed END "
     "WHERE id = ? AND epoch = ? AND seq = ? AND owner = ?"
@@ -30,8 +32,11 @@ _INSERT = "INSERT INTO chunks (session, first, last, epoch, at, crc, blob) VALUE
 
 
 class AppendOperation(WriterOperation):
-    """One append. It is packed when it is made: the caller may go on using its list, and what cannot be stored raises
-    in the face of who wrote it."""
+    """One append. The constructor encodes the entries.
+
+    So the caller may reuse its list, and an entry that cannot be stored raises in the caller's
+    code.
+    """
 
     __slots__ = ("at", "blob", "entries", "expected_seq", "size", "snapshot")
 
@@ -56,30 +61,31 @@ class AppendOperation(WriterOperation):
         self.size = len(self.blob) + (len(snapshot) if snapshot else 0)
 
     def lighten(self) -> None:
-        """It was written. What is kept of it for readers is its entries."""
+        """Drop the encoded data after the commit. Readers need only the entries."""
         self.blob = b""
         self.snapshot = None
 
     @property
     def seq(self) -> int:
-        """Of its last event."""
+        """The seq of the append's last event."""
         return self.expected_seq + len(self.entries)
 
 
 class GroupedAppends:
-    """The appends of the group at hand, by session, until they are written."""
+    """The appends of the current group, as runs by session, until they are written."""
 
     def __init__(self, work: WriterContext) -> None:
         self._work = work
         self._runs: dict[str, list[AppendOperation]] = {}
 
     def add(self, append: AppendOperation) -> None:
+        """Add an append to its session's run, or refuse it if it follows an undelivered failure."""
         run = self._runs.get(append.session)
         if run is not None:
             if append.epoch == run[-1].epoch and append.expected_seq == run[-1].seq:
                 run.append(append)
                 return
-            # It does not follow: what was before it is decided first.
+            # The append does not follow the run, so the run is decided first.
             self._write(self._runs.pop(append.session))
         if self._work.failures.is_behind(append):
             self._work.failures.refuse(append, behind(append.session, append.epoch))
@@ -87,12 +93,15 @@ class GroupedAppends:
             self._runs[append.session] = [append]
 
     def write(self) -> None:
-        """All that was added. Whatever else is performed comes after it, in the order of the calls."""
+        """Write all runs.
+
+        The caller does so before any other operation, to keep the order of the calls.
+        """
         while self._runs:
             self._write(self._runs.popitem()[1])
 
     def forget(self) -> None:
-        """The transaction is over, and was not committed."""
+        """Drop the runs of a transaction that was rolled back."""
         self._runs.clear()
 
     def _write(self, run: list[AppendOperation]) -> None:
@@ -118,12 +127,14 @@ class GroupedAppends:
         else:
             fits = bool(execute(_STAY, believed).fetchall())
         if not fits:
+            # The compare-and-set failed, so the session's row did not change and nothing was
+            # inserted.
             self._refuse(run)
             return
         self._work.connection.executemany(_INSERT, rows)
         for append in run:
             turn_table.keep(self._work, append.session, marks_of(append.expected_seq + 1, append.entries))
-        # Of several in one commit only the last is ever seen.
+        # The snapshots of one run share a commit, so readers only ever see the last one.
         snapshots = [append for append in run if append.snapshot is not None]
         if snapshots:
             last = snapshots[-1]
@@ -149,7 +160,7 @@ class GroupedAppends:
 
 
 def no_owner(work: WriterContext, session: str, epoch: int) -> NotOwner | None:
-    """Why this host does not own a session under this epoch, if so."""
+    """Explain why this host does not own the session under this epoch; None if it does."""
     row = work.row("SELECT epoch, owner FROM sessions WHERE id = ?", session)
     current, owner = row or (0, None)
     if current != epoch:
@@ -164,6 +175,7 @@ def no_owner(work: WriterContext, session: str, epoch: int) -> NotOwner | None:
 
 
 def keep_snapshot(work: WriterContext, session: str, snapshot: Snapshot) -> None:
+    """Replace the session's snapshot. The checksum covers the session id and the seq too."""
     crc = checksum(session, snapshot.seq, 0, snapshot.data)
     work.execute(
         "INSERT OR REPLACE INTO snapshots (session, seq, crc, data) VALUES (?, ?, ?, ?)",
@@ -171,36 +183,40 @@ def keep_snapshot(work: WriterContext, session: str, snapshot: Snapshot) -> None
     )
 
 
-# The newest chunks of the sessions that are written here, kept in memory for those who follow them.
+# The newest chunks of the sessions that this host writes, cached in memory for followers.
 #
-# Who follows a live session wants each event as it is committed. It was in this process a moment ago, so it need not be
-# read back by another thread, from the disk, and unpacked. Only what is committed is ever in here, and only of sessions
-# that this host has: nobody else can write or delete those.
+# A follower of a live session wants each event as soon as it is committed. The event was in this
+# process a moment ago, so another thread does not have to read it from disk and decode it. The
+# cache holds only committed events, and only of sessions that this host owns: no other host can
+# write or delete these.
 
-# For all sessions together. A follower that is behind by more is served from the disk.
+# Limit for all sessions together. A follower that is further behind reads from disk.
 RECENT_BYTES_MAX = 16 << 20
-# What an entry takes besides its data, in memory.
+# Memory of an entry besides its data.
 ENTRY_BYTES = 128
-# Of one session. A reader that keeps up is at the end, and its place is looked for from there. One that does not keep
-# up goes by the index of the file.
+# Limit per session. A reader that keeps up is near the end, and the search for its place starts
+# there. A slower reader uses the index of the file.
 CHUNKS_MAX = 64
 
 
 class RecentChunks:
-    """The last chunks of each session, within a bound for all of them. The session that was written to least recently
-    loses its oldest chunk first."""
+    """The last chunks of each session, within one memory limit for all sessions.
+
+    At the limit, the session that was written least recently loses its oldest chunk first.
+    """
 
     def __init__(self, bytes_max: int = RECENT_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
-        # In the order in which the sessions were last written to. No tail is empty.
+        # Ordered by the time of the last write. No deque is empty.
         self._tails: OrderedDict[str, deque[AppendOperation]] = OrderedDict()
         self._weight = 0
 
     def add(self, append: AppendOperation) -> None:
-        """The events of this append were committed."""
+        """Cache a committed append."""
         tail = self._tails.get(append.session)
         if tail and tail[-1].seq != append.expected_seq:
-            # Somebody else wrote in between: what is here has no end that could be gone on from.
+            # Another host wrote in between, so the cached chunks and this append are not
+            # contiguous.
             self.drop(append.session)
         tail = self._tails.setdefault(append.session, deque())
         self._tails.move_to_end(append.session)
@@ -215,16 +231,19 @@ class RecentChunks:
                 del self._tails[session]
 
     def drop(self, session: str) -> None:
-        """It is no longer ours, or no longer there."""
+        """Drop a session that this host does not own, or that was deleted."""
         self._weight -= sum(map(_weight, self._tails.pop(session, ())))
 
     def is_newest(self, session: str, after: int) -> bool:
-        """Whether the event after this seq is in the newest chunk there is, which is never taken by retention."""
+        """Whether the event after this seq is in the newest chunk.
+
+        Retention never removes that chunk.
+        """
         tail = self._tails.get(session)
         return bool(tail) and tail[-1].expected_seq <= after
 
     def read(self, session: str, after: int, limit: int, project: Project | None) -> list[Event] | None:
-        """The events after a seq; None if they are not, or not all, in here."""
+        """Return the events after a seq, or None if the cache does not hold all of them."""
         tail = self._tails.get(session)
         if not tail or after >= tail[-1].seq:
             return None

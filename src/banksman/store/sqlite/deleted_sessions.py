@@ -1,13 +1,14 @@
-"""What is left of a session that was deleted: its chunks and the index of its turns. They go in pieces, so that no
-transaction takes long.
+"""Removal of the data of deleted sessions, in pieces, so that no transaction takes long.
 
-What belongs to a session is what its row vouches for. With the row gone, nobody sees its chunks any more: whoever asks
-for chunks asks for the row too. They are the session's *rest*, and a line in `store` says so until the last of them is
-gone, so that a crash in between leaves work for the next host and nothing else. What is removed is overwritten: the
-connection is told to, so that nothing of it stays in the free pages of the file.
+A session's row decides what belongs to the session. Every query for chunks also asks for the row.
+So when the row is gone, no reader sees the chunks. The remaining chunks and turns are the *rest* of
+the session. A line in the table `store` records the rest until it is removed. So a crash only
+leaves work for the next host. The connection overwrites removed data, so that nothing of it stays
+in the free pages of the file.
 
-Who makes a session of the same id anew meanwhile removes all of the rest first, in its own transaction: the chunks of
-two sessions could not be told apart. Ids are random, so nobody does but who restores what was deleted a moment ago.
+A transaction that creates a session with the same id first removes the whole rest, because the
+chunks of the two sessions could not be distinguished. Ids are random, so this happens only when a
+caller restores a session that was deleted a moment ago.
 """
 
 from __future__ import annotations
@@ -15,27 +16,30 @@ from __future__ import annotations
 from banksman.store.sqlite import turn_table
 from banksman.store.sqlite.operations import WriterContext
 
-# Of one piece, whichever is first: some hundredths of a second.
+# Limits of one piece, whichever comes first: some hundredths of a second.
 PIECE_CHUNKS_MAX = 1000
 PIECE_BYTES_MAX = 8 << 20
 
-# Before the session's id, in a line of `store`.
+# Prefix of the session id in a key of the table `store`.
 _REST_OF = "rest of "
 
 
 def begin(work: WriterContext, session: str, number: int) -> bool:
-    """Its row was deleted in this transaction: remove a first piece of it. Whether there is more. The session's number
-    is kept with the rest: its turns have no other name."""
+    """Record the rest of a session, and remove a first piece of it.
+
+    This transaction has deleted the session's row. `number`: the session's identity, which is
+    recorded because its turns have no other key. Returns whether data remains.
+    """
     work.execute("INSERT INTO store VALUES (?, ?)", (_REST_OF + session, number))
     work.rests[session] = None
     return remove_some(work, session)
 
 
 def remove_some(work: WriterContext, session: str) -> bool:
-    """A piece, if there is a rest: whether there is more."""
+    """Remove a piece of the rest. Return whether data remains."""
     number = _rest(work, session)
     if number is None:
-        work.rests.pop(session, None)  # Another host was faster, or it was cleared.
+        work.rests.pop(session, None)  # Another host has removed the rest, or `clear` has.
         return False
     last: int | None = None
     size = 0
@@ -59,7 +63,7 @@ def remove_some(work: WriterContext, session: str) -> bool:
 
 
 def clear(work: WriterContext, session: str) -> None:
-    """A session of this id is about to be made: none of the last one's chunks may become its own."""
+    """Remove the whole rest of an id, before a new session with this id is created."""
     number = _rest(work, session)
     if number is not None:
         work.execute("DELETE FROM chunks WHERE session = ?", (session,))
@@ -68,9 +72,10 @@ def clear(work: WriterContext, session: str) -> None:
 
 
 def found(work: WriterContext) -> list[str]:
-    """The sessions that have a rest, whoever deleted them."""
+    """Return the sessions that have a rest, of deletions by any host."""
     rows = work.execute(
-        # What lies between has the words above at its beginning: "!" is next to the space.
+        # This range holds exactly the keys with the prefix: "!" is the next character after the
+        # space.
         "SELECT key FROM store WHERE key > ? AND key < ?",
         (_REST_OF, f"{_REST_OF.rstrip()}!"),
     ).fetchall()
@@ -78,12 +83,16 @@ def found(work: WriterContext) -> list[str]:
 
 
 def _rest(work: WriterContext, session: str) -> int | None:
-    """The number that the session had; 0 where a version without the index of turns has deleted it."""
+    """Return the deleted session's number, or None if it has no rest.
+
+    The number is 0 if a version without the index of turns deleted the session.
+    """
     row = work.row("SELECT value FROM store WHERE key = ?", _REST_OF + session)
     return None if row is None else row[0]
 
 
 def _end(work: WriterContext, session: str) -> None:
+    """Remove the record of the rest, and request a truncation of the write-ahead log."""
     work.execute("DELETE FROM store WHERE key = ?", (_REST_OF + session,))
     work.rests.pop(session, None)
     work.is_tidy_due = True

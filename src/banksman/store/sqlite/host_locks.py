@@ -1,30 +1,36 @@
-"""Who lives: the hosts that share a store, each known by a lock that the kernel drops at the instant of its death.
+"""Detect live hosts on one machine by POSIX locks, which the kernel drops when a process dies.
 
-A host has an id in the store, given once and never again, and holds the byte of that number in a file beside the store,
-`<path>-hosts`. Who wants to know whether a host lives asks the kernel who holds its byte. Nothing is ever written into
-that file, and it is never removed: hosts that look at two files do not see each other.
+A host has an id in the store that is never reused. It locks the byte with that number in a file
+next to the store, `<path>-hosts`. To find out whether a host is alive, another host asks the kernel
+for a lock on that byte. No process ever writes to the file or removes it: hosts that use two
+different files do not see each other.
 
-Why a lock, and not only a pid with its start time: there is no moment between a death and the release of its locks, and
-two pid namespaces (a container, and the same one started anew) see the same locks but not each other's pids.
+**Why a lock, and not only a pid with its start time.** No moment lies between a death and the
+release of the locks. Two pid namespaces (a container, and its next start) share the locks but do
+not see each other's pids.
 
-Why a POSIX lock, and not flock() or an open file description's: those belong to the open file, which a fork inherits,
-so a sibling of the host (multiprocessing) would keep a dead host alive. A POSIX lock belongs to the process alone.
+**Why a POSIX lock, and not flock() or an open file description lock.** These belong to the open
+file, which a fork inherits. A sibling process of the host (multiprocessing) would keep the lock of
+a dead host. A POSIX lock belongs to the process alone.
 
-The price is the strangest rule of POSIX: when a process closes *any* fd of a file, it loses *all* its locks on that
-file. So there is one fd for each such file in a process, whichever logs share it, and it is closed with the last of
-them. But the rest of the program does not know that: a backup of the folder, made inside the host's own process, opens
-and closes this file too, and the host is alive without its lock. And whoever removes the file (a cleaner, for it is
-empty and old) hides the living from those that come later. Therefore:
+**The price** is the strangest rule of POSIX: when a process closes *any* fd of a file, it loses
+*all* its locks on that file. So a process has one fd per lock file, which all its logs share, and
+the last log closes it. The rest of the program does not know this rule. A backup of the folder
+inside the host's own process opens and closes the lock file too. The host is then alive without its
+lock. A cleanup job may also remove the file, which is empty and old, and so hide the live hosts
+from later ones. Therefore:
 
-- A lock that is held is believed. Where none is, there is a second opinion: the host's row names its boot, its pid and
-  the time of its start, and if this process is there, is no zombie and has such a file open, the host lives. A pid that
-  was given again has another start, and one of another pid namespace matches nobody: both leave it to the lock. Of
-  this process itself no second opinion is needed: what it holds it knows.
-- That a host is dead is believed only if the file that was asked is still the one at that path.
-- A host takes its locks again now and then (`hold_again`), which costs nothing where they are held.
+- A held lock is proof of life. Without a lock there is a second check. The host's row names its
+  boot id, its pid and its start time. The host is alive if this process exists, is not a zombie,
+  and has a lock file open. A reused pid has another start time, and a pid of another pid namespace
+  does not match. In both cases only the lock counts. For this process the second check is not
+  needed, because it knows its own locks.
+- A host counts as dead only if the examined file is still the one at its path.
+- A host takes its locks again from time to time (`hold_again`). This has no effect on held locks.
 
-What is left: a host in another pid namespace whose own program has just let go of its locks is taken for dead until its
-next commit. Its session is then claimable too early, and it is refused by its epoch, as any other former writer.
+**Remaining case.** A host in another pid namespace, whose program has just dropped its locks,
+counts as dead until its next commit. Another host can then claim its session too early. The epoch
+fences off the first host, like every former writer.
 """
 
 from __future__ import annotations
@@ -43,12 +49,13 @@ from banksman.errors import StoreError
 from banksman.store.sqlite.sqlite_errors import MOVED, translate
 
 _SUFFIX = "-hosts"
-# struct flock as Linux has it: type, whence, start, length, pid; the compiler's padding comes with the native order.
+# Linux's struct flock: type, whence, start, length, pid. Native order includes the compiler's
+# padding.
 _FLOCK = struct.Struct("@hhqqi4x")
 
 
 class HostProcess(NamedTuple):
-    """By what a process can be known: the boot's id, the pid, and the start in clock ticks. "" and 0: unknown."""
+    """Identity of a process: boot id, pid, and start time in clock ticks. "" and 0 mean unknown."""
 
     boot: str
     pid: int
@@ -57,19 +64,21 @@ class HostProcess(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Shared:
-    """One file of locks in this process: its fd, who uses it, and which bytes are ours (F_GETLK shows others' only).
+    """One lock file in this process: its fd, the number of its users, and the locked bytes.
 
-    `strays` are fds of the same file that were opened by accident: to close one would drop the locks, so they stay
-    until the end.
+    `held` is necessary because F_GETLK reports only locks of other processes. `strays` are fds of
+    the same file that were opened by accident. To close one of them would drop the locks, so they
+    stay open until the end.
     """
 
     fd: int
-    # Where it was when it was opened.
+    # The path at the time of the open.
     path: str
     users: int = 0
     held: set[int] = field(default_factory=set[int])
     strays: list[int] = field(default_factory=list[int])
-    # A fork has no locks of its parent's, so what it inherited can tell it nothing.
+    # A forked child has none of its parent's locks, so an inherited object has no valid
+    # information.
     is_inherited: bool = False
 
     def close(self) -> None:
@@ -77,16 +86,21 @@ class _Shared:
             os.close(fd)
 
 
-# Protects `_files` and all that is in it, of which every opening, locking and closing is a part: a close in one thread
-# must not fall between another's look into `_files` and its use of the fd. Only system calls that do not wait are made
-# while it is held. It is the innermost lock: nothing else is taken under it.
+# Protects `_files` and its entries, including every open, lock and close. A close in one thread
+# must not fall between another thread's lookup in `_files` and its use of the fd. Code under this
+# lock makes only system calls that do not block. This is the innermost lock: no other lock is taken
+# under it.
 _lock = threading.Lock()
 _files: dict[tuple[int, int], _Shared] = {}
 
 
 def _forget() -> None:
-    """In a forked child: it owns none of the locks, and to close its copies of the fds costs the parent nothing."""
-    global _lock  # noqa: PLW0603  Another thread of the parent may have held it, and will never release this copy.
+    """Reset the state in a forked child.
+
+    The child owns none of the locks. So it can close its copies of the fds without an effect on the
+    parent's locks.
+    """
+    global _lock  # noqa: PLW0603  A thread of the parent may have held the lock; this copy would never be released.
     _lock = threading.Lock()
     for shared in _files.values():
         shared.is_inherited = True
@@ -100,14 +114,14 @@ os.register_at_fork(after_in_child=_forget)
 
 
 class HostLocks:
-    """The hosts of the store at `path`, as one log of this process sees them. Safe to use from any thread.
+    """Locks of the hosts of the store at `path`, for one log of this process. Thread-safe.
 
-    `StoreError` from every method if the file cannot be made, opened or locked. Not for a forked child: it must open
-    the store anew (`close` does nothing there, all else raises).
+    Every method raises `StoreError` if the file cannot be created, opened or locked. A forked child
+    must open the store again: there `close` does nothing, and all other methods raise.
     """
 
     def __init__(self, path: str) -> None:
-        # Of what a symlink points to: two names of one store must lead to one file.
+        # Resolve symlinks: two names of one store must lead to one lock file.
         self._path = f"{os.path.realpath(path)}{_SUFFIX}"
         self._mine: set[int] = set()
         self._is_closed = True
@@ -120,18 +134,20 @@ class HostLocks:
         return f"<Hosts {self._path!r} {'closed' if self._is_closed else f'holding {sorted(self._mine)}'}>"
 
     def hold(self, host_id: int) -> None:
-        """Be this host until `let_go`, `close` or death. `StoreError` if somebody is it already, which means that its
-        id was given twice."""
+        """Lock this host id until `let_go`, `close` or death.
+
+        Raises `StoreError` if the id is locked already, which means that it was issued twice.
+        """
         assert host_id > 0, f"not an id of a host: {host_id}"
         with _lock, self._translated("lock"):
             shared = self._usable()
-            # The kernel would not object: to it a second lock by the same process is the first one.
+            # The kernel would accept it: a second lock by the same process equals the first one.
             is_taken = host_id in shared.held
             if not is_taken:
                 try:
                     fcntl.lockf(shared.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, host_id)
                 except (BlockingIOError, PermissionError):
-                    is_taken = True  # EAGAIN or EACCES, as POSIX allows both.
+                    is_taken = True  # EAGAIN or EACCES: POSIX allows both.
             if is_taken:
                 raise StoreError(
                     f"another host holds the id {host_id} in {self._path}",
@@ -142,8 +158,10 @@ class HostLocks:
             self._mine.add(host_id)
 
     def is_alive(self, host_id: int, process: HostProcess | None = None) -> bool:
-        """Whether a process holds this id right now, this one included, or is the one that `process` names: see the
-        module."""
+        """Whether a process holds this id, this process included, or `process` is alive.
+
+        The module docstring explains the second check.
+        """
         assert host_id > 0, f"not an id of a host: {host_id}"
         with _lock, self._translated("ask for a lock of"):
             shared = self._usable()
@@ -155,27 +173,32 @@ class HostLocks:
             return False
 
     def hold_again(self) -> None:
-        """Take the locks of what is held once more, in case that this program has dropped them."""
+        """Take the held locks again, in case this program has dropped them by accident."""
         with _lock, self._translated("lock"):
             shared = self._usable()
             for host_id in self._mine:
                 fcntl.lockf(shared.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, host_id)
 
     def check_file(self) -> None:
-        """`StoreError` if the file is not the one at its path any more: whoever comes now looks at another, and sees
-        nobody of those who hold something here."""
+        """Raise `StoreError` if another file, or none, is at the path now.
+
+        Hosts that start later use another file and do not see the locks in this one.
+        """
         with _lock, self._translated("look at"):
             self._usable()
             self._check_file()
 
     def let_go(self, host_id: int) -> None:
-        """No longer be this host: whoever asks sees it dead. Of one that is not held by this object nothing happens."""
+        """Unlock this host id, so that others see the host as dead.
+
+        Ignore an id that is not held here.
+        """
         with _lock, self._translated("unlock"):
             if host_id in self._mine:
                 self._release(host_id)
 
     def close(self) -> None:
-        """Let go of all that is held by this object. Safe to call twice, and in a forked child."""
+        """Unlock all ids of this object. Safe to call twice, and in a forked child."""
         with _lock, self._translated("close"):
             if self._is_closed:
                 return
@@ -200,13 +223,16 @@ class HostLocks:
         return self._shared
 
     def _is_held_here(self, host_id: int, process: HostProcess) -> bool:
-        """Whether a log of this very process holds it, maybe in a file that was at this path before."""
+        """Whether a log of this process holds the id.
+
+        The log may use an older file of this path.
+        """
         assert _lock.locked()
         shared = [one for one in _files.values() if one.path == self._path and host_id in one.held]
         return bool(shared) and process == identity()
 
     def _check_file(self) -> None:
-        """By a look only: to open the file, and close it again, would drop what is held."""
+        """Compare by `stat` only: to open the file and close it again would drop the locks."""
         assert _lock.locked()
         try:
             found = os.stat(self._path)
@@ -235,12 +261,12 @@ def is_locked(fd: int, offset: int) -> bool:
     """Whether *another* process holds an exclusive or shared lock on this byte of the file."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0)
     (found, *_) = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-    # Its pid may be 0, or a number that means nothing: the holder can live in another pid namespace.
+    # The pid in the answer may be 0 or meaningless: the holder may live in another pid namespace.
     return found != fcntl.F_UNLCK
 
 
 def identity() -> HostProcess:
-    """This process."""
+    """Return the identity of this process."""
     stat = _stat(os.getpid())
     return HostProcess(_boot(), os.getpid(), 0 if stat is None else stat[1])
 
@@ -254,10 +280,10 @@ def _boot() -> str:
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """The state and the start of the process that has this pid here; None if there is none, or it may not be seen."""
+    """Return state and start time of a pid; None if the process is missing or not visible."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            # The name, in parentheses, may hold spaces and parentheses of its own.
+            # The process name, in parentheses, may contain spaces and parentheses.
             fields = file.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryError):
         return None
@@ -265,10 +291,11 @@ def _stat(pid: int) -> tuple[str, int] | None:
 
 
 def is_there(process: HostProcess) -> bool:
-    """Whether this other process lives, and may be a host: it has locks' files open, as far as that can be seen.
+    """Whether this other process is alive and may be a host.
 
-    The last is asked because a pid and a start outlive what they stood for: an `exec`, and a host that has closed its
-    store where nothing could be written, so that its row is still there.
+    It must have a lock file open, as far as this user can see. Pid and start time alone are not
+    enough, because they survive an `exec`. They also match a host that has closed its store but
+    could not delete its row.
     """
     if not process.boot or not process.started or process.pid == os.getpid() or process.boot != _boot():
         return False
@@ -279,22 +306,28 @@ def is_there(process: HostProcess) -> bool:
     try:
         fds = os.listdir(folder)
     except PermissionError:
-        return True  # Another user's. So its start has to do.
+        return True  # The process of another user: its start time has to suffice.
     except OSError:
-        return False  # It ended just now.
+        return False  # The process has just ended.
     return any(_is_of_hosts(f"{folder}/{fd}") for fd in fds)
 
 
 def _is_of_hosts(link: str) -> bool:
-    """By its name, not by its number: the file may have been removed, and another one be in its place."""
+    """Whether an fd is a lock file, by name.
+
+    Its inode is no criterion, as the file may be replaced.
+    """
     try:
         return os.readlink(link).removesuffix(" (deleted)").endswith(_SUFFIX)
     except OSError:
-        return False  # Closed just now.
+        return False  # The fd has just been closed.
 
 
 def _open(path: str) -> tuple[tuple[int, int], _Shared]:
-    """The one entry of this file, made if there is none. Nothing is opened that is open already: see the module."""
+    """Return the entry of a lock file, and create it if missing.
+
+    A file that is open already is not opened again: see the module docstring.
+    """
     assert _lock.locked()
     with contextlib.suppress(FileNotFoundError):
         found = os.stat(path)
@@ -306,12 +339,12 @@ def _open(path: str) -> tuple[tuple[int, int], _Shared]:
     except OSError as exc:
         if exc.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or not os.path.exists(path):
             raise
-        # Whoever may only read can hold nothing, but can ask who does.
+        # A user with read access only cannot hold a lock, but can query locks.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     found = os.fstat(fd)
     key = (found.st_dev, found.st_ino)
     if key in _files:
-        # It was put at this path (a rename, a link) between the look and the opening.
+        # A rename or a link put the file at this path between the `stat` and the `open`.
         _files[key].strays.append(fd)
         return key, _files[key]
     shared = _files[key] = _Shared(fd, path)

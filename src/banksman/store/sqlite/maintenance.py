@@ -1,8 +1,9 @@
-"""What is done to whole histories, inside the writer's transaction: rename, trim, retain, delete, restore.
+"""Operations on whole histories in the writer's transaction: rename, trim, retain, delete, restore.
 
-Only chunks go, whole ones and from the front. Never the newest, or the session's place could not be read from it, and
-never what the last snapshot does not hold: what the session was could not be told from the rest. Without a snapshot
-nothing goes.
+Retention and trim remove only whole chunks, from the front. They never remove the newest chunk,
+because the session's place could not be read without it. They never remove events that the last
+snapshot does not cover, because the session's state could not be derived from the rest. Without a
+snapshot they remove nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from banksman.store.sqlite.spool import History
 
 
 class SqliteRetention(Struct, frozen=True):
-    """What a session may keep: so many bytes, so many seconds. None: all."""
+    """Retention limits of each session, in bytes and seconds. None is no limit."""
 
     bytes_max: int | None = None
     seconds_max: float | None = None
@@ -32,6 +33,7 @@ class SqliteRetention(Struct, frozen=True):
 
 
 def rename(work: WriterContext, session: str, name: str | None, expected: str | None) -> None:
+    """Change the session's name if the current one is `expected`, see `Log.rename`."""
     row = work.row("SELECT name FROM sessions WHERE id = ?", session)
     if row is None:
         raise UsageError("there is no such session", session=session)
@@ -42,6 +44,7 @@ def rename(work: WriterContext, session: str, name: str | None, expected: str | 
 
 
 def trim(work: WriterContext, session: str, before: int) -> int:
+    """Remove whole chunks before a seq and return the first retained seq, see `Log.trim`."""
     row = work.row(f"SELECT first, {_REMOVABLE} FROM sessions s WHERE id = ?", session)
     if row is None:
         return 1
@@ -53,26 +56,28 @@ def trim(work: WriterContext, session: str, before: int) -> int:
 
 
 def retain(work: WriterContext, session: str, retention: SqliteRetention, now: float) -> None:
-    """Take what is beyond the bounds."""
+    """Remove the chunks beyond the limits."""
     last = excess(work, session, retention, now)
     if last is not None:
         _remove(work, session, last)
 
 
-# Chunks that were written by a clock that was ahead of ours. Their age is that of what follows them, which is looked
-# for so far: else one of them would keep all that comes after it.
+# How many chunks with a time in the future are skipped in the search for old ones. They come from a
+# clock that was ahead. Their age is that of the chunks behind them. Without the search, one such
+# chunk would protect all later ones from removal.
 AHEAD_MAX = 100
 
 
 def excess(work: WriterContext, session: str, retention: SqliteRetention, now: float) -> int | None:
-    """The last seq of what is beyond the bounds and may go."""
+    """Return the last seq that is beyond the limits and removable; None if no chunk is."""
     row = work.row(f"SELECT bytes, {_REMOVABLE} FROM sessions s WHERE id = ?", session)
     if row is None:
         return None
     weight, removable = row
     last: int | None = None
     ahead = 0
-    # Read from the front only as far as it goes, which is a chunk or two at a time: this runs after each commit.
+    # The cursor reads only the chunks that are removed, usually one or two: this runs after each
+    # commit.
     cursor = work.execute(
         "SELECT last, at, length(blob) FROM chunks WHERE session = ? AND last <= ? ORDER BY last", (session, removable)
     )
@@ -92,7 +97,8 @@ def excess(work: WriterContext, session: str, retention: SqliteRetention, now: f
     return last
 
 
-# The last seq of what may go at all: the end of the last chunk but one, or the snapshot's, whichever is first.
+# The last removable seq: the end of the second newest chunk or the snapshot's seq, whichever is
+# smaller.
 _REMOVABLE = """min(
     coalesce((SELECT seq FROM snapshots WHERE session = s.id), 0),
     coalesce((SELECT last FROM chunks WHERE session = s.id ORDER BY last DESC LIMIT 1 OFFSET 1), 0)
@@ -100,7 +106,10 @@ _REMOVABLE = """min(
 
 
 def _remove(work: WriterContext, session: str, last: int) -> int:
-    """Every chunk up to that seq, at which one ends."""
+    """Remove every chunk up to `last`, which is the end of a chunk.
+
+    Return the first retained seq.
+    """
     weight, number = work.row(
         "SELECT sum(length(blob) + ?), max(id) FROM chunks WHERE session = ? AND last <= ?", CHUNK_BYTES, session, last
     )
@@ -114,23 +123,33 @@ def _remove(work: WriterContext, session: str, last: int) -> int:
 
 
 class Deleted(NamedTuple):
-    """The number that the session had, and whether some of it is still to be removed: see `deleted_sessions.py`."""
+    """Result of a deletion.
+
+    `number`: the identity that the session had. `has_rest`: whether some of its data is still to be
+    removed, see `deleted_sessions.py`.
+    """
 
     number: int
     has_rest: bool
 
 
 def delete(work: WriterContext, session: str) -> Deleted | None:
-    """None: there is no such session."""
+    """Delete a session. None: the session does not exist.
+
+    Raises `NotOwner` if a live host owns it.
+    """
     row = work.row("SELECT number, epoch, owner FROM sessions WHERE id = ?", session)
     if row is None:
         return None
     number, epoch, owner = row
     check_free(work, session, owner)
+    # Include the epoch that a fenced-off owner may still reach by an advance. New sessions begin
+    # past it.
     past = max(deleted_epoch(work), epoch_past(epoch, owner))
     work.execute("UPDATE store SET value = ? WHERE key = 'deleted_epoch'", (past,))
     work.execute("UPDATE store SET value = value + 1 WHERE key = 'deletions'")
-    # The highest number must not be given again: see the schema.
+    # SQLite would reuse the highest chunk id after its removal. So that row stays, as an empty one:
+    # see `tables.py`.
     work.execute(
         "UPDATE chunks SET session = NULL, first = 0, last = 0, epoch = 0, at = 0.0, crc = 0, blob = x'' "
         "WHERE id = (SELECT max(id) FROM chunks) AND session = ?",
@@ -145,7 +164,7 @@ def delete(work: WriterContext, session: str) -> Deleted | None:
 def restore(  # noqa: PLR0917
     work: WriterContext, session: str, name: str | None, agent: str, history: History, snapshot: Snapshot | None
 ) -> None:
-    """A session of what is in the spool, which is attached."""
+    """Create a session from the attached spool."""
     if work.row("SELECT 1 FROM sessions WHERE id = ?", session) is not None:
         raise UsageError("there is such a session already", hint="delete it, or take another id", session=session)
     check_name(work, name, session)
@@ -157,7 +176,7 @@ def restore(  # noqa: PLR0917
     )
     if snapshot is not None:
         keep_snapshot(work, session, snapshot)
-    # Past what was ever given here under this id, too.
+    # No epoch may be issued twice for this id, also not one from before a deletion in this store.
     epoch = max(history.epoch, deleted_epoch(work))
     work.execute(
         "INSERT INTO sessions (seq, bytes, changed, epoch, first, trimmed, created, id, name, agent) "

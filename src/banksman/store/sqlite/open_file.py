@@ -1,14 +1,16 @@
-"""Whether the files of a store are still those that were opened.
+"""Open the store's file privately, and detect its removal or replacement while it is open.
 
-A file can be removed, moved or replaced under a process that has it open, and the kernel lets that process write on,
-into what nobody can ever open again. SQLite does not look. So each group of commits looks before it is acknowledged.
+Another process can remove, move or replace a file while this process has it open. The kernel then
+lets this process write to a file that no process can ever open again. SQLite does not check this.
+So the writer checks before it acknowledges each group of commits.
 
-The log (`-wal`) and its index (`-shm`) are looked at too. Whoever is the last to close a store folds the log into it
-and removes both; but who is the last is told by locks, and a program that copies its own state folder drops those of
-its own process (`host_locks.py` has the rule). Another host that then opens and closes the store takes itself for the
-last.
+The check includes the write-ahead log (`-wal`) and its index (`-shm`). The last process to close a
+store checkpoints the log and removes both files. SQLite determines the last process by locks. A
+program that copies its state folder drops the locks of that process (`host_locks.py` explains the
+rule). Another host that then opens and closes the store believes to be the last one, and removes
+the files of a live host.
 
-By `stat` only: to open one of these files, and close it again, would drop the locks as well.
+The check uses only `stat`. To open one of these files and close it again would also drop the locks.
 """
 
 from __future__ import annotations
@@ -26,23 +28,27 @@ from banksman.store.sqlite import tables, wal_check
 from banksman.store.sqlite.sqlite_errors import MOVED
 
 log = logging.getLogger("banksman")
-# For the write lock, which another process of ours holds for milliseconds, or for a second where it takes over a long
-# history (`spool.py`). Who holds it longer is no host of ours.
+# Timeout for the write lock. Another host holds the lock for milliseconds, or for a second while it
+# copies a long history (`spool.py`). A longer holder is not a Banksman host.
 BUSY_SECONDS_MAX = 5.0
-# For reads in the loop's thread: nothing makes them wait but a recovery after a crash, and the loop must go on.
+# Timeout for reads in the loop's thread. Only a recovery after a crash makes them wait, and the
+# event loop must not stall.
 LOOK_BUSY_SECONDS_MAX = 0.25
 
 
 class StoreFiles:
-    """The files of the store at `path`, which is resolved, from the moment on at which they are noted."""
+    """Identities of the store's files since the call of `note`. `path` is resolved."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._files: dict[str, tuple[int, int]] = {}
 
     def note(self) -> None:
-        """Now that a connection has opened them for writing, and not before: where a file system has layers, a file
-        gets another number by that."""
+        """Record the files' identities. Call this after a connection has opened them for writing.
+
+        On a file system with layers (overlayfs), the first open for writing gives the file a new
+        inode number.
+        """
         for name in (self._path, f"{self._path}-wal", f"{self._path}-shm"):
             key = _key(name)
             if key is not None:
@@ -50,10 +56,11 @@ class StoreFiles:
 
     @property
     def is_whole(self) -> bool:
+        """Whether every recorded file is still at its path."""
         return all(_key(name) == key for name, key in self._files.items())
 
     def check(self) -> None:
-        """`StoreError` if one of them is not at its path any more, or another one is. A few microseconds."""
+        """Raise `StoreError` if a file was removed or replaced. It takes a few microseconds."""
         for name, key in self._files.items():
             found = _key(name)
             if found != key:
@@ -69,26 +76,30 @@ def _key(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-# The way to a store's file: made private where it is missing, looked at before it is opened, opened as far as it may.
+# Open the store's file: create it privately if missing, check it, and open it as far as permitted.
 #
-# Only a file that did not exist is ever opened here by other means than SQLite's: to close any fd of a file drops all
-# locks that this process has on it, and those are what keeps two processes from writing at once.
+# This module opens only a file that did not exist by other means than SQLite. To close any fd of a
+# file drops all locks of this process on that file. These locks keep two processes from writing at
+# the same time.
 
 
 def checked_path(path: object) -> str:
-    """Absolute, and what a symlink points to: the files beside it are beside that."""
+    """Return the absolute path with symlinks resolved.
+
+    SQLite puts its other files next to that path.
+    """
     try:
         name = os.fspath(cast("os.PathLike[Any]", path))
     except TypeError as exc:
         raise UsageError("the store needs a path", hint="a str or a PathLike", path=path) from exc
-    # A name that SQLite takes for one of its own kinds of stores is as little a path as an empty one.
+    # SQLite gives an empty name and ":memory:" a special meaning, so neither is a path.
     if not isinstance(name, str) or name in ("", ":memory:") or "\0" in name:
         raise UsageError("the store needs the path of a file", hint="for one in memory use MemoryLog", path=path)
     return os.path.realpath(name)
 
 
 class StoreOpening:
-    """A store that is being opened, and then is open: how many connections it gets, and as what."""
+    """A store during and after its opening: the file, and all connections to it."""
 
     def __init__(self, path: str, *, level: str) -> None:
         self.path = path
@@ -101,9 +112,11 @@ class StoreOpening:
         self._readers: list[sqlite3.Connection] = []
 
     def open(self) -> sqlite3.Connection:
-        """Make the file if there is none, and see that it is one of ours: the first connection, for the writer. Raises
-        OSError, sqlite3.Error, StoreError; `close` is due then too."""
-        # Before anything is made: an empty file is what makes SQLite delete a log.
+        """Create the file if missing, check it, and return the first connection, for the writer.
+
+        Raises OSError, sqlite3.Error or StoreError. The caller must call `close` in that case too.
+        """
+        # Check before the file is created: SQLite deletes a write-ahead log next to an empty file.
         wal_check.check_file(self.path)
         self._make()
         self._look()
@@ -116,7 +129,7 @@ class StoreOpening:
         return connection
 
     def connect(self, *, busy_seconds: float | None = None, is_writer: bool = True) -> sqlite3.Connection:
-        """Another connection; whoever gets it uses it in one thread at a time."""
+        """Open another connection, to be used by one thread at a time."""
         mode = "rw" if self.is_writable and is_writer else "ro"
         extra = "&immutable=1" if self._is_immutable else ""
         connection = sqlite3.connect(
@@ -130,15 +143,16 @@ class StoreOpening:
         return connection
 
     def close(self, *, is_last: bool = True) -> None:
-        """Every connection, wherever it was used: by now nobody does.
+        """Close every connection. No thread uses one at this point.
 
-        The last to close a store folds the log into it and removes it. SQLite tells by its locks who that is, and a
-        live host may have lost those (`host_locks.py` says how). With `is_last` False it is not done: the last to be
-        closed
-        is then a connection that may not write."""
+        The last connection of a store checkpoints the log and removes it. SQLite detects by its
+        locks which connection is the last, and a live host may have lost its locks (`host_locks.py`
+        explains how). `is_last`: False prevents the checkpoint, by closing a read-only connection
+        last.
+        """
         order = (self._readers, self._connections) if is_last else (self._connections, self._readers)
         for connection in (*order[0], *order[1]):
-            with suppress(sqlite3.Error):  # What could not be closed in good order is closed at the next opening.
+            with suppress(sqlite3.Error):  # The next open repairs a connection that could not be closed cleanly.
                 connection.close()
         self._connections.clear()
         self._readers.clear()
@@ -153,25 +167,28 @@ class StoreOpening:
             missing.append(folder)
             folder = os.path.dirname(folder)
         for name in reversed(missing):
-            # Another process may make it at the same moment.
+            # Another process may create the folder at the same moment.
             with suppress(FileExistsError):
                 os.mkdir(name, 0o700)
         try:
-            # Before SQLite would, with the process's umask: what agents say is private. The files that it puts beside
-            # this one get the same mode.
+            # Created before SQLite would do it with the process's umask: the agents' output is
+            # private. SQLite gives its other files the same mode.
             fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except FileExistsError:
             self._keep_private()
             return
         except OSError:
             if os.path.exists(self.path):
-                return  # A file system that may not be written says so first.
+                return  # A read-only file system raises this before it reports that the file exists.
             raise
         os.close(fd)
         tables.sync_folder(self.path)
 
     def _keep_private(self) -> None:
-        """One that was there before us. By its path: an fd of ours would drop SQLite's locks as it is closed."""
+        """Check the mode of an existing file.
+
+        The check uses the path: closing an fd of the file would drop SQLite's locks.
+        """
         found = os.stat(self.path)
         if not stat.S_ISREG(found.st_mode):
             raise StoreError(f"the store {self.path} is no regular file", hint="take another path", path=self.path)
@@ -181,11 +198,11 @@ class StoreOpening:
             log.warning("! the store %s may be read by others: chmod 600, also those beside it", self.path)
 
     def _look(self) -> None:
-        """A store that may not be written can still be read."""
+        """Determine the access rights. A store that this user cannot write can still be read."""
         folder = os.path.dirname(self.path)
         is_folder_writable = os.access(folder, os.W_OK, effective_ids=True)
         self.is_writable = is_folder_writable and os.access(self.path, os.W_OK, effective_ids=True)
-        # Where the log's index cannot even be made, SQLite reads only what it is told will not change. Without a
-        # write-ahead log nobody has the store open, so that holds now; what a host with more rights writes later is
-        # not seen by this log.
+        # If the index of the log cannot even be created, SQLite reads only a file that is declared
+        # immutable. Without a write-ahead log no host has the store open, so the declaration holds
+        # now. This log does not see the later writes of a host with more rights.
         self._is_immutable = not is_folder_writable and not os.path.exists(f"{self.path}-wal")

@@ -1,16 +1,24 @@
-"""What the writer thread works with, and what it is asked to do: operations, each with its answer for the loop.
+"""Operations for the writer thread, their failure rules, and the context that they run in.
 
-An operation is made in the loop's thread, performed in the writer's and settled in the loop's again; it belongs to one
-of them at a time, so nothing in it is locked. `error` is what kept it out, or None. One that is refused for a reason of
-its own raises before it has written anything, so that the others of its group can go on in the same transaction.
+The event loop creates an operation, the writer thread performs it, and the loop settles it. Each
+operation belongs to one thread at a time, so it needs no lock. `error` is the reason why it failed,
+or None. An operation that is refused raises before it writes anything. So the other operations of
+its group can continue in the same transaction.
 
-Failures. What a writer calls rests on what it appended before, and on its epoch. So after an append or an advance has
-failed, those behind it fail too, until the writer was told of the first; and so they do after the transaction of a call
-of whichever kind has failed, since its writer begins anew from what it knows to be committed. Failures are numbered,
-and told in that order; a call carries the number of the last one that was told when it was made. If the last failure of
-its own session and epoch has a higher one, whoever made the call did not know yet. A call under an epoch that is not
-the session's is no such failure: nothing can rest on it, and it must not fail the one who has that epoch next. And a
-lease that is refused is none: the name is another's, and all else is as its writer believes.
+**Failures.** A writer's call rests on its earlier appends and on its epoch. After an append or an
+advance has failed, the calls queued behind it fail too, until the writer has received the first
+failure. The same holds after the transaction of any call has failed, because the writer then
+restarts from the state that it knows to be committed.
+
+Failures have numbers, and the writers receive them in that order. A call carries the number of the
+last failure that had been delivered when the call was made. If the last failure of its session and
+epoch has a higher number, the caller did not know about it yet, and the call fails.
+
+Two refusals do not count as failures:
+
+- A call under an epoch that is not the session's. No call can rest on it, and it must not fail the
+  writer that gets this epoch next.
+- A refused lease. Another session holds the name, and everything else is as the writer believes.
 """
 
 from __future__ import annotations
@@ -27,54 +35,68 @@ from banksman.store.sqlite.host_locks import HostLocks, HostProcess, identity
 
 log = logging.getLogger("banksman")
 
-# How far the numbers of chunks jump after a power cut. What was lost was never synced, and SQLite syncs about every
-# thousand pages, so far fewer chunks than this were in it.
+# The jump in chunk numbers after a power cut. SQLite syncs about every thousand pages, and only
+# unsynced chunks can be lost. So far fewer chunks than this were lost.
 LOST_CHUNKS_MAX = 1 << 20
 
 
 class WriterContext:
-    """The means of one writer: its connection, its identity among the hosts, and the failures not yet told."""
+    """State of the writer thread: its connection, its host identity, and undelivered failures."""
 
     def __init__(self, connection: sqlite3.Connection, path: str, address: str) -> None:
         self.connection = connection
         self.execute = connection.execute
-        # None until something is claimed: a log that only reads writes nothing.
+        # None until the first claim: a log that only reads writes nothing.
         self.host: int | None = None
         self.failures = WriterFailures()
-        # The sessions of which there is a rest to remove (`deleted_sessions.py`): a dict, for each once and in their
-        # order.
+        # Deleted sessions whose data is still to be removed (`deleted_sessions.py`). A dict keeps
+        # each session once, in insertion order.
         self.rests: dict[str, None] = {}
-        # Set when a rest is gone: it is to be gone from the log of the store too.
+        # Set when the data of a deleted session is gone from the tables. A checkpoint must then
+        # also remove it from the write-ahead log.
         self.is_tidy_due = False
-        # Which sessions could not be released, and under which epoch. It is done with the next commit; whoever has
-        # claimed one of them by then has it under another epoch.
+        # Sessions, with their epochs, whose release failed. The next commit retries the release. A
+        # host that has claimed a session in the meantime has a different epoch, so the retry cannot
+        # take it away.
         self.unreleased: dict[tuple[str, int], None] = {}
         self._path = path
         self._address = address
         self._hosts: HostLocks | None = None
 
     def row(self, statement: str, *parameters: object) -> Any:
-        """The one row of a query, or None. Always read to its end, so that no statement keeps its place in the log."""
+        """Return the one row of a query, or None.
+
+        The cursor is always read to its end, so that no statement keeps a read mark in the
+        write-ahead log.
+        """
         rows = self.execute(statement, parameters).fetchall()
         assert len(rows) <= 1, statement
         return rows[0] if rows else None
 
     def is_alive(self, host: int) -> bool:
-        # One without a row has closed in good order, and could not say so everywhere.
+        """Whether the host with this id is alive."""
+        # A host without a row has closed cleanly, but could not clear its id from every session.
         row = self.row("SELECT boot, pid, started FROM hosts WHERE id = ?", host)
         return self._lazy_hosts().is_alive(host, None if row is None else HostProcess(*row))
 
     def check_seen(self) -> None:
-        """`StoreError` if others could not see that we live: then nothing may become ours."""
+        """Raise `StoreError` if other hosts could not see that this host is alive.
+
+        A host that others take for dead must not claim anything.
+        """
         self._lazy_hosts().check_file()
 
     def stay_seen(self) -> None:
-        """What this program may have dropped without knowing, our lock, is taken again."""
+        """Take this host's lock again, in case the program has dropped it by accident."""
         if self.host is not None:
             self._lazy_hosts().hold_again()
 
     def become_host(self) -> None:
-        """Be known to the others, in a transaction of its own: our byte is locked before anybody can see our row."""
+        """Register this process as a host, in a separate transaction.
+
+        The host's byte is locked before other hosts can see its row. Otherwise they could take the
+        new host for dead.
+        """
         assert self.host is None
         hosts = self._lazy_hosts()
         boot, pid, started = identity()
@@ -95,7 +117,10 @@ class WriterContext:
         self.host = host
 
     def stop_being_host(self) -> None:
-        """Say of all that is ours that it is nobody's. `let_go` is due then."""
+        """Release every session of this host and delete its row.
+
+        The caller must call `let_go` next.
+        """
         if self.host is not None:
             self.execute("BEGIN IMMEDIATE")
             self.execute("UPDATE sessions SET owner = NULL, lease = NULL WHERE owner = ?", (self.host,))
@@ -103,7 +128,10 @@ class WriterContext:
             self.execute("COMMIT")
 
     def let_go(self) -> None:
-        """Also where nothing could be written: to the others we are dead from here on."""
+        """Drop the host lock.
+
+        Other hosts then see this host as dead, even if nothing could be written.
+        """
         self.host = None
         if self._hosts is not None:
             try:
@@ -117,21 +145,27 @@ class WriterContext:
         return self._hosts
 
     def _skip_lost(self, boot: str) -> None:
-        """After a restart of the machine: chunks may be gone that readers have seen, and their numbers must not be
-        given again, or a reader's position would lie behind what it never saw. A host that had claimed something before
-        has left its row, since claims are always synced."""
+        """After a reboot, skip the chunk numbers that may have been lost.
+
+        A power cut may remove chunks that readers have seen. Their numbers must not be reused, or a
+        reader's position would lie behind chunks that it never saw. A row with another boot id
+        shows that a host claimed sessions before the reboot: claims are always synced, so the row
+        survives.
+        """
         if self.row("SELECT count(*) FROM hosts WHERE boot != ?", boot)[0]:
             self.execute(
                 "INSERT INTO chunks (id, session, first, last, epoch, at, crc, blob) "
                 "SELECT coalesce(max(id), 0) + ?, NULL, 0, 0, 0, 0.0, 0, x'' FROM chunks",
                 (LOST_CHUNKS_MAX,),
             )
-            # Once is enough, and those that still own something are kept for their names. A pid and a start of another
-            # boot are nobody's in this one: the same machine gives them again, to the same services.
+            # The jump is needed once, so the rows get the current boot id. Rows of owners must
+            # stay, because sessions refer to them. A pid and a start time of an earlier boot
+            # identify no process of this boot: the same machine reuses them for the same services.
+            # So `started` becomes 0, unknown.
             self.execute("UPDATE hosts SET boot = ?, started = 0 WHERE boot != ?", (boot, boot))
 
     def _forget_dead(self, host: int) -> None:
-        """The rows of hosts that died and own nothing any more."""
+        """Delete the rows of dead hosts that own no session."""
         rows = self.execute(
             "SELECT id FROM hosts WHERE id != ? AND id NOT IN (SELECT owner FROM sessions WHERE owner IS NOT NULL)",
             (host,),
@@ -142,17 +176,20 @@ class WriterContext:
 
 
 class Operation:
-    """Something for the writer to do. `settled` is called in the loop when it was done, or was not."""
+    """A unit of work for the writer thread.
+
+    `settled`: called in the event loop when the operation has succeeded or failed.
+    """
 
     __slots__ = ("error", "settled")
 
-    # Whether it must be on the disk before it is answered, whatever the level.
+    # Whether the operation must be on disk before its completion, at every level.
     is_synced = False
-    # Whether it makes this log a host that others may see.
+    # Whether the operation needs this process to be registered as a host.
     needs_host = False
-    # Whether it needs a transaction of its own.
+    # Whether the operation needs a separate transaction.
     is_alone = False
-    # What it holds, so that a group has a bound.
+    # Bytes that the operation adds to its group. The size of a group is bounded.
     size = 0
 
     def __init__(self, settled: Callable[[Any], None]) -> None:
@@ -160,24 +197,34 @@ class Operation:
         self.settled = settled
 
     def around(self, work: WriterContext) -> AbstractContextManager[None]:
-        """Entered before the transaction of one that is alone, and left after it: for what cannot be done inside."""
+        """Return a context manager that wraps the transaction of an operation with `is_alone`.
+
+        It is for statements that SQLite does not allow inside a transaction.
+        """
         del work
         return nullcontext()
 
     def perform(self, work: WriterContext) -> None:
+        """Do the work inside the writer's transaction."""
         raise NotImplementedError
 
     def fail(self, work: WriterContext, error: StoreError) -> None:
-        """What it did is undone, with all that its group did. What was refused anyway keeps its own reason."""
+        """Record the error of a rolled-back group.
+
+        An operation that was refused keeps its own reason.
+        """
         self.error = self.error or error
 
     def forget(self) -> None:
-        """It had never been performed, and will be once more."""
+        """Reset the operation after a rollback, before it is performed again."""
         self.error = None
 
 
 class AwaitedOperation(Operation):
-    """For somebody who waits for what a function returns. It raises what it refuses for, before it writes."""
+    """An operation whose caller awaits the function's return value.
+
+    The function raises a refusal before it writes.
+    """
 
     __slots__ = ("_around", "_function", "is_alone", "is_synced", "needs_host", "value")
 
@@ -211,11 +258,12 @@ class AwaitedOperation(Operation):
 
 
 class WriterOperation(Operation):
-    """A call of a session's writer, in line with its others."""
+    """A call of a session's writer, ordered with the writer's other calls."""
 
     __slots__ = ("done", "epoch", "failure", "session", "told")
 
-    # Whether `NotOwner` says that the session is not its writer's. A lease is also refused for what another one holds.
+    # Whether `NotOwner` means that the session was lost. A lease is also refused because another
+    # session holds the name.
     is_of_owner = True
 
     def __init__(self, settled: Callable[[Any], None], session: str, epoch: int, told: int, done: Done) -> None:
@@ -224,7 +272,8 @@ class WriterOperation(Operation):
         self.epoch = epoch
         self.told = told
         self.done = done
-        # Its number, if this is a failure that those behind it wait to be told of.
+        # The failure number of this call, or 0. Calls queued behind it fail until the writer
+        # receives it.
         self.failure = 0
 
     def fail(self, work: WriterContext, error: StoreError) -> None:
@@ -237,7 +286,7 @@ class WriterOperation(Operation):
 
 
 class OwnerChange(WriterOperation):
-    """A writer's call that is no append. It raises `NotOwner`, before it writes."""
+    """A writer's call other than an append. Its function raises `NotOwner` before it writes."""
 
     __slots__ = ("_function", "is_of_owner", "is_synced")
 
@@ -269,32 +318,40 @@ class OwnerChange(WriterOperation):
 
 
 class WriterFailures:
-    """The last failure of each session's writer under each epoch, as long as somebody may not know of it."""
+    """The last undelivered failure of each session's writer, per epoch."""
 
     def __init__(self) -> None:
         self._number = 0
         self._last: dict[tuple[str, int], int] = {}
 
     def mark(self) -> tuple[int, dict[tuple[str, int], int]]:
+        """Return the current state, for `return_to`."""
         return self._number, self._last
 
     def return_to(self, mark: tuple[int, dict[tuple[str, int], int]]) -> None:
-        """What failed since had never been: nobody was told of it, and all of it is performed once more."""
+        """Undo all failures since the mark.
+
+        No writer has received them, and all operations of the group are performed again.
+        """
         self._number, self._last = mark
 
     def is_behind(self, call: WriterOperation) -> bool:
+        """Whether the writer made this call before it received its last failure."""
         return bool(self._last) and call.told < self._last.get((call.session, call.epoch), 0)
 
     def refuse(self, call: WriterOperation, error: StoreError | NotOwner) -> None:
+        """Set the call's error, and number it unless it only follows an earlier failure."""
         call.error = error
         if self.is_behind(call):
             return
         self._number += 1
-        # Calls come in the order in which they were made, so whoever calls from here on knows of these. It is a new
-        # dict, since a mark may hold the one before.
+        # Calls arrive in the order in which they were made. So every later call knows the failures
+        # up to `call.told`, and these can be dropped. The dict is new, because a mark may hold the
+        # old one.
         self._last = {key: number for key, number in self._last.items() if number > call.told}
         self._last[call.session, call.epoch] = call.failure = self._number
 
 
 def behind(session: str, epoch: int) -> NotOwner:
+    """Build the error for a call that follows a failed one."""
     return NotOwner("what was called before this was refused", session=session, epoch=epoch)

@@ -1,16 +1,19 @@
-"""Who has a session, as the writer decides it: claim, advance, release, and what only one of them may have.
+"""Session ownership in the writer's transaction: claim, advance, release and lease.
 
-Each of these is called inside a transaction that holds the write lock, so what it reads is what it changes. It raises
-its refusal before it writes.
+Each function runs inside a transaction that holds the write lock, so no other host can change the
+row between its read and its write. Each raises its refusal before it writes.
 
-Epochs. A claim raises the epoch by one; by two where somebody has the session, for its owner does not know yet that it
-is fenced off, and may advance: what it says until it is told is under the epoch behind its own, which must be nobody's.
-New sessions begin past the highest epoch that was ever deleted, so that no epoch is given twice for an id.
+**Epochs.** A claim of an unowned session raises the epoch by one. A claim of an owned session
+raises it by two. The former owner does not know yet that it is fenced off, and may advance. Until
+it receives the refusal, its calls carry the epoch after its own, which therefore must belong to no
+writer. New sessions begin past the highest epoch that was ever deleted. So no epoch is issued twice
+for an id.
 
-A claim and an advance are synced to the disk before they are answered, at every level. At `normal` a power cut may take
-the newest events of a session, and a reader may have seen them. Its cursor, `epoch.seq`, tells: after the cut a new
-claim raises the epoch, so the events that come in the place of the lost ones are of another. If the claim itself could
-be lost, the same epoch would be given again, and the reader would go on in another history without a sign.
+**Syncs.** A claim and an advance are synced to disk before their completion, at every level. At
+`normal` a power cut may remove the newest events of a session after a reader has seen them. The
+reader's cursor, `epoch.seq`, reveals this: after the cut a new claim raises the epoch, so the
+events that replace the lost ones have another epoch. If the claim itself could be lost, the same
+epoch would be issued again. The reader would then continue in another history without a sign.
 """
 
 from __future__ import annotations
@@ -29,8 +32,11 @@ log = logging.getLogger("banksman")
 
 @dataclass(slots=True)
 class HeldSession:
-    """A session that is claimed here, under that epoch or by now a higher one. `seq` is its head, as it was answered:
-    nobody else can move it."""
+    """A session that this handle has claimed.
+
+    `epoch`: the epoch of the claim; an advance may have raised it since. `number`: the identity.
+    `seq`: the last acknowledged seq. No other host can change it.
+    """
 
     epoch: int
     number: int
@@ -38,7 +44,9 @@ class HeldSession:
 
 
 def claim(work: WriterContext, session: str, name: str | None, agent: str | None) -> HeldSession:
+    """Claim a session for this host, see `Log.claim`."""
     assert work.host is not None
+    # If the lock file was removed, other hosts cannot see this host and would take it for dead.
     work.check_seen()
     epoch = _claimed_epoch(work, session, name, agent)
     number, seq = work.row("SELECT number, seq FROM sessions WHERE id = ?", session)
@@ -46,12 +54,15 @@ def claim(work: WriterContext, session: str, name: str | None, agent: str | None
 
 
 def _claimed_epoch(work: WriterContext, session: str, name: str | None, agent: str | None) -> int:
+    """Raise and return the session's epoch, and create the session if it is missing."""
     row = work.row("SELECT epoch, owner FROM sessions WHERE id = ?", session)
     if row is None:
         if not agent:
             raise UsageError("there is no such session", hint="was it deleted?", session=session)
         check_name(work, name, session)
         deleted_sessions.clear(work, session)
+        # A session of the same id may have been deleted, and its writer may still append. The new
+        # epoch must be past its epoch.
         epoch = deleted_epoch(work) + 1
         now = time.time()
         work.execute(
@@ -68,11 +79,13 @@ def _claimed_epoch(work: WriterContext, session: str, name: str | None, agent: s
 
 
 def advance(work: WriterContext, session: str, epoch: int) -> None:
+    """Raise the owner's epoch by one, see `Log.advance`."""
     _check_owner(work, session, epoch)
     work.execute("UPDATE sessions SET epoch = ? WHERE id = ?", (epoch + 1, session))
 
 
 def release(work: WriterContext, session: str, epoch: int) -> None:
+    """Clear owner and lease, if this host still owns the session under this epoch."""
     work.execute(
         "UPDATE sessions SET owner = NULL, lease = NULL WHERE id = ? AND epoch = ? AND owner = ?",
         (session, epoch, work.host),
@@ -80,8 +93,11 @@ def release(work: WriterContext, session: str, epoch: int) -> None:
 
 
 class ReleaseOperation(Operation):
-    """A release for which nobody waits. If the store fails it is not forgotten: as long as this process lives nobody
-    else could have the session."""
+    """A release without a waiting caller.
+
+    If the store fails, the release stays pending and the writer retries it. Otherwise no other host
+    could claim the session as long as this process lives.
+    """
 
     __slots__ = ("_epoch", "_session")
 
@@ -103,6 +119,7 @@ class ReleaseOperation(Operation):
 
 
 def lease(work: WriterContext, session: str, epoch: int, name: str | None) -> None:
+    """Reserve a name for the session, see `Log.lease`."""
     _check_owner(work, session, epoch)
     if name is not None:
         row = work.row("SELECT id, owner FROM sessions WHERE lease = ? AND id != ?", name, session)
@@ -112,19 +129,20 @@ def lease(work: WriterContext, session: str, epoch: int, name: str | None) -> No
                 raise NotOwner(
                     f"{name} is in the hands of session {holder}", hint="close that one first", session=holder
                 )
+            # The holder has no live owner, so its lease is void.
             work.execute("UPDATE sessions SET lease = NULL WHERE id = ?", (holder,))
     work.execute("UPDATE sessions SET lease = ? WHERE id = ?", (name, session))
 
 
 def check_name(work: WriterContext, name: str | None, session: str) -> None:
-    """`NameTaken` if another session has it."""
+    """Raise `NameTaken` if another session has the name."""
     row = None if name is None else work.row("SELECT id FROM sessions WHERE name = ? AND id != ?", name, session)
     if row is not None:
         raise NameTaken(f"another session has the name {name}", hint="take another name", session=row[0])
 
 
 def check_free(work: WriterContext, session: str, owner: int | None) -> None:
-    """`NotOwner` if a live host that is not this one has the session."""
+    """Raise `NotOwner` if another live host owns the session."""
     if owner is None or owner == work.host or not work.is_alive(owner):
         return
     pid, address = work.row("SELECT pid, address FROM hosts WHERE id = ?", owner) or (0, "")
@@ -139,11 +157,15 @@ def check_free(work: WriterContext, session: str, owner: int | None) -> None:
 
 
 def epoch_past(epoch: int, owner: int | None) -> int:
-    """The highest epoch that anybody may believe to have."""
+    """Return the highest epoch that any writer may believe to have.
+
+    An owner may have a call to `advance` in flight.
+    """
     return epoch if owner is None else epoch + 1
 
 
 def deleted_epoch(work: WriterContext) -> int:
+    """Return the highest epoch of all deleted sessions."""
     return work.row("SELECT value FROM store WHERE key = 'deleted_epoch'")[0]
 
 

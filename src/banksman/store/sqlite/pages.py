@@ -1,15 +1,16 @@
-"""What is read of histories, each in one look at the store: a page of a session, a page of all, a snapshot.
+"""Read queries of the store: pages of events, snapshots, and the encoding of chunk rows.
 
-These run in the reader's thread, with its connection. A page has a bound in bytes besides that in events: those of one
-agent may be long, and a reader must not hold a whole history in memory. A chunk is read whole, whatever of it is
-wanted.
+The reader thread runs these functions with its connection, each on one consistent view of the
+store. A page has a limit in bytes besides the limit in events. The events of an agent may be long,
+and a reader must not hold a whole history in memory. A chunk is always read whole, whichever of its
+events are requested.
 
-What one row holds: the entries of one append as one value, with a checksum, and how they become events again.
-
-One row per append and not per event: a row costs about as much as forty events of a burst do, so this is most of what
-makes the engine fast. The checksum is ours because SQLite has none in the pages of its file: a page that was zeroed or
-misplaced below it, in the middle of a long value, is read back without a word. The sum begins with where the chunk
-belongs, so that a whole one in another's place is noticed too.
+A row holds the entries of one append as one value with a checksum. One row per append, not per
+event, is the main reason for the speed of this engine. A row costs about as much as forty events of
+a burst. The checksum is necessary because SQLite has none in the pages of its file. If the disk
+returns a zeroed or misplaced page in the middle of a long value, SQLite reads it without an error.
+The checksum starts with the chunk's session, first seq and epoch. So an intact chunk in the wrong
+place is detected too.
 """
 
 from __future__ import annotations
@@ -25,22 +26,23 @@ from banksman.core.session.event import Entry, Event, Project
 from banksman.errors import StoreDamaged
 from banksman.store.log import BEGINNING, Page, Position, Snapshot, history_lost
 
-# What a chunk weighs besides its blob: the row with its numbers, and its entry in the index.
+# Size of a chunk besides its blob: the row's other columns, and its index entry.
 CHUNK_BYTES = 128
 _HINT = "restore a backup of the store; the events before and after these can still be read"
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[Entry, ...])
 
-# A page ends with the chunk that exceeds it.
+# A page ends with the chunk that exceeds this size.
 PAGE_BYTES_MAX = 4 << 20
-# As many values as SQLite has always taken in one statement, less some.
+# Slightly below the number of parameters that every SQLite version accepts in one statement.
 VARIABLES_MAX = 900
-# Where the row's own header is damaged, it may be text, which Python refuses to decode, or nothing.
+# A row with a damaged header may hold text, which Python refuses to decode, or NULL.
 _BLOB = "coalesce(CAST(c.blob AS BLOB), x'')"
-# Whether the chunk before this one is there, unless it is the first that is kept, and whether there is one behind it,
-# unless it ends with the session's last event. A reader of all sessions does not remember where it was in each of
-# them, so each chunk is asked for its neighbours. Two looks at an index, some microseconds.
+# Whether the chunk has both its neighbours. The first retained chunk needs none before it, and the
+# chunk with the session's last event needs none behind it. A reader of all sessions does not
+# remember its place in each session, so each chunk is checked for its neighbours. The cost is two
+# index lookups, some microseconds.
 _HAS_NEIGHBOURS = """(
     (c.first <= s.first OR EXISTS (SELECT 1 FROM chunks b WHERE b.session = c.session AND b.last = c.first - 1))
     AND (c.last >= s.seq OR EXISTS (SELECT 1 FROM chunks b WHERE b.session = c.session AND b.last > c.last))
@@ -48,18 +50,19 @@ _HAS_NEIGHBOURS = """(
 
 
 def packed(entries: Iterable[Entry]) -> bytes:
-    """Raises TypeError or ValueError for what is no entry."""
+    """Encode the entries of a chunk. Raises TypeError or ValueError for an invalid entry."""
     return _encoder.encode(entries)
 
 
 def checksum(session: str, first: int, epoch: int, blob: bytes) -> int:
+    """Return the checksum of a chunk or snapshot, with its place in the store."""
     return zlib.crc32(blob, zlib.crc32(f"{session} {first} {epoch}".encode()))
 
 
-def unpacked(  # noqa: PLR0917  A row's columns, in their order.
+def unpacked(  # noqa: PLR0917  The columns of a row, in their order.
     session: str, first: int, last: int, epoch: int, crc: int, blob: bytes
 ) -> tuple[Entry, ...]:
-    """`StoreDamaged` if this is not what was written."""
+    """Verify and decode the entries of a chunk. Raises `StoreDamaged` if they were changed."""
     if checksum(session, first, epoch, blob) != crc:
         raise _damaged(session, first, last, "their checksum is wrong")
     try:
@@ -71,7 +74,7 @@ def unpacked(  # noqa: PLR0917  A row's columns, in their order.
     return entries
 
 
-def events_of(  # noqa: PLR0917  Called once per chunk and page, on the way of every event.
+def events_of(  # noqa: PLR0917  Called once per chunk and page, for every event that is read.
     session: str,
     epoch: int,
     at: float,
@@ -81,7 +84,7 @@ def events_of(  # noqa: PLR0917  Called once per chunk and page, on the way of e
     limit: int,
     project: Project | None,
 ) -> list[Event]:
-    """At most `limit` of a chunk's events, from the one behind the `skipped` first."""
+    """Return at most `limit` events of a chunk, after its first `skipped` ones."""
     return [
         Event(session, epoch, seq, at, turn, kind, data, project)
         for seq, (turn, kind, data) in enumerate(entries[skipped : skipped + limit], first + skipped)
@@ -89,12 +92,12 @@ def events_of(  # noqa: PLR0917  Called once per chunk and page, on the way of e
 
 
 def missing(session: str, first: int, last: int) -> StoreDamaged:
-    """The error for events that the session's row counts and no chunk holds."""
+    """Build the error for events that the session's row counts and no chunk holds."""
     return _damaged(session, first, last, "they are missing")
 
 
 def uncounted(session: str, first: int, last: int, head: int) -> StoreDamaged:
-    """The error for events that a chunk holds and the session's row does not count."""
+    """Build the error for events that a chunk holds and the session's row does not count."""
     return _damaged(session, first, last, f"the session's row ends at {head}")
 
 
@@ -109,8 +112,10 @@ def _damaged(session: str, first: int, last: int, why: str) -> StoreDamaged:
 
 
 class PagePiece(NamedTuple):
-    """A part of a chunk, behind the `skipped` first of its entries. `is_torn`: it is the session's last chunk, and the
-    events behind it are missing."""
+    """A part of a chunk, after its first `skipped` entries.
+
+    `is_torn`: the chunk is the session's last one, and the events behind it are missing.
+    """
 
     chunk: int
     session: str
@@ -122,14 +127,20 @@ class PagePiece(NamedTuple):
     is_torn: bool
 
     def after(self, count: int) -> Position:
-        """The place after so many of the chunk's entries. A torn chunk is left only when its reader was told: until
-        then its end is a place inside of it."""
+        """Return the position after the first `count` entries of the chunk.
+
+        A reader leaves a torn chunk only after it has received the gap. Until then the end of the
+        chunk is a position inside of it.
+        """
         is_whole = count == len(self.entries) and not self.is_torn
         return Position(self.chunk, 0 if is_whole else count)
 
 
 class PagePieces(NamedTuple):
-    """What lies after a position, in the order of the commits, until `end`. See `MultiSessionPage`."""
+    """The parts of chunks after a position, in commit order, up to `end`.
+
+    See `MultiSessionPage`.
+    """
 
     pieces: list[PagePiece]
     end: Position
@@ -137,6 +148,7 @@ class PagePieces(NamedTuple):
 
 
 def read(connection: sqlite3.Connection, session: str, after: int, limit: int, project: Project | None) -> Page:
+    """Read one page of a session, see `Log.read`."""
     events: list[Event] = []
     gap: tuple[int, int] | None = None
     size = 0
@@ -145,7 +157,8 @@ def read(connection: sqlite3.Connection, session: str, after: int, limit: int, p
         for first, epoch, at, entries, blob_bytes in chunks:
             skipped = 0
             if not events:
-                # Histories are dense: only before the first chunk that is kept can retention have taken anything.
+                # Histories have no gaps inside, so retention can only have removed events before
+                # the first chunk.
                 skipped = max(0, after + 1 - first)
                 gap = (after + 1, first - 1) if first > after + 1 else None
             events += events_of(session, epoch, at, first, entries, skipped, limit - len(events), project)
@@ -153,7 +166,8 @@ def read(connection: sqlite3.Connection, session: str, after: int, limit: int, p
             if len(events) >= limit or size > PAGE_BYTES_MAX:
                 break
     finally:
-        # A statement that was not read to its end would keep the log of the store from being folded back.
+        # A statement that is not read to its end would keep the write-ahead log from being
+        # checkpointed.
         chunks.close()
     return Page(events or (), gap)
 
@@ -161,11 +175,12 @@ def read(connection: sqlite3.Connection, session: str, after: int, limit: int, p
 def chunks_after(
     connection: sqlite3.Connection, session: str, after: int
 ) -> Generator[tuple[int, int, float, Sequence[Entry], int]]:
-    """The chunks of a session that have events after a seq: first seq, epoch, time, entries, bytes.
+    """Yield the chunks with events after a seq: first seq, epoch, time, entries, size of the blob.
 
-    Raises `StoreDamaged` for a chunk that was changed, that is missing, or that the session's row does not count. The
-    row says which events there are: those from `first` on, which is where retention ended, up to `seq`. The row and
-    the chunks are read by one statement, so both are of the same moment. A session without chunks is one row of nulls.
+    Raises `StoreDamaged` for a chunk that was changed, that is missing, or that the session's row
+    does not count. The row defines which events exist: from `first`, where retention ended, up to
+    `seq`. One statement reads the row and the chunks, so both are from the same moment. A session
+    without chunks gives one row of NULLs.
     """
     cursor = connection.execute(
         f"SELECT s.first, s.seq, c.first, c.last, c.epoch, c.at, c.crc, {_BLOB} "
@@ -193,11 +208,15 @@ def chunks_after(
 def read_many(
     connection: sqlite3.Connection, after: Position | None, limit: int, sessions: Collection[str] | None
 ) -> PagePieces:
-    """`after` None: from the beginning.
+    """Read the parts of chunks after a position, see `Log.read_many`.
 
-    Who stood behind a session's last chunk when what follows it was lost is not told: nothing says where that was."""
+    `after`: None is the beginning.
+
+    A reader whose position is behind a session's last chunk gets no gap if the events after that
+    chunk are lost. The store has no record of where they were in the commit order.
+    """
     is_new, after = after is None, after or BEGINNING
-    connection.execute("BEGIN")  # All of it as of one moment.
+    connection.execute("BEGIN")  # One consistent view for all queries.
     try:
         ((newest,),) = connection.execute("SELECT coalesce(max(id), 0) FROM chunks").fetchall()
         if after.chunk > newest:
@@ -209,7 +228,8 @@ def read_many(
             ).fetchall()
             if sessions is None or session in sessions
         }
-        # Where there is no chunk at all, the beginning is the end: who was there was told.
+        # In a store without chunks the beginning is also the end. A reader at that position has
+        # received these gaps already.
         if after == BEGINNING and (is_new or newest):
             gaps.update(_emptied(connection, sessions))
         pieces: list[PagePiece] = []
@@ -218,7 +238,7 @@ def read_many(
         for piece, blob_bytes in _pieces(connection, after, sessions):
             if isinstance(piece, _Hole):
                 if pieces:
-                    # A page tells its gaps first, so this one begins the next page.
+                    # A page reports its gaps before its events, so this gap starts the next page.
                     end = pieces[-1].after(len(pieces[-1].entries))
                     break
                 gaps[piece.session] = max(piece.last, gaps.get(piece.session, 0))
@@ -236,21 +256,26 @@ def read_many(
 
 
 class _Hole(NamedTuple):
-    """Events up to `last` that are damaged or missing. Who reads by position is told of a gap and goes on; who reads
-    the session by its seqs gets the error."""
+    """Damaged or missing events up to `last`.
+
+    A reader by position gets a gap and continues. A reader of the session by seq gets the error.
+    """
 
     session: str
     last: int
 
 
 def _emptied(connection: sqlite3.Connection, sessions: Collection[str] | None) -> dict[str, int]:
-    """The sessions that have events by their row, and no chunk: each with its last seq. They have no place in the order
-    of the chunks, so they are told to who begins there."""
+    """Return the sessions whose row counts events but that have no chunk, each with its last seq.
+
+    They have no place in the commit order, so a reader that starts at the beginning gets these
+    gaps.
+    """
     clause, parameters = "", list[str]()
     if sessions is not None and len(sessions) <= VARIABLES_MAX:
         clause, parameters = f"AND s.id IN ({', '.join('?' * len(sessions))})", [*sessions]
-    # In the order of the ids both indexes are read from their beginning to their end, and no table: some microseconds
-    # for each session of the store. What is found is next to nothing.
+    # In the order of ids, SQLite scans both indexes once and reads no table: some microseconds per
+    # session of the store. The result is almost always empty.
     found = connection.execute(
         "SELECT s.id FROM sessions s WHERE NOT EXISTS (SELECT 1 FROM chunks c WHERE c.session = s.id) "
         f"{clause} ORDER BY s.id",
@@ -268,7 +293,7 @@ def _emptied(connection: sqlite3.Connection, sessions: Collection[str] | None) -
 def _pieces(
     connection: sqlite3.Connection, after: Position, sessions: Collection[str] | None
 ) -> Iterator[tuple[PagePiece | _Hole, int]]:
-    """In the order of their commits, with the size of each."""
+    """Yield parts of chunks and holes in commit order, with the size of each."""
     wanted = None if sessions is None else frozenset(sessions)
     parameters: list[object] = [after.whole]
     clause = ""
@@ -276,8 +301,9 @@ def _pieces(
         clause = f"AND +c.session IN ({', '.join('?' * len(wanted))})"
         parameters += wanted
     cursor = connection.execute(
-        # The plus keeps SQLite from sorting what it finds by session: in the order of the ids it can stop early. The
-        # join leaves out what is left of sessions that were deleted.
+        # The plus keeps SQLite from using the index by session, which would need a sort. In the
+        # order of chunk ids the query can stop early. The join leaves out the remaining chunks of
+        # deleted sessions.
         "SELECT c.id, c.session, c.first, c.last, c.epoch, c.at, c.crc, "
         f"{_BLOB}, s.first, s.seq, {_HAS_NEIGHBOURS} FROM chunks c CROSS JOIN sessions s ON s.id = +c.session "
         f"WHERE c.id > ? {clause} ORDER BY c.id",
@@ -306,10 +332,10 @@ def _pieces(
         cursor.close()
 
 
-def _lost_beside(  # noqa: PLR0917  A row's columns, in their order.
+def _lost_beside(  # noqa: PLR0917  The columns of a row, in their order.
     connection: sqlite3.Connection, session: str, first: int, last: int, kept_first: int, seq: int
 ) -> tuple[bool, bool]:
-    """Whether events are missing right before the chunk `first` to `last`, and whether all behind it are."""
+    """Whether events directly before this chunk are missing, and whether all behind it are."""
     ((expected, has_next),) = connection.execute(
         "SELECT (SELECT coalesce(max(last) + 1, ?) FROM chunks WHERE session = ? AND last < ?), "
         "EXISTS (SELECT 1 FROM chunks WHERE session = ? AND last > ?)",
@@ -319,6 +345,7 @@ def _lost_beside(  # noqa: PLR0917  A row's columns, in their order.
 
 
 def snapshot(connection: sqlite3.Connection, session: str) -> Snapshot | None:
+    """Return the session's snapshot, or None. Raises `StoreDamaged` if it is damaged."""
     rows = connection.execute(
         "SELECT n.seq, n.crc, coalesce(CAST(n.data AS BLOB), x''), coalesce(s.seq, n.seq) "
         "FROM snapshots n LEFT JOIN sessions s ON s.id = n.session WHERE n.session = ?",
@@ -327,7 +354,8 @@ def snapshot(connection: sqlite3.Connection, session: str) -> Snapshot | None:
     if not rows:
         return None
     ((seq, crc, data, head),) = rows
-    # One of events that the row does not count is as little to be gone on from as a changed one.
+    # Recovery can use neither a changed snapshot nor one of events that the session's row does not
+    # count.
     if seq > head or checksum(session, seq, 0, data) != crc:
         raise StoreDamaged(
             f"the snapshot at {seq} of session {session} is damaged"

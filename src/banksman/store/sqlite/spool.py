@@ -1,12 +1,16 @@
-"""A history on its way into the store: read, checked and packed into a file of its own, and then taken over at once.
+"""Temporary file for a restore: the history is collected here, then copied in one transaction.
 
-Whoever gives the history may take its time, and the store's write lock is one for all hosts: they would wait for it,
-and fail. So nothing of the store is touched until all of the history is here; then one transaction copies it, inside
-SQLite. It must be one: the numbers of chunks are the order of the commits, and no reader may see half of a session.
+The source of a history may be slow, and the store has one write lock for all hosts. A slow
+transaction would make the other hosts wait, and fail. So the restore does not touch the store until
+it has read, checked and encoded the whole history into this file. Then one transaction inside
+SQLite copies it. One transaction is required: chunk ids are the commit order, and no reader may see
+half of a session.
 
-The file is beside the store, where there is room for it or there is none for the history either. It is private, and
-gone in every case: with the spool, or, when its process died, with the next one that is made. Who holds its lock lives.
-It is a lock of flock(), since SQLite would drop POSIX's; a fork that inherits it only keeps the file for longer.
+The file is next to the store, on the same disk: if the file does not fit there, the history would
+not either. It is private and always removed: by the spool, or after a crash by the next process
+that creates one. A lock on the file shows that its process is alive. It is a `flock` lock, because
+SQLite would drop a POSIX lock. A forked child that inherits the lock only keeps the file for
+longer.
 """
 
 from __future__ import annotations
@@ -28,10 +32,10 @@ from banksman.store.sqlite.operations import WriterContext
 from banksman.store.sqlite.pages import CHUNK_BYTES, checksum, packed
 from banksman.store.sqlite.sqlite_errors import translate
 
-# What it is called after the store's own name.
+# Follows the store's file name.
 SUFFIX = "-restore-"
 
-# Nobody will ever ask what became of this file.
+# The file never survives a crash, so it needs neither a journal nor syncs.
 _CARELESS = ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF")
 _TABLE = "CREATE TABLE chunks (first INTEGER, last INTEGER, epoch INTEGER, at REAL, crc INTEGER, blob BLOB)"
 
@@ -39,7 +43,7 @@ log = logging.getLogger("banksman")
 
 
 class History(NamedTuple):
-    """What is in the spool, as the session's row will have it."""
+    """The session's columns that follow from the spooled chunks."""
 
     first: int
     last: int
@@ -50,20 +54,27 @@ class History(NamedTuple):
 
 
 class Spool:
-    """`fill` is called once, in a thread of its own; `discard` from any, at any time: a spool that is being filled
-    comes to its end with the next chunk."""
+    """A history on its way into the store.
+
+    `fill` is called once, in a worker thread. `discard` may be called from any thread at any time;
+    a running `fill` then ends with the next chunk.
+    """
 
     def __init__(self, path: str) -> None:
         self._store = path
-        # Protects the three below, of which `discard` takes the file away. Only the file is made and removed under it.
+        # Protects the three fields below. `discard` removes the file under it, and only the
+        # creation and the removal of the file hold it.
         self._lock = threading.Lock()
         self._is_discarded = False
         self._path: str | None = None
         self._fd: int | None = None
 
     def fill(self, session: str, chunks: Callable[[], Iterable[Chunk]]) -> History:
-        """What `chunks` raises is raised, and a `UsageError` if it is no history; what is wrong with the disk is a
-        `StoreError`."""
+        """Write the chunks to the file and return the summary of the history.
+
+        Raises every exception of `chunks`, `UsageError` for an invalid history, and `StoreError`
+        for a disk error.
+        """
         with self._translated():
             self._make()
             connection = self._connect()
@@ -93,8 +104,10 @@ class Spool:
 
     @contextlib.contextmanager
     def attached(self, work: WriterContext) -> Generator[None]:
-        """As the database `spool` of the writer's connection, around its transaction. Afterwards it is discarded, and
-        in this thread: to free a large file takes its time."""
+        """Attach the file to the writer's connection as database `spool`, around the transaction.
+
+        Afterwards the file is discarded, in the writer thread: to free a large file takes time.
+        """
         try:
             work.execute("ATTACH ? AS spool", (self._uri("mode=ro&immutable=1"),))
             try:
@@ -103,13 +116,14 @@ class Spool:
                 try:
                     work.execute("DETACH spool")
                 except sqlite3.Error as exc:
-                    # It is no affair of who restores: that was committed, or was not.
+                    # The result of the restore does not depend on this. The transaction was
+                    # committed or rolled back.
                     log.warning("! store=%s could not let go of %s: %s", self._store, self._path, exc)
         finally:
             self.discard()
 
     def discard(self) -> None:
-        """The file is gone from here on. Safe to call twice."""
+        """Remove the file. Safe to call twice."""
         with self._lock:
             self._is_discarded = True
             if self._fd is None:
@@ -130,7 +144,7 @@ class Spool:
                 if os.fstat(fd).st_nlink:
                     self._fd = fd
                 else:
-                    os.close(fd)  # Somebody took it for a dead one's before we had the lock.
+                    os.close(fd)  # Another process removed it as dead before this process had the lock.
             if self._fd is None:
                 raise StoreError("the log is closed")
 
@@ -150,7 +164,10 @@ class Spool:
 
     @contextlib.contextmanager
     def _translated(self) -> Generator[None]:
-        """For what is ours alone: an OSError of the file that a history is read from is none of the store's."""
+        """Translate errors of the spool file.
+
+        An OSError of the source of the history stays as it is.
+        """
         try:
             yield
         except (sqlite3.Error, OSError) as exc:
@@ -158,7 +175,7 @@ class Spool:
 
 
 def remove_dead(store: str) -> None:
-    """What processes that were killed have left beside it: whole histories, perhaps."""
+    """Remove the spool files that killed processes have left, which may hold whole histories."""
     folder, name = os.path.split(store)
     for found in os.listdir(folder):
         if found.startswith(f"{name}{SUFFIX}"):
@@ -166,15 +183,18 @@ def remove_dead(store: str) -> None:
 
 
 def _remove_if_dead(path: str) -> None:
-    """The lock is held while it is removed: whoever made it just now and has not locked it yet finds it gone, and makes
-    another."""
-    # Gone by now, or another user's: then it is not ours to remove.
+    """Remove a spool file unless its process is alive.
+
+    The lock is held during the removal. A process that has just created the file, and has not
+    locked it yet, then finds it unlinked and creates another one.
+    """
+    # The file is gone already, or it belongs to another user.
     with contextlib.suppress(FileNotFoundError, PermissionError):
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.unlink(path)
         except BlockingIOError:
-            pass  # Its maker lives.
+            pass  # Its process is alive.
         finally:
             os.close(fd)

@@ -1,9 +1,10 @@
-"""What went wrong with the file, said so that somebody can act: SQLite's codes and the kernel's, as our own errors.
+"""Translate SQLite and kernel errors to `StoreError` classes with a hint for the operator.
 
-SQLite says what failed, by a code of two parts (the low byte is the kind), and seldom why: it throws the errno away,
-and a full disk may come as SQLITE_FULL, as an I/O error (the write-ahead log's index could not be grown) or as "unable
-to open". So the disk itself is asked where the code leaves it open. The answer is of a moment later than the failure;
-it only chooses the words and the class, never whether something has failed.
+SQLite reports what failed, by a code of two parts (the low byte is the kind), but rarely why: it
+drops the errno. A full disk may appear as SQLITE_FULL, as an I/O error (the index of the
+write-ahead log could not grow), or as "unable to open". So this module asks the file system where
+the code is ambiguous. The answer is slightly later than the failure. It only selects the words and
+the class, never whether an operation has failed.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import sqlite3
 
 from banksman.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
 
-# Below this a file system counts as full: a page of the store and one of its index must fit, and some file systems keep
-# a few blocks that nobody gets.
+# A file system with less free space counts as full. A page of the store and a page of its index
+# must fit, and some file systems reserve a few blocks.
 FREE_BYTES_MIN = 64 << 10
 
 FREE_SPACE = (
@@ -33,17 +34,21 @@ _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _LOCKED = frozenset({errno.EAGAIN, errno.EDEADLK})
 
 
-# What SQLite, or Python's module for it, says of the values and the statements that it was given, and not of the store.
+# Errors about the values and statements that the caller passed, not about the store.
 _OF_CALLER = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 
 
 def is_of_store(exc: Exception) -> bool:
-    """Whether the store has failed, and not the one who asked it for something that cannot be done."""
+    """Whether the store has failed, and not a caller that passed an invalid value or statement."""
     return isinstance(exc, (StoreError, sqlite3.Error, OSError)) and not isinstance(exc, _OF_CALLER)
 
 
 def translate(exc: sqlite3.Error | OSError, path: str, doing: str) -> StoreError:
-    """The error to raise `from exc`, having failed to `doing` (a verb: "open", "append to") the store at `path`."""
+    """Return the error to raise `from exc`.
+
+    `doing`: the verb of the failed action on the store at `path`, for example "open" or "append
+    to".
+    """
     if isinstance(exc, OSError):
         return _of_system(exc, path, doing)
     code = _code(exc)
@@ -60,7 +65,8 @@ def translate(exc: sqlite3.Error | OSError, path: str, doing: str) -> StoreError
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_FORMAT:
             return StoreDamaged(what, hint=RESTORE, **ids)
         case sqlite3.SQLITE_CANTOPEN:
-            # SQLite opens (or makes) three files and a folder's fd, and does not say which of them it could not.
+            # SQLite opens or creates three files and a folder's fd, and does not report which one
+            # failed.
             if not _is_writable(path):
                 return StoreReadOnly(what, hint=ALLOW_WRITING, **ids)
             if _is_full(path):
@@ -94,24 +100,29 @@ def _of_system(exc: OSError, path: str, doing: str) -> StoreError:
 
 
 def _code(exc: sqlite3.Error) -> int:
-    """SQLite's extended code. Errors that Python's module makes by itself (a misuse of the interface) have none."""
+    """Return SQLite's extended code; SQLITE_MISUSE if the error has none.
+
+    Python's module raises such errors for a misuse of its interface.
+    """
     code = getattr(exc, "sqlite_errorcode", None)
     return code if isinstance(code, int) else sqlite3.SQLITE_MISUSE
 
 
 def _is_full(path: str) -> bool:
-    """Whether an unprivileged writer finds no room where the store is: no blocks, or no name for another file."""
+    """Whether an unprivileged writer has no blocks or inodes left on the store's file system."""
     try:
         found = os.statvfs(os.path.dirname(os.path.abspath(path)))
     except OSError:
-        return False  # It is not the answer then, whatever it is.
-    # Some file systems have no fixed number of names, and say 0 of 0.
+        return False  # Then a full disk is not the explanation.
+    # Some file systems have no fixed number of inodes, and report 0 of 0.
     return found.f_bavail * found.f_frsize < FREE_BYTES_MIN or (found.f_files > 0 and found.f_favail == 0)
 
 
 def _is_writable(path: str) -> bool:
-    """Whether this user may write each file of the store that is there, and its folder. What is missing counts as so:
-    it is another fault."""
+    """Whether this user may write the existing files of the store and its folder.
+
+    A missing file counts as writable, because its absence is another fault.
+    """
     folder = os.path.dirname(os.path.abspath(path))
     there = [name for name in (folder, path, f"{path}-wal", f"{path}-shm") if os.path.exists(name)]
     return all(os.access(name, os.W_OK, effective_ids=True) for name in there)

@@ -1,19 +1,25 @@
-"""The log in one SQLite file: what the loop sees of it.
+"""`Log` engine on one SQLite file: the part that runs in the event loop.
 
-It promises what every engine does (`store/log.py`), at one of two levels. `full`: what is acknowledged is on the disk.
-`normal`: it is in the kernel's hands, survives the death of any process, and after a power cut the newest of it may be
-gone, whole appends from the end, but never an epoch (`ownership.py`).
+The engine implements the protocol of `store/log.py` at one of two durability levels:
 
-Two threads do what may wait: one writes (`writer_thread.py`), one reads histories (`worker_threads.py`). The loop's own
-asks the store only what it answers at once (`tail_wait.py`). `worker_threads.py` is between them.
+- `full`: an acknowledged change is on the disk.
+- `normal`: an acknowledged change is in the kernel's page cache. It survives the death of any
+  process. A power cut may remove the newest appends, whole appends from the end of the log. It
+  never removes an epoch (`ownership.py`).
 
-Several hosts may have the file open. Who lives is told by locks (`host_locks.py`), and who has a session by its row;
-every change of a session is made under the store's write lock by who says what it believes to be there.
+Two threads do the work that may block: one writes (`writer_thread.py`), and one reads histories
+(`worker_threads.py`). `worker_threads.py` also connects both threads with the event loop. The
+loop's own thread runs only short lookups that cannot block on another process (`tail_wait.py`).
 
-After `close` everything raises `StoreError` or answers with it, but for `release`, which the close has done.
+Several hosts may have the file open. Locks show which hosts are alive (`host_locks.py`), and the
+session's row names its owner. Every change of a session happens under the store's write lock, as a
+compare-and-set: the caller names the values that it believes to be stored.
 
-A forked child has copies of all this and neither the threads nor the locks. It must open the store anew; what it
-inherited does nothing there, and does not hang.
+After `close` every call raises `StoreError` or completes with it. The exception is `release`,
+because the close has already released everything.
+
+A forked child has copies of these objects, but neither the threads nor the locks. The child must
+open the store again. The inherited objects do nothing there, and they do not hang.
 """
 
 from __future__ import annotations
@@ -62,17 +68,20 @@ from banksman.store.sqlite.tail_wait import TailWaiters
 from banksman.store.sqlite.worker_threads import StoreThreads
 
 LEVELS = ("full", "normal")
-# Behind every event that there can be. SQLite has no larger numbers than 64 bits.
+# Larger than every seq. SQLite integers have 64 bits.
 _SEQ_MAX = 1 << 62
 
 log = logging.getLogger("banksman")
 
 
 class SqliteLog:
-    """A `Log` in the file at `path`, which is made if it is missing. Opened inside a loop, and belongs to it.
+    """A `Log` in the file at `path`, which is created if missing.
 
-    `bytes_max`, `seconds_max`: what is kept of each session, about, besides what its last snapshot does not hold.
-    `address`: where this host is to be found, for who is refused because of it.
+    The object belongs to the event loop in which it was opened.
+
+    `bytes_max`, `seconds_max`: approximate retention limits of each session. Events that the last
+    snapshot does not cover are kept in addition. `address`: where clients can reach this host; it
+    appears in the error that other hosts get for its sessions.
     """
 
     is_durable: bool = True
@@ -94,15 +103,16 @@ class SqliteLog:
         self._loop = asyncio.get_running_loop()
         self.path = open_file.checked_path(path)
         self._phase = LogPhase.OPEN
-        # The sessions that are claimed here: nobody else can write or delete them. Who is not in it may be ours all the
-        # same: then it is only served as any other is.
+        # The sessions that this handle has claimed: no other host can write or delete them. A
+        # session that is missing here may still belong to this host. The log then serves it like
+        # any other session, without the fast path.
         self._owned: dict[str, HeldSession] = {}
         self._recent = RecentChunks()
-        # The last failure that its writer was told of. See `operations.py`.
+        # Number of the last failure that a writer has received. See `operations.py`.
         self._told = 0
-        # The histories that are on their way into the store.
+        # The histories that `restore` is copying into the store.
         self._spools: set[Spool] = set()
-        # What was called after the close began, to be answered behind all else.
+        # Completions of calls made after the close began. They run after all earlier completions.
         self._late: list[Callable[[], None]] = []
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._bridge = StoreThreads(
@@ -114,7 +124,7 @@ class SqliteLog:
         )
         self._look = self._bridge.look
         self._waiting = TailWaiters(self._look, self._owned)
-        # Where the file's own index cannot be completed.
+        # In-memory index of turns, for a read-only file whose index table cannot be completed.
         self._turns = TurnIndexes(self.read)
 
     def __repr__(self) -> str:
@@ -122,7 +132,10 @@ class SqliteLog:
 
     # -- owning ------------------------------------------------------------------------------------------------------
     async def claim(self, session: str, *, name: str | None = None, agent: str | None = None) -> int:
-        """Cancelled, it claims nothing: what was claimed by then is released."""
+        """Claim a session, see `Log.claim`.
+
+        A cancelled claim has no effect: the session is released if it was claimed.
+        """
         self._check_open()
         check_text(session, name, agent)
         function = partial(ownership.claim, session=session, name=name, agent=agent)
@@ -133,7 +146,8 @@ class SqliteLog:
 
     def _on_claimed(self, session: str, held: HeldSession, is_wanted: bool) -> None:
         self._owned[session] = held
-        # What others wrote until now was to be looked for, which nobody does any more: it is ours.
+        # From here on the watch skips the session, because only this host writes it. So the waiters
+        # must see everything that other hosts committed until now.
         self._waiting.on_placed(session, held.seq, held.number)
         if not is_wanted:
             self.release(session, held.epoch)
@@ -151,7 +165,10 @@ class SqliteLog:
         self._bridge.put(ReleaseOperation(session, epoch))
 
     def _disown(self, session: str, epoch: int) -> None:
-        """From here on others may write it, unless it was claimed here anew."""
+        """Drop the fast path of a session that other hosts may write now.
+
+        A session that was claimed again under a higher epoch stays.
+        """
         held = self._owned.get(session)
         if held is not None and held.epoch <= epoch:
             del self._owned[session]
@@ -166,7 +183,7 @@ class SqliteLog:
         self._bridge.put(OwnerChange(self._on_told, session, epoch, self._told, done, function, is_of_owner=False))
 
     # -- writing -----------------------------------------------------------------------------------------------------
-    def append(  # noqa: PLR0917  The protocol's own signature, called once per chunk: names would cost.
+    def append(  # noqa: PLR0917  The protocol's signature, called once per chunk: keyword arguments would cost time.
         self,
         session: str,
         epoch: int,
@@ -191,8 +208,11 @@ class SqliteLog:
         chunks: Callable[[], Iterable[Chunk]],
         snapshot: Snapshot | None = None,
     ) -> None:
-        """Cancelled while the chunks are read, nothing comes of it, and their thread ends with the next one; after that
-        it may still be done."""
+        """Restore a session, see `Log.restore`.
+
+        A cancellation while the chunks are read has no effect on the store, and the reading thread
+        ends with the next chunk. After a later cancellation the restore may still complete.
+        """
         self._check_open()
         check_text(session, name, agent)
 
@@ -226,19 +246,24 @@ class SqliteLog:
         limit = checked_limit(limit)
         self._check_open()
         events = self._recent.read(session, after, limit, project)
-        # What was trimmed, by whichever host, is not given, though it may still be in memory: readers agree.
+        # Events that any host has trimmed are not returned, even if they are still in memory: all
+        # readers see the same log.
         if events is not None and (
             self._recent.is_newest(session, after) or self._look.place(session).head.first <= after + 1
         ):
-            # A reader far behind reads page after page: without a pause it would keep the loop from everybody else.
+            # A reader far behind reads page after page. Without this pause it would block the event
+            # loop for all other tasks.
             await asyncio.sleep(0)
             return Page(events, None)
         after = min(after, _SEQ_MAX)
         return await self._bridge.ask(partial(pages.read, session=session, after=after, limit=limit, project=project))
 
     async def find_turn(self, session: str, turn: str) -> TurnPlace | None:
-        """A history that an older version wrote, or that was restored, is read once to index it. In a file that may not
-        be written this is so for each handle."""
+        """Find a turn, see `Log.find_turn`.
+
+        A history that was restored, or that an older version wrote, is read once to index it. In a
+        read-only file each handle has to do this.
+        """
         self._check_open()
         check_text(turn)
         if not self._bridge.is_writable:
@@ -275,7 +300,7 @@ class SqliteLog:
         self._check_open()
         wanted = None if sessions is None else frozenset(sessions)
         found = await self._bridge.ask(partial(pages.read_many, after=position, limit=limit, sessions=wanted))
-        # Here and not in the reader's thread: how a session is shown is looked up by code that belongs to the loop.
+        # Done here and not in the reader thread: `project_of` belongs to the event loop.
         placed: list[PositionedEvent] = []
         for piece in found.pieces:
             project = None if project_of is None else project_of(piece.session)
@@ -325,8 +350,13 @@ class SqliteLog:
         return await self._bridge.call(partial(maintenance.trim, session=session, before=before))
 
     async def delete(self, session: str) -> None:
-        """When it returns, nothing of it is left in the file. Cancelled, or closed meanwhile, the rest goes all the
-        same: by and by, or with the close."""
+        """Delete a session, see `Log.delete`.
+
+        When it returns, no data of the session is left in the file.
+
+        After a cancellation or a close, the removal of the remaining data continues: after later
+        commits, or during the close.
+        """
         self._check_open()
 
         def deleted(gone: Deleted | None, _: bool) -> None:
@@ -334,7 +364,8 @@ class SqliteLog:
             self._recent.drop(session)
             if gone is not None:
                 self._waiting.on_deleted(session, gone.number)
-                # Who waits for one that is yet to come waits for what any host may make.
+                # Waiters for a future session of this id wait for a creation by any host. They need
+                # the watch.
                 self._waiting.on_released(session)
                 if gone.has_rest:
                     self._remove_rest(session, removed)
@@ -345,14 +376,15 @@ class SqliteLog:
             await removed
 
     def _remove_rest(self, session: str, removed: asyncio.Future[None]) -> None:
-        """Piece by piece, each in line with what the others call meanwhile."""
+        """Remove the deleted session's data in pieces, queued with other operations."""
 
         def settled(call: AwaitedOperation) -> None:
             if call.error is None and call.value and self._phase is LogPhase.OPEN:
                 self._bridge.put(AwaitedOperation(settled, function))
                 return
             if call.error is not None:
-                # The session is deleted, and that is what was asked for. The next host finds what is left.
+                # The session is deleted, which is what the caller asked for. The next host removes
+                # the remaining data.
                 log.warning("! session=%s what was deleted is not all gone yet: %s", session, call.error)
             if not removed.done():
                 removed.set_result(None)
@@ -361,26 +393,29 @@ class SqliteLog:
         self._bridge.put(AwaitedOperation(settled, function))
 
     def abandon(self) -> None:
-        # Also in the middle of a close, whose end the loop will not be told of.
+        # This also covers a close in progress: a closed event loop receives no end of it.
         if self._phase is not LogPhase.CLOSED:
             self._phase = LogPhase.CLOSED
             self._discard_spools()
             self._bridge.abandon()
 
     async def close(self) -> None:
-        """Commit, answer, let go. Safe to call twice; cancelling it does not undo it, and the answers still come."""
+        """Commit, complete all calls, and close. Safe to call twice.
+
+        Cancellation does not undo the close, and the completions still come.
+        """
         if self._phase is LogPhase.OPEN:
             self._phase = LogPhase.CLOSING
             self._discard_spools()
             self._bridge.stop()
         await asyncio.shield(self._closed)
 
-    # -- looking at the store itself ---------------------------------------------------------------------------------
+    # -- health ------------------------------------------------------------------------------------------------------
     async def ready(self) -> None:
-        """At once: it was opened."""
+        """Return immediately: the constructor has opened the store."""
 
     def guard(self, guard: OwnershipListener) -> None:
-        """What is claimed here stays ours for as long as we live: the kernel holds the lock that says so."""
+        """Ignore the listener: a kernel lock keeps the ownership while this process lives."""
 
     def check(self) -> None:
         self.head("")
@@ -389,7 +424,7 @@ class SqliteLog:
     def counters(self) -> Mapping[str, float]:
         return self._bridge.counters()
 
-    # -- answering ---------------------------------------------------------------------------------------------------
+    # -- completions -------------------------------------------------------------------------------------------------
     def on_group(self) -> None:
         self._waiting.on_group()
 
@@ -404,7 +439,7 @@ class SqliteLog:
         self._on_told(append)
 
     def _on_told(self, call: WriterOperation) -> None:
-        # Before it is told, so that the writer may go on from inside its `done`.
+        # Set before the callback runs, so that the writer can resume from inside its `done`.
         self._told = max(self._told, call.failure)
         error: Any = call.error
         if isinstance(error, NotOwner) and call.is_of_owner:
@@ -412,7 +447,7 @@ class SqliteLog:
         try:
             call.done(error)
         except Exception:
-            # It is that writer's bug, and the others wait for their answers.
+            # This is a bug of one writer. The other writers still need their completions.
             log.exception("! session=%s the callback of a writer failed", call.session)
 
     # -- closing -----------------------------------------------------------------------------------------------------
@@ -421,12 +456,15 @@ class SqliteLog:
             raise StoreError("the log is closed")
 
     def _discard_spools(self) -> None:
-        """What is not in the store yet will not be."""
+        """Abort every restore whose history is not in the store yet."""
         for spool in self._spools:
             spool.discard()
 
     def _is_late(self, session: str, done: Done) -> bool:
-        """Whether the log is closed, or about to be: then it is answered so, behind what was called before."""
+        """Whether the log is closing or closed.
+
+        If so, queue the error behind all earlier completions.
+        """
         if self._phase is LogPhase.OPEN:
             return False
         error = StoreError("the log is closed", session=session)
@@ -438,7 +476,7 @@ class SqliteLog:
         return True
 
     def on_ended(self) -> None:
-        # Only now, so that what was on its way at the close still lets those through who waited for it.
+        # Not earlier: events that were in flight at the close must still wake their waiters first.
         self._waiting.close(StoreError("the log is closed"))
         self._owned.clear()
         self._phase = LogPhase.CLOSED
@@ -449,7 +487,7 @@ class SqliteLog:
 
 
 class _Late(WriterOperation):
-    """A call that came after the close."""
+    """A writer's call that came after the close began."""
 
     def __init__(self, session: str, done: Done, error: StoreError) -> None:
         super().__init__(_ignore, session, 0, 0, done)

@@ -1,11 +1,13 @@
-"""A look at a store that changes nothing, for whoever wants to know how it is: not a byte, and no file beside it.
+"""Read-only health check of a store: it changes no byte and creates no file.
 
-The way of every host would change something. Its first connection after a crash empties the write-ahead log's index,
-which is the only witness of what was committed (`wal_check.py`), and its last one folds the log back. So the tail is
-looked at first, and then SQLite is told that it may write neither the store nor the index: where that is stale, it
-makes one in its own memory. A store without a write-ahead log has nobody writing in it, and is read as what it is.
+An ordinary open would change the store. The first connection after a crash resets the index of the
+write-ahead log, which is the only evidence of the committed frames (`wal_check.py`). The last
+connection checkpoints the log. So this module checks the tail of the log first. Then it opens the
+store with options that forbid SQLite to write the store or the index. If the index is stale, SQLite
+builds one in its own memory. A store without a write-ahead log has no writer, so it is opened as
+immutable.
 
-Blocks; for a large store, up to `CHECK_SECONDS_MAX`.
+These functions block, for a large store up to `CHECK_SECONDS_MAX` per check.
 """
 
 from __future__ import annotations
@@ -29,19 +31,23 @@ from banksman.store.sqlite.open_file import checked_path
 from banksman.store.sqlite.sqlite_errors import translate
 
 CHECK_SECONDS_MAX = 10.0
-# What is wrong with a file is told by its first faults.
+# The first few faults are enough to describe a damaged file.
 FAULTS_MAX = 5
-# SQLite asks after so many of its own steps whether to go on: every few milliseconds.
+# SQLite calls the progress handler after this many of its steps, every few milliseconds.
 _STEPS = 100_000
 _BUSY_SECONDS_MAX = 2.0
 
-# The process that was started last for a session: boot; pid and start of it, of its keeper and of its host.
+# The last process that was started for a session: boot id, then pid and start time of the process,
+# of its keeper and of its host.
 Born = tuple[str, int, int, int, int, int, int]
 
 
 class UnsettledSession(Struct, frozen=True):
-    """A session whose host has died, and that nobody has settled since. `born`: the process it had, None: none.
-    `fault`: what it had cannot be read."""
+    """A session whose host has died and that no host has recovered since.
+
+    `born`: the session's process; None if it had no process. `fault`: why its history cannot be
+    read.
+    """
 
     session: str
     name: str | None
@@ -51,8 +57,12 @@ class UnsettledSession(Struct, frozen=True):
 
 
 class StoreHealth(Struct, frozen=True):
-    """`faults`: what is wrong with the file, in SQLite's words. `damaged`: sessions that cannot be read, and why.
-    `is_checked`: it was looked at to the end. `hosts`: the pids of those that live and have sessions."""
+    """Result of a health check.
+
+    `faults`: defects of the file, in SQLite's words. `is_checked`: the check reached the end.
+    `hosts`: the pids of the live hosts that own sessions. `left`: the sessions of dead hosts.
+    `damaged`: sessions that cannot be read, and why.
+    """
 
     path: str
     schema: int
@@ -67,9 +77,11 @@ class StoreHealth(Struct, frozen=True):
 
 
 def look(path: str | os.PathLike[str], *, reads_sessions: bool = True) -> StoreHealth | None:
-    """None: there is no such store. `reads_sessions`: look for `damaged` ones, which reads all of them.
+    """Check a store. None: the store does not exist.
 
-    Raises `StoreError`: it is damaged, of another program, too new, not to be read."""
+    `reads_sessions`: also read every session, to find the `damaged` ones. Raises `StoreError` if
+    the store is damaged, belongs to another program, has a newer schema, or cannot be read.
+    """
     path = checked_path(path)
     wal_check.check_file(path)
     if not os.path.exists(path):
@@ -83,7 +95,10 @@ def look(path: str | os.PathLike[str], *, reads_sessions: bool = True) -> StoreH
 
 
 def names(path: str | os.PathLike[str], limit: int) -> list[str]:
-    """What the newest sessions are called, the newest first: their names, and the ids of those that have none."""
+    """Return the names of the newest sessions, newest first.
+
+    A session without a name gives its id.
+    """
     path = checked_path(path)
     wal_check.check_file(path)
     if not os.path.exists(path):
@@ -99,7 +114,8 @@ def names(path: str | os.PathLike[str], limit: int) -> list[str]:
 
 
 def _connected(path: str) -> sqlite3.Connection:
-    # Without a log nobody has it open, so it cannot change under us, and no index is made for it.
+    # Without a write-ahead log no host has the store open, so the file cannot change during the
+    # check. SQLite also creates no index for it.
     how = "readonly_shm=1" if os.path.exists(f"{path}-wal") else "immutable=1"
     uri = f"file:{quote(os.fsencode(path))}?mode=ro&{how}"
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_SECONDS_MAX)
@@ -110,7 +126,7 @@ def _look(connection: sqlite3.Connection, path: str, reads_sessions: bool) -> St
     sessions = connection.execute("SELECT count(*) FROM sessions").fetchone()[0] if version == tables.SCHEMA else 0
     faults = _faults(connection)
     hosts, left = _owners(connection, path) if version == tables.SCHEMA else ((), ())
-    # Where the file itself is damaged, so is what is read of it: its faults say enough.
+    # In a damaged file the sessions are damaged too. The faults of the file say enough.
     damaged = _damaged(connection) if reads_sessions and version == tables.SCHEMA and not faults else ()
     return StoreHealth(
         path=path,
@@ -127,7 +143,7 @@ def _look(connection: sqlite3.Connection, path: str, reads_sessions: bool) -> St
 
 
 def _faults(connection: sqlite3.Connection) -> tuple[str, ...] | None:
-    """None: it is too large to be looked at to the end."""
+    """Run SQLite's quick check. None: the file is too large to check within the time limit."""
     until = time.monotonic() + CHECK_SECONDS_MAX
     connection.set_progress_handler(lambda: time.monotonic() > until, _STEPS)
     try:
@@ -142,9 +158,11 @@ def _faults(connection: sqlite3.Connection) -> tuple[str, ...] | None:
 
 
 def _damaged(connection: sqlite3.Connection) -> tuple[str, ...] | None:
-    """Read each session as a reader and as its next owner would: every chunk, then what the log folds to.
+    """Read each session as a reader and as its next owner would, and return the damaged ones.
 
-    None: it is too large to be read to the end. The first `FAULTS_MAX` that cannot be read are told."""
+    This reads every chunk, then folds the log. None: the time limit passed before damage was found.
+    The result has at most `FAULTS_MAX` sessions.
+    """
     until = time.monotonic() + CHECK_SECONDS_MAX
     found: list[str] = []
     for (session,) in connection.execute("SELECT id FROM sessions ORDER BY number").fetchall():
@@ -177,7 +195,11 @@ def _owners(connection: sqlite3.Connection, path: str) -> tuple[tuple[int, ...],
 
 
 def _alive(path: str, processes: dict[int, HostProcess]) -> set[int]:
-    """Without the file of locks nobody can be asked for, and it is not made for the asking."""
+    """Return the hosts that are alive.
+
+    Without the lock file no lock can be queried, and a health check must not create it. Then the
+    process table decides.
+    """
     if not os.path.exists(f"{path}-hosts"):
         return {host for host, process in processes.items() if is_there(process)}
     with closing(HostLocks(path)) as hosts:
@@ -193,7 +215,10 @@ def _left(connection: sqlite3.Connection, session: str, name: str | None, host_p
 
 
 def _past(connection: sqlite3.Connection, session: str) -> SessionHistory:
-    """What the log says, from the last snapshot on. Which process there was is the same in every dialect."""
+    """Fold the session's log from its last snapshot on.
+
+    All dialects record the process in the same way.
+    """
     past = pasts.beginning(Config(dialect=UNKNOWN))
     snapshot = pages.snapshot(connection, session)
     if snapshot is not None:

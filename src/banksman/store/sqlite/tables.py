@@ -1,29 +1,34 @@
-"""The tables, and how a file comes to have them: made anew, or migrated from an older schema after a copy was taken.
+"""SQLite schema: creation, recognition of the file, and migration after a backup copy.
 
-A file that is not ours, or of a newer schema, is left as it is: nothing is written before that is known. All that is
-written here is one transaction, so a crash, or a migration that fails, leaves the file as it was; and several processes
-may do this at once, since each looks again once it may write.
+A file of another program, or of a newer schema, stays unchanged: this module checks the file before
+it writes. All its writes are one transaction, so a crash or a failed migration leaves the file as
+it was. Several processes may run it at the same time, because each checks again under the write
+lock.
 
-`chunks` has one row per append (`pages.py`). Its ids are the order of the commits: writers come one after the other,
-and each takes the next number. No number is ever taken twice, or a position in that order would mean another place; but
-AUTOINCREMENT, which promises that, costs another page per commit (a third of the time of a small one). Without it
-SQLite gives one more than the highest there is, and so the row with the highest id is never removed: where its session
-is deleted, an empty row stays in its place, a *stone*, with no session.
+**chunks** has one row per append (`pages.py`). Its ids are the commit order: writers take turns,
+and each takes the next id. No id may be used twice, or a position in that order would mean another
+place. AUTOINCREMENT guarantees this, but costs one more page per commit, a third of the time of a
+small commit. Without it SQLite takes the highest existing id plus one. So the row with the highest
+id is never removed. If its session is deleted, an empty row without a session stays in its place, a
+*stone*.
 
-`sessions` has what changes with each append in its first columns and nothing long, because its row is written anew each
-time; the snapshot, which may be long, is therefore in a table of its own. `number` is a session's identity: an id may
-be deleted and made again, a number is given once. `trimmed` is the highest chunk that retention has taken.
+**sessions** has the columns that every append changes first, and no long values, because each
+append writes the whole row. The snapshot may be long, so it has a separate table. `number` is the
+identity of a session: an id may be deleted and created again, but a number is used once. `trimmed`
+is the highest chunk id that retention has removed.
 
-A chunk whose session has no row is a rest of one that was deleted, and nobody's: see `deleted_sessions.py`.
+A chunk whose session has no row is left over from a deleted session (`deleted_sessions.py`).
 
-`turns` has where each turn begins and ends (`turn_table.py`). It is an addition to the first schema, and so is the
-column `indexed`: a file without them gets them when it is opened. The schema keeps its number, because a version that
-does not know them can use the file as before, and what it writes is indexed later.
+**turns** has the place where each turn begins and ends (`turn_table.py`). The table and the column
+`indexed` are additions to the first schema: a file without them gets them when it is opened. The
+schema number stays the same, because an older version can use the file as before. A later lookup
+indexes the events that the older version writes.
 
-`hosts` are those that own something, or did. Its ids are given once, ever: `host_locks.py` holds a lock for each.
+**hosts** lists the hosts that own sessions, or did. An id is used only once: `host_locks.py` holds
+a lock for each.
 
-`store` has what is one for all: the highest epoch that was deleted, how many deletions there were; and of which
-sessions there is a rest.
+**store** has the global values: the highest deleted epoch, the number of deletions, and the deleted
+sessions whose data is not removed yet.
 """
 
 from __future__ import annotations
@@ -37,10 +42,11 @@ from collections.abc import Callable
 from banksman.errors import StoreDamaged, StoreError, StoreReadOnly, StoreTooNew
 from banksman.store.sqlite.sqlite_errors import ALLOW_WRITING
 
-# "bnks", in the file's header: `file` and others can tell whose it is.
+# "bnks" in the file header: `file` and other tools can identify the format.
 APPLICATION = 0x626E6B73
 SCHEMA = 1
-# From the version that is the key to the next. Each runs inside the one transaction, and must not end it.
+# Each migration leads from its key to the next version. It runs inside the one transaction and must
+# not end it.
 MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
 
 _TURNS = """
@@ -101,7 +107,11 @@ INSERT INTO store VALUES ('deleted_epoch', 0), ('deletions', 0);
 
 
 def prepare(connection: sqlite3.Connection, path: str, *, is_writable: bool, busy_seconds: float) -> None:
-    """See that the file has our tables. `StoreTooNew`, `StoreDamaged`; errors of SQLite's own are not translated."""
+    """Create or migrate the tables, or check them if the file is read-only.
+
+    Raises `StoreTooNew`, `StoreDamaged`, `StoreReadOnly` or `StoreError`. Exceptions of SQLite are
+    not translated.
+    """
     version = version_of(connection, path)
     if not is_writable:
         if version != SCHEMA:
@@ -116,7 +126,7 @@ def prepare(connection: sqlite3.Connection, path: str, *, is_writable: bool, bus
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
-        # Another process may have been here in the meantime.
+        # Another process may have created or migrated the file before this one got the write lock.
         version = version_of(connection, path)
         if version == 0:
             _execute_all(connection, _TABLES)
@@ -136,13 +146,17 @@ def prepare(connection: sqlite3.Connection, path: str, *, is_writable: bool, bus
 
 
 def has_turns(connection: sqlite3.Connection) -> bool:
-    """Whether the file has the index of turns: one that may not be written, and was made before it, has none."""
+    """Whether the file has the index of turns. An old read-only file does not have it."""
     return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'turns'").fetchall())
 
 
 def version_of(connection: sqlite3.Connection, path: str) -> int:
-    """The file's schema; 0 if there is nothing in it yet."""
-    # At one moment: somebody may be making it, and half of it would look like another program's.
+    """Return the file's schema version; 0 for an empty file.
+
+    Raises `StoreDamaged` for a file of another program, `StoreTooNew` for a newer schema.
+    """
+    # One transaction gives one consistent view. Without it, a file that another process is creating
+    # could look like a database of another program.
     is_alone = not connection.in_transaction
     if is_alone:
         connection.execute("BEGIN")
@@ -170,10 +184,11 @@ def version_of(connection: sqlite3.Connection, path: str) -> int:
 
 
 def _become_wal(connection: sqlite3.Connection, busy_seconds: float) -> None:
-    """Readers and the writer do not wait for each other. It is a property of the file, so mostly it is there already.
+    """Switch the file to WAL mode, in which readers and the writer do not wait for each other.
 
-    To change it needs the file alone, and for that SQLite does not wait by itself: so it is tried again, which happens
-    only where several processes make one store at the same moment.
+    The mode is a property of the file, so it is usually set already. The switch needs exclusive
+    access, and SQLite does not wait for that. So this function retries. Contention occurs only if
+    several processes create one store at the same moment.
     """
     deadline = time.monotonic() + busy_seconds
     while True:
@@ -213,23 +228,27 @@ def backup_path(path: str, version: int) -> str:
 
 
 def _back_up(path: str, version: int) -> None:
-    """A copy of what is committed, whole on the disk before it has its name. We hold the write lock meanwhile, so that
-    nobody commits what would be in neither."""
+    """Copy the committed data. The copy gets its name only when it is complete and synced.
+
+    The caller holds the write lock, so no host can commit data that would be missing in the copy.
+    """
     target = backup_path(path, version)
     partial = f"{target}.partial"
-    # One that was killed here has left these, and nobody else is here now: we hold the lock.
+    # A process that was killed here has left these files. The write lock excludes a second live
+    # one.
     for name in (partial, f"{partial}-journal", f"{partial}-wal", f"{partial}-shm"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
     os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
     try:
-        # Another connection: the one with the transaction may not be read from by a copy.
+        # A second connection, because a backup cannot read from the connection with the open
+        # transaction.
         with (
             contextlib.closing(sqlite3.connect(path)) as source,
             contextlib.closing(sqlite3.connect(partial)) as copy,
         ):
             source.backup(copy)
-            # The copy says that it has a write-ahead log, as its source does. It shall be one file.
+            # The copy inherits WAL mode from its source. This makes it a single file.
             copy.execute("PRAGMA journal_mode = DELETE")
         fd = os.open(partial, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -245,7 +264,7 @@ def _back_up(path: str, version: int) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """So that a file's name is on the disk, as its contents are."""
+    """Sync the folder of a file, so that the file's name is on disk like its contents."""
     fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -254,7 +273,7 @@ def sync_folder(path: str) -> None:
 
 
 def _execute_all(connection: sqlite3.Connection, script: str) -> None:
-    """Not `executescript`, which would commit first."""
+    """Execute each statement of a script. `executescript` would commit the transaction first."""
     for statement in script.split(";"):
         if statement.strip():
             connection.execute(statement)

@@ -1,37 +1,51 @@
-"""Commits that were acknowledged and are gone: seen before the first connection, which would pass over them in silence.
+"""Detect acknowledged commits that the write-ahead log has lost, before SQLite opens the store.
 
-After a crash SQLite reads the write-ahead log (`-wal`) from its start and stops at the first frame whose checksum is
-wrong. That is right for a transaction that was cut off in the middle, and wrong for a tail that was torn, zeroed or cut
-after its commit was acknowledged: both look the same to it, and it opens the store without a word.
+After a crash SQLite reads the write-ahead log (`-wal`) from its start and stops at the first frame
+with a wrong checksum. This is right for a transaction that was interrupted. It is wrong for a tail
+that was torn, zeroed or truncated after the commit was acknowledged. SQLite cannot distinguish the
+two cases, and opens the store without an error.
 
-But there is a witness. The log's index (`-shm`) says how many frames were committed, and it is written after them, so
-after the death of processes, of whichever and at whatever moment, it never says more than the log holds. SQLite does
-not ask it: the first connection empties it. So it is asked here, before that.
+**The evidence.** The index of the log (`-shm`) holds the number of committed frames. It is written
+after the frames. So after the death of any process at any moment, it never counts more frames than
+the log holds. SQLite does not use this evidence: the first connection resets the index. So this
+module reads the index before that.
 
-What is compared: the number of committed frames, the salts that mark the log's generation, each frame's salts, and the
-checksum of the last committed frame, which the index has a copy of. Each frame's checksum goes on from the one before,
-so one frame can be verified alone; that is done for the last `VERIFIED_FRAMES_MAX`. In older ones of a longer log only
-a frame header of another generation and a page of zeros is noticed, not a changed byte. (The log is folded into the
-store about every 1000 frames, so a longer one is rare.)
+**The comparison** covers:
 
-What cannot be seen here, and passes: other damage in the store's file itself (a session's row and the checksums of its
-chunks tell of lost and changed events as they are read, `pages.py`); a loss after which there is no index (it was
-removed too, or the last process closed the store in good order); one while other processes have the store open, whose
-index lives; and, unless commits are synced, one that came with a restart of the machine. There the kernel may have
-written the index to the disk and not the log, which is no damage but what the level promises.
+- the number of committed frames,
+- the salts that mark the generation of the log,
+- the salts of each frame,
+- the checksum of the last committed frame, of which the index has a copy.
 
-A store's file that is empty or missing beside a log with something in it is damage too (`check_file`). SQLite makes the
-file's first page before the log, and never shortens it to nothing. On finding an empty file it deletes the log without
-a word, so this is looked at before anything else, and by `stat` alone.
+The checksum of a frame continues from the one before, so one frame can be verified alone. The check
+verifies the last `VERIFIED_FRAMES_MAX` frames. In older frames of a longer log it detects only a
+frame header of another generation and a page of zeros, not a changed byte. SQLite checkpoints the
+log about every 1000 frames, so a longer log is rare.
 
-Nothing may be opened here while this process has a connection to the store: to close any fd of a file drops all of the
-process's POSIX locks on it, SQLite's included. So logs are counted by path, and all of it happens under one lock:
+**Undetected damage:**
 
-    damage.check_file(path)     # raises StoreDamaged; before the file is made
-    damage.check_tail(path)     # raises StoreDamaged
-    damage.opened(path)         # before the first connection; check_tail passes from here on
-    ...                         # connections
-    damage.closed(path)         # after the last connection was closed
+- Other damage in the store's file. The session's row and the checksums of its chunks reveal lost
+  and changed events when they are read (`pages.py`).
+- A loss after which no index exists: it was removed too, or the last process closed the store
+  cleanly.
+- A loss while other processes have the store open, because their index is in use.
+- A loss in a reboot of the machine, unless commits are synced. The kernel may have written the
+  index to disk and not the log. This is not damage but the promise of the level `normal`.
+
+**An empty or missing store file** next to a non-empty log is damage too (`check_file`). SQLite
+creates the first page of the file before the log, and never truncates the file to nothing. If
+SQLite finds an empty file, it deletes the log without an error. So this check comes before
+everything else, and it uses only `stat`.
+
+**Locks.** While this process has a connection to the store, this module must not open its files. To
+close any fd of a file drops all POSIX locks of the process on it, including SQLite's. So the module
+counts the logs by path, and every check runs under one lock:
+
+    wal_check.check_file(path)     # raises StoreDamaged; before the file is created
+    wal_check.check_tail(path)     # raises StoreDamaged
+    wal_check.opened(path)         # before the first connection; check_tail passes from here on
+    ...                            # connections
+    wal_check.closed(path)         # after the last connection was closed
 """
 
 from __future__ import annotations
@@ -50,35 +64,43 @@ from banksman.errors import StoreDamaged
 from banksman.store.sqlite.host_locks import is_locked
 from banksman.store.sqlite.sqlite_errors import translate
 
-# 4 MiB of pages, as many as the log normally has, take 0.1 s.
+# 4 MiB of pages, the usual size of the log, take 0.1 s.
 VERIFIED_FRAMES_MAX = 1024
 
-# Of the index: two copies of a header (version, -, changes, is-initialised, checksums-are-big-endian, page size,
-# frames, pages, the last frame's checksum, salts, own checksum), then how much was folded back into the store and how
-# much of that was begun. All in the machine's order, but for the salts, which are a copy of the log's bytes.
+# The index starts with two copies of a header: version, unused, change counter, is-initialised,
+# checksums-are-big-endian, page size, frames, pages, checksum of the last frame, salts, checksum of
+# the header. Then come the number of checkpointed frames and the number of frames whose checkpoint
+# has begun. All numbers are in machine order, except the salts, which are a copy of the log's
+# bytes.
 _INDEX = struct.Struct("=III??HII2I8s2I")
 _INDEX_BYTES = 136
 _FOLDED = struct.Struct("=I")
 _FOLDED_OFFSET = 96
 _BEGUN_OFFSET = 128
-# Every connection holds this byte of the index locked, shared.
+# Every connection holds a shared lock on this byte of the index.
 _IN_USE_OFFSET = 128
 
-# Of the log: magic, version, page size, checkpoints, salts, own checksum; then the frames, each with page number, pages
-# of the store after this commit (0: no commit), salts, checksum. All big-endian.
+# The log starts with a header: magic, version, page size, checkpoints, salts, checksum of the
+# header. Then come the frames, each with page number, pages of the store after this commit (0: no
+# commit), salts, checksum, page. All numbers are big-endian.
 _LOG = struct.Struct(">4I8s2I")
 _FRAME = struct.Struct(">2I8s2I")
-# The last bit says in which order the words are that are summed.
+# The last bit gives the byte order of the words in the checksum.
 _MAGIC = 0x377F0682
 
-# Protects `_logs`, and is held over a whole check: no connection may come to be between the look at the count and the
-# close of the check's fds. A thread that opens a store waits here for another's check, less than a second.
+# Protects `_logs` and is held during a whole check: no connection may be opened between the look at
+# the count and the close of the check's fds. A thread that opens a store waits here for another
+# thread's check, less than a second.
 _lock = threading.Lock()
 _logs: Counter[str] = Counter()
 
 
 class _Index(Struct, frozen=True):
-    """What the index says. `frames` were committed, `folded` of them are in the store, `begun` may be there in part."""
+    """Contents of the log's index.
+
+    `frames`: committed frames. `folded`: frames that were checkpointed into the store. `begun`:
+    frames that may be in the store in part.
+    """
 
     frames: int
     folded: int
@@ -89,14 +111,17 @@ class _Index(Struct, frozen=True):
 
 
 class _Found(Struct, frozen=True):
-    """What the log holds: so many frames are whole, and the last commit among them is that of frame `commit`."""
+    """Contents of the log: the number of intact frames, and the last commit frame among them."""
 
     frames: int
     commit: int
 
 
 def _forget() -> None:
-    """In a forked child: no connection is its own, and another thread of the parent may have held the lock."""
+    """Reset the state in a forked child.
+
+    The child owns no connection, and a thread of the parent may have held the lock.
+    """
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
     _logs.clear()
@@ -106,13 +131,13 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def opened(path: str) -> None:
-    """Another log of this process is about to connect to this store."""
+    """Count a log of this process that is about to connect to the store."""
     with _lock:
         _logs[os.path.realpath(path)] += 1
 
 
 def closed(path: str) -> None:
-    """A log of this process has closed its last connection to this store."""
+    """Uncount a log of this process after it has closed its last connection to the store."""
     with _lock:
         path = os.path.realpath(path)
         assert _logs[path] > 0, f"closed more often than opened: {path}"
@@ -122,10 +147,11 @@ def closed(path: str) -> None:
 
 
 def check_file(path: str) -> None:
-    """Raise `StoreDamaged` if the store's file is empty or missing, and its write-ahead log is not.
+    """Raise `StoreDamaged` if the store's file is empty or missing and its write-ahead log is not.
 
-    Opens nothing, so it may be called at any time. A process that makes the store meanwhile writes the file first and
-    the log second: the log is looked at first here, so the file that belongs to it is found.
+    It opens nothing, so it may be called at any time. A process that creates the store at the same
+    time writes the file first and the log second. This function looks at the log first, so it then
+    also finds the file.
     """
     path = os.path.realpath(path)
     try:
@@ -142,12 +168,15 @@ def check_file(path: str) -> None:
 
 
 def check_tail(path: str, *, is_synced: bool = False) -> None:
-    """`StoreDamaged` if commits were acknowledged that the store no longer has. See the module for when it can tell.
+    """Raise `StoreDamaged` if the store has lost acknowledged commits.
 
-    `is_synced`: each commit was on the disk before it was acknowledged (the level `full`), so that a restart of the
-    machine is no excuse. Blocks for up to a quarter of a second after a crash, and for no time worth a word otherwise.
+    See the module for the limits.
+
+    `is_synced`: each commit was on disk before its acknowledgement (level `full`), so a reboot does
+    not explain a loss. Blocks for up to a quarter of a second after a crash, and for a negligible
+    time otherwise.
     """
-    # SQLite puts these files beside what a symlink points to, not beside the link.
+    # SQLite puts these files next to the target of a symlink, not next to the link.
     path = os.path.realpath(path)
     with _lock:
         if _logs[path] > 0:
@@ -168,8 +197,8 @@ def _check(path: str, is_synced: bool) -> None:
     found = _read_log(path, index)
     if not _is_lost(index, found):
         return
-    # A process that came by meanwhile, and closed the store in good order, has removed both files one after the other.
-    # What it left, if anything, is for another look.
+    # Another process that closed the store cleanly has removed both files one after the other. If
+    # the index has changed, this result is not reliable, and the next check decides.
     if _read_index(path, is_synced) != index:
         return
     raise _damaged(path, index, found)
@@ -178,22 +207,24 @@ def _check(path: str, is_synced: bool) -> None:
 def _is_lost(index: _Index, found: _Found | Literal["missing", "another"]) -> bool:
     match found:
         case "another":
-            # A log of another generation. A newer one began after all of ours was folded; the index is then one that
-            # the kernel had written to the disk some time before a power cut.
+            # A log of another generation. It began after all frames of this index were
+            # checkpointed. The index is then an old copy that the kernel wrote to disk some time
+            # before a power cut.
             return False
         case "missing":
             return index.folded < index.frames
         case _Found():
-            # Also when all was folded back into the store: from what is left of the log, SQLite would take older
-            # versions of pages that are newer in the store.
+            # This holds even if all frames were checkpointed. From the rest of the log, SQLite
+            # would take older versions of pages that are newer in the store.
             return found.frames < index.frames
 
 
 def _damaged(path: str, index: _Index, found: _Found | Literal["missing", "another"]) -> StoreDamaged:
     whole, commit = (found.frames, found.commit) if isinstance(found, _Found) else (0, 0)
     before = f"with no program using the store, copy {path}, {path}-wal and {path}-shm to a safe place; then "
-    # SQLite folds a page back in its newest version, so a store into which not all was folded has pages of several
-    # times. It is sound only together with every frame up to `begun`, and then at any commit from there on.
+    # A checkpoint copies the newest version of each page. So a partly checkpointed store has pages
+    # from several moments. It is consistent only together with every frame up to `begun`, and then
+    # at any commit from there on.
     if index.folded == index.frames:
         hint = f"{before}remove {path}-wal and {path}-shm: the store itself has every commit"
     elif index.begun <= commit or index.begun == 0:
@@ -212,7 +243,7 @@ def _damaged(path: str, index: _Index, found: _Found | Literal["missing", "anoth
 
 # -- the index -------------------------------------------------------------------------------------------------------
 def _read_index(path: str, is_synced: bool) -> _Index | None:
-    """What the index says; None if there is none, if it is in use, or if it is no witness."""
+    """Read the index. None: the index is missing, in use, or no evidence."""
     try:
         fd = os.open(f"{path}-shm", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -221,14 +252,15 @@ def _read_index(path: str, is_synced: bool) -> _Index | None:
         if is_locked(fd, _IN_USE_OFFSET):
             return None
         if not is_synced and os.fstat(fd).st_mtime < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME):
-            return None  # It was written before the machine was started.
+            return None  # Written before the last boot.
         data = os.pread(fd, _INDEX_BYTES, 0)
     finally:
         os.close(fd)
     if len(data) < _INDEX_BYTES:
         return None
-    # The second copy is written before the first. A process that died in between leaves two that differ, or one that is
-    # torn; each that is whole is true, the first being what was known to readers.
+    # SQLite writes the second copy before the first. A process that died in between leaves two
+    # different copies, or a torn one. Every intact copy is true. The first one is the state that
+    # readers knew.
     return _parse_index(data, 0) or _parse_index(data, _INDEX.size)
 
 
@@ -240,14 +272,14 @@ def _parse_index(data: bytes, offset: int) -> _Index | None:
         return None
     (folded,) = _FOLDED.unpack_from(data, _FOLDED_OFFSET)
     (begun,) = _FOLDED.unpack_from(data, _BEGUN_OFFSET)
-    # The two numbers are outside the checksum, and are set to 0 after a new header was written: until then they belong
-    # to the generation before.
+    # The checksum does not cover these two numbers. SQLite resets them to 0 after it has written a
+    # new header. Until then they belong to the earlier generation, so they are capped here.
     folded, begun = min(folded, frames), min(max(begun, folded), frames)
     return _Index(frames, folded, begun, _page_bytes(page_bytes), salts, (first, second))
 
 
 def _page_bytes(stored: int) -> int:
-    """65536 does not fit into two bytes, and is stored as 1."""
+    """Decode a page size. 65536 does not fit into two bytes and is stored as 1."""
     return 65536 if stored == 1 else stored
 
 
@@ -265,7 +297,7 @@ def _read_log(path: str, index: _Index) -> _Found | Literal["missing", "another"
         order = "big" if magic & 1 else "little"
         is_sound = magic & ~1 == _MAGIC and tuple(own) == _summed(_words(header[:-8], order), (0, 0))
         if not is_sound:
-            return "missing"  # SQLite ignores a log with such a header, whatever follows.
+            return "missing"  # SQLite ignores a log with an invalid header.
         if salts != index.salts or page_bytes != index.page_bytes:
             return "another"
         return _count_frames(fd, index, order, (own[0], own[1]))
@@ -274,12 +306,14 @@ def _read_log(path: str, index: _Index) -> _Found | Literal["missing", "another"
 
 
 def _count_frames(fd: int, index: _Index, order: str, before: tuple[int, int]) -> _Found:
-    """How many frames, from the first on and at most as many as were committed, are what they were. `before`
-    is the checksum that the first one goes on from."""
+    """Count the intact frames from the start, at most as many as were committed.
+
+    `before`: the checksum from which the first frame continues.
+    """
     commit = 0
     zeros = bytes(index.page_bytes)
     for number in range(1, index.frames + 1):
-        # One frame at a time: a log that nobody could fold back may be larger than the memory.
+        # One frame at a time: a log that could not be checkpointed may be larger than the memory.
         frame = os.pread(
             fd, _FRAME.size + index.page_bytes, _LOG.size + (number - 1) * (_FRAME.size + index.page_bytes)
         )
@@ -289,7 +323,7 @@ def _count_frames(fd: int, index: _Index, order: str, before: tuple[int, int]) -
         checksum = (stored[0], stored[1])
         if page == 0 or salts != index.salts:
             return _Found(number - 1, commit)
-        # A page of zeros may be real (the rest of a long value), so its checksum decides.
+        # A page of zeros can be valid (the rest of a long value), so its checksum decides.
         is_recent = number > index.frames - VERIFIED_FRAMES_MAX
         if is_recent or frame[_FRAME.size :] == zeros:
             words = _words(frame[:8] + frame[_FRAME.size :], order)
@@ -303,7 +337,7 @@ def _count_frames(fd: int, index: _Index, order: str, before: tuple[int, int]) -
 
 
 def _words(data: bytes, order: str) -> memoryview[int]:
-    """The words that a checksum sums. SQLite writes a log in its machine's own order; another machine may have."""
+    """Return the words of a checksum. The log may be in the byte order of another machine."""
     if order != sys.byteorder:
         data = struct.pack(
             f"{len(data) // 4}I", *struct.unpack(f"{'>' if order == 'big' else '<'}{len(data) // 4}I", data)
@@ -312,11 +346,14 @@ def _words(data: bytes, order: str) -> memoryview[int]:
 
 
 def _summed(words: memoryview[int], before: tuple[int, int]) -> tuple[int, int]:
-    """SQLite's checksum of an even number of words, going on from another: two sums of 32 bits, each taken up by the
-    other."""
+    """Continue SQLite's checksum over an even number of words.
+
+    The checksum has two sums of 32 bits, and each one adds the other.
+    """
     first, second = before
-    # This loop is all that the check costs: three steps a turn, with what exceeds 32 bits cut off once. What does not
-    # fill a turn comes first; a frame with a page of 4096 bytes fills 171.
+    # This loop is the whole cost of the check. Each pass takes six words, and cuts the sums to 32
+    # bits once. The words that do not fill a pass come first. A frame with a page of 4096 bytes
+    # takes 171 passes.
     place = 0
     while (len(words) - place) % 6:
         first = (first + words[place] + second) & 0xFFFFFFFF
@@ -334,7 +371,7 @@ def _summed(words: memoryview[int], before: tuple[int, int]) -> tuple[int, int]:
 
 
 def _size(path: str) -> int | None:
-    """In bytes; None: there is no such file."""
+    """Return the size in bytes; None if the file does not exist."""
     try:
         return os.stat(path).st_size
     except (FileNotFoundError, NotADirectoryError):
@@ -342,8 +379,11 @@ def _size(path: str) -> int | None:
 
 
 def _is_open_here(*paths: str) -> bool:
-    """Whether this process has one of these files open by other means than a log of ours: a connection of the program's
-    own, whose locks we must not drop. Looked at without opening anything of theirs."""
+    """Whether this process has one of these files open outside of a log.
+
+    The program may have its own SQLite connection, whose locks must not be dropped. This function
+    opens none of these files.
+    """
     wanted: set[tuple[int, int]] = set()
     for path in paths:
         try:
@@ -356,12 +396,12 @@ def _is_open_here(*paths: str) -> bool:
     try:
         fds = [int(name) for name in os.listdir("/proc/self/fd")]
     except FileNotFoundError:
-        return False  # Without /proc nobody can tell, and nearly always there is none.
+        return False  # Without /proc this is unknown, and a foreign connection is very rare.
     for fd in fds:
         try:
             found = os.fstat(fd)
         except OSError:
-            continue  # Closed by now: another thread's, or the one that listed the folder.
+            continue  # Closed in the meantime: by another thread, or the fd of the listing.
         if (found.st_dev, found.st_ino) in wanted:
             return True
     return False

@@ -1,7 +1,9 @@
-"""The one thread that reads histories, so that the loop does not wait for the disk, nor unpack what it finds there.
+"""Reader thread of the store, and the bridge between its two threads and the event loop.
 
-One is enough: a page takes a fraction of a millisecond, most of it in Python, of which only one thread runs at a time
-anyway. It is a daemon for the same reason as the writer, and with less to lose.
+The reader thread reads and decodes histories, so that the event loop waits neither for the disk nor
+for the decoding. One reader is enough: a page takes a fraction of a millisecond, most of it in
+Python code, and only one thread runs Python at a time. The thread is a daemon for the same reason
+as the writer (`writer_thread.py`), and it has less to lose.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ from banksman.store.sqlite.writer_thread import WriterThread
 
 
 class ReadRequest:
-    """A question. `settled` is called in the loop when there is an answer, or an error."""
+    """A query for the reader thread.
+
+    `settled`: called in the event loop with the answer or the error.
+    """
 
     __slots__ = ("error", "function", "is_wanted", "settled", "value")
 
@@ -38,14 +43,18 @@ class ReadRequest:
     ) -> None:
         self.settled = settled
         self.function = function
-        # Whether somebody still waits for it: a page nobody wants need not be read.
+        # Whether the caller still waits. A page for a cancelled caller need not be read.
         self.is_wanted = is_wanted
         self.value: Any = None
         self.error: Exception | None = None
 
 
 class ReaderThread:
-    """`hand_over` is called in the thread, with a request to be settled in the loop's; with None at the end."""
+    """The thread that runs read queries.
+
+    `hand_over`: called in this thread with a request for the event loop to settle, and with None at
+    the end.
+    """
 
     def __init__(
         self, connection: sqlite3.Connection, *, path: str, hand_over: Callable[[ReadRequest | None], None]
@@ -61,7 +70,7 @@ class ReaderThread:
         self.thread.start()
 
     def stop(self) -> None:
-        """End, behind all that was asked. From any thread."""
+        """End after all queued requests. Callable from any thread."""
         self._queue.put(None)
 
     def _run(self) -> None:
@@ -80,33 +89,40 @@ class ReaderThread:
             request.error = translate(exc, self._path, "read")
             request.error.__cause__ = exc
         except Exception as exc:
-            # A bug, or a session's id that is no text. It is the asker's to see, and not the thread's to die of.
+            # A bug, or a session id that is not valid text. The caller gets the exception, and the
+            # thread lives.
             request.error = exc
 
 
-# Between the loop and the two threads: what goes to them, and how it comes back settled.
+# The bridge between the event loop and the two threads.
 #
-# Operations and requests go by a queue each; what became of them comes back by one callback of the loop for a group.
-# Nothing else is shared. The threads know this object weakly, so that a program that forgets its log can lose it: then
-# they are told to end, as by a close, and nobody waits for them.
+# Operations and requests go through one queue each. Results come back by one loop callback per
+# group. The threads share nothing else. They hold only a weak reference to this object, so that a
+# program that drops its log can free it. The finalizer then tells the threads to end, as a close
+# does, and waits for neither.
 
 
 class StoreListener(Protocol):
-    """The log, as its bridge sees it."""
+    """Callbacks of the bridge to its log."""
 
     def on_group(self) -> None:
-        """All of a group was settled."""
+        """React to a group whose operations are all settled."""
         ...
 
     def on_ended(self) -> None:
-        """Both threads have ended, and all that they did was settled. The connections are still there."""
+        """React to the end of both threads.
+
+        All operations are settled, and the connections are still open.
+        """
         ...
 
 
 class StoreThreads:
-    """The open store: its connections and its threads, from the first moment on. Made in the loop that it belongs to.
+    """An open store: its connections and its two threads.
 
-    `look` is for the loop's own thread.
+    Created in the event loop that it belongs to.
+
+    `look`: the lookups for the loop's own thread.
     """
 
     def __init__(
@@ -143,36 +159,41 @@ class StoreThreads:
         )
         self.put = self._writer.put
         self._lost = weakref.finalize(self, _stop, self._writer, self._reader)
-        # Not at the interpreter's end: whoever closes the log there may come after us. If nobody does, it is a crash.
+        # Not at interpreter exit: an exit handler that closes the log may run after this finalizer.
+        # If none does, the exit counts as a crash.
         self._lost.atexit = False
         self._writer.start()
         self._reader.start()
 
     @property
     def is_writable(self) -> bool:
-        """Whether the file may be written at all."""
+        """Whether this user can write the file."""
         return self._opening.is_writable
 
     @property
     def host(self) -> int | None:
-        """Our id among the hosts, once there is one."""
+        """This host's id in the store, or None before the first claim."""
         return self._work.host
 
     def check_presence(self) -> None:
-        """`StoreError` if the file was removed, moved or replaced. See `open_file.py`."""
+        """Raise `StoreError` if the file was removed, moved or replaced. See `open_file.py`."""
         try:
             self._opening.presence.check()
         except OSError as exc:
             raise translate(exc, self._opening.path, "look at") from exc
 
     def counters(self) -> Mapping[str, float]:
-        """What the writer's thread has written. It never changes what it has given out."""
+        """Return the writer's totals. The writer never changes an object that it has published."""
         return self._writer.written._asdict()
 
     async def call(
         self, function: Callable[[WriterContext], Any], *, then: Callable[[Any, bool], None] | None = None, **how: Any
     ) -> Any:
-        """What the writer's thread makes of it. `then` hears of what was done, and whether somebody still waits."""
+        """Run a function in the writer thread and return its result.
+
+        `then`: called in the loop after success, with the result and whether the caller still
+        waits.
+        """
         future: asyncio.Future[Any] = self._loop.create_future()
 
         def settled(call: AwaitedOperation) -> None:
@@ -186,7 +207,7 @@ class StoreThreads:
         return await future
 
     async def ask(self, function: Callable[[sqlite3.Connection], Any]) -> Any:
-        """What the reader's thread makes of it."""
+        """Run a function in the reader thread and return its result."""
         future: asyncio.Future[Any] = self._loop.create_future()
 
         def settled(request: ReadRequest) -> None:
@@ -202,7 +223,10 @@ class StoreThreads:
             request.settled(request)
 
     def _on_group(self, group: list[Operation]) -> None:
-        """In the loop: what became of a group, in the order of the calls."""
+        """Settle a group in the event loop, in the order of the calls.
+
+        An empty group ends the thread.
+        """
         if not group:
             self._on_thread_ended()
             return
@@ -218,18 +242,25 @@ class StoreThreads:
                 operation.settled(operation)
             self._hears.on_group()
         finally:
-            # Also reached when a callback let a KeyboardInterrupt through: the others are still owed their answers.
+            # This also runs when a callback raised a KeyboardInterrupt. The other operations still
+            # need their completions.
             if settled < len(group):
                 self._unsettled[:0] = group[settled:]
                 self._loop.call_soon(self._settle)
 
     def stop(self) -> None:
-        """End the threads, behind all that was put. Not by the finaliser: it is dead at exit."""
+        """End the threads after all queued work.
+
+        This does not use the finalizer, which is dead at exit.
+        """
         if self._lost.detach() is not None:
             _stop(self._writer, self._reader)
 
     def abandon(self) -> None:
-        """The loop is closed, and will not be told anything: end the threads, and wait for them."""
+        """End the threads and wait for them.
+
+        For a closed event loop, which receives no callbacks.
+        """
         self.stop()
         self._writer.thread.join()
         self._reader.thread.join()
@@ -241,7 +272,7 @@ class StoreThreads:
             return
         if self._unsettled:
             self._settle()
-        # The last that they do is to say so: there is nothing to wait for.
+        # A thread hands over its end as its last action, so these joins return immediately.
         self._writer.thread.join()
         self._reader.thread.join()
         try:
@@ -251,9 +282,11 @@ class StoreThreads:
 
     def _close(self) -> None:
         try:
+            # This host's row is gone here: `stop_being_host` has deleted it. If that failed, the
+            # host lock is dropped, so the check does not count this host as alive.
             is_last = not self.look.has_live_hosts()
         except StoreError:
-            is_last = False  # Whoever comes next can do what is left to the last.
+            is_last = False  # Unknown. Another host that closes the store later can do the last host's work.
         self.look.close()
         self._opening.close(is_last=is_last)
 
@@ -264,7 +297,7 @@ def _hand_over(
     method: Callable[[StoreThreads, Any], None],
     what: Any,
 ) -> None:
-    """From one of the threads to the loop. In a loop that is closed nobody is left who waits."""
+    """Pass a result from a thread to the event loop. In a closed loop no caller waits."""
 
     def arrive() -> None:
         bridge = this()
@@ -282,7 +315,7 @@ def _stop(writer: WriterThread, reader: ReaderThread) -> None:
 
 def _resolve(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
     if future.done():
-        return  # Its caller was cancelled.
+        return  # The caller was cancelled.
     if error is None:
         future.set_result(value)
     else:

@@ -1,16 +1,18 @@
-"""The one thread that writes: it takes all that waits, commits it as one transaction, and answers for all at once.
+"""Writer thread: group commit of all queued operations in one transaction.
 
-A commit costs the same for one append as for fifty, so while one is on its way the next group gathers, of all sessions.
-Nothing waits for a timer. A group has a bound, so that no small append waits behind a flood of others.
+A commit costs the same for one append as for fifty. So while one commit is in progress, the next
+group of operations from all sessions collects in the queue. No operation waits for a timer. A group
+has a size limit, so that a small append does not wait behind a flood of others.
 
-If the store fails (no room, a lock, a fault of the disk), nothing of the group was written, and each of it is answered
-with the error; but for those that were refused for a reason of their own, and would have been anyway. If one of them
-raises what nobody expects, it is none of the others': all is undone, and each is done once more in a transaction of its
-own, so that only that one fails.
+If the store fails (disk full, a lock, a disk fault), the whole group is rolled back, and each
+operation completes with the error. An operation that was refused anyway keeps its own reason. If an
+operation raises an unexpected exception, the others must not fail with it. The thread rolls back
+and performs each operation again in a separate transaction, so that only the faulty one fails.
 
-The thread is a daemon. It ends in good order by `stop`, which the log's close and its finaliser call. But a program may
-end without either, and then nothing may hang: the thread is stopped where it is, as by a crash, and that is what a
-store must survive in any case. What it had not committed was not acknowledged to anybody.
+The thread is a daemon. It ends cleanly by `stop`, which the log's close and its finalizer call. A
+program may exit without either, and then the thread must not block the exit. The interpreter stops
+it at an arbitrary point, which equals a crash, and a store must survive a crash in any case.
+Uncommitted operations were never acknowledged.
 """
 
 from __future__ import annotations
@@ -33,20 +35,24 @@ from banksman.store.sqlite.open_file import StoreFiles
 from banksman.store.sqlite.operations import Operation, WriterContext
 from banksman.store.sqlite.sqlite_errors import ALLOW_WRITING, is_of_store, translate
 
-# What one transaction may hold: some tenths of a second of a disk's time.
+# Limits of one transaction: some tenths of a second of disk time.
 GROUP_BYTES_MAX = 16 << 20
 GROUP_OPERATIONS_MAX = 4096
-# Truncating the log at the end, or after a delete, waits so long for readers.
+# How long a truncation of the write-ahead log, at the end or after a delete, waits for readers.
 TIDY_BUSY_MILLISECONDS = 100
-# What could not be done for somebody else's sake is tried again so often, also while nobody calls: SQLite tells nobody
-# when a reader has gone or a lock is free. It is done only while something is owed.
+# Retry interval for work that another process blocks, also while the queue is empty. SQLite does
+# not report when a reader has finished or a lock is free. The retries run only while work is
+# pending.
 AGAIN_SECONDS = 1.0
 
 log = logging.getLogger("banksman")
 
 
 class WriteResult(NamedTuple):
-    """What was written so far. A new one with each commit: another thread may look at it at any moment."""
+    """Totals of the writer so far.
+
+    Each commit replaces the object, because another thread may read it at any time.
+    """
 
     commits: int = 0
     events: int = 0
@@ -56,7 +62,11 @@ class WriteResult(NamedTuple):
 
 
 class WriterThread:
-    """`hand_over` is called in the thread, with a group whose operations are to be settled in the loop's."""
+    """The thread that owns the writing connection.
+
+    `hand_over`: called in this thread with a performed group, whose operations the event loop
+    settles.
+    """
 
     def __init__(
         self,
@@ -78,12 +88,14 @@ class WriterThread:
         self._hand_over = hand_over
         self._runs = GroupedAppends(work)
         self.written = WriteResult()
-        # Whether commits are synced; None until it was said. How a connection begins is chosen when SQLite is compiled.
+        # Whether commits are synced; None until the first commit has set it. The default of a
+        # connection depends on how SQLite was compiled.
         self._is_synced: bool | None = None
         self._is_overwriting = False
         self._has_written = False
         self._has_looked_for_rests = False
-        # Before this time the log is not truncated again: each attempt may keep others waiting.
+        # The earliest time of the next truncation of the write-ahead log. Each attempt may make
+        # other connections wait.
         self._tidy_after = 0.0
         self._queue: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         self.put: Callable[[Operation], None] = self._queue.put
@@ -93,12 +105,15 @@ class WriterThread:
         self.thread.start()
 
     def stop(self) -> None:
-        """End, behind all that was put. The last that is handed over is an empty group. From any thread."""
+        """End after all queued operations. Callable from any thread.
+
+        The last group that is handed over is empty.
+        """
         self._queue.put(None)
 
     def _run(self) -> None:
         if self._is_writable:
-            with contextlib.suppress(OSError):  # Nobody waits for it, and the next one tries again.
+            with contextlib.suppress(OSError):  # Best effort: the next start tries again.
                 spool.remove_dead(self._path)
         is_last = False
         while not is_last:
@@ -114,7 +129,11 @@ class WriterThread:
         self._hand_over([])
 
     def _take(self) -> tuple[list[Operation], bool]:
-        """All that waits, up to the bounds; at least one, unless something is owed. And whether it is the last."""
+        """Return the next group, and whether it is the last one.
+
+        The group holds all queued operations up to the limits. It is empty only at the end, or when
+        the timeout for pending retries has passed.
+        """
         group: list[Operation] = []
         size = 0
         is_owing = self._work.is_tidy_due or bool(self._work.unreleased)
@@ -134,7 +153,10 @@ class WriterThread:
         return group, True
 
     def _perform(self, group: list[Operation]) -> None:
-        """One that is alone is always the last of what was taken, and gets a transaction after the others'."""
+        """Commit a group.
+
+        An operation with `is_alone`, always the last, gets a separate transaction.
+        """
         if group[-1].is_alone and len(group) > 1:
             self._commit(group[:-1])
             self._commit(group[-1:])
@@ -142,6 +164,7 @@ class WriterThread:
             self._commit(group)
 
     def _commit(self, group: list[Operation]) -> None:
+        """Commit the operations, and set their errors if the transaction fails."""
         failures = self._work.failures.mark()
         error = self._committed(group)
         if error is None:
@@ -151,13 +174,15 @@ class WriterThread:
             for operation in group:
                 operation.fail(self._work, translated)
             return
+        # The exception is a bug in one operation. Undo the failures that this attempt recorded, and
+        # find the faulty operation by performing each one alone.
         self._work.failures.return_to(failures)
         for operation in group:
             operation.forget()
             self._commit([operation])
 
     def _committed(self, group: list[Operation]) -> Exception | None:
-        """What kept the transaction out, if anything did."""
+        """Run the transaction of a group and return the exception that prevented its commit."""
         began = time.perf_counter()
         try:
             with group[0].around(self._work):
@@ -187,7 +212,7 @@ class WriterThread:
             if not self._is_writable:
                 raise StoreReadOnly(f"the store {self._path} may not be written", hint=ALLOW_WRITING, path=self._path)
             self._overwrite_deleted()
-            # The level can be changed between transactions only.
+            # SQLite allows a change of the sync level only between transactions.
             self._sync(self._is_full or any(operation.is_synced for operation in group))
             if work.host is None and any(operation.needs_host for operation in group):
                 self._presence.check()
@@ -202,8 +227,8 @@ class WriterThread:
                     runs.write()
                     operation.perform(work)
             runs.write()
-            # Before the commit, though it could be gone a moment later as well: so nothing of it is written, and
-            # whoever puts the file back can try again.
+            # Check before the commit, so that nothing is written to a removed file, and the caller
+            # can retry after the file is back. A removal right after the check remains possible.
             self._presence.check()
             work.execute("COMMIT")
             work.unreleased.clear()
@@ -211,7 +236,7 @@ class WriterThread:
         except Exception:
             runs.forget()
             self._roll_back()
-            # A file that is another one by now explains whatever else went wrong.
+            # If the file was replaced, this check explains every other error.
             self._presence.check()
             raise
 
@@ -219,7 +244,8 @@ class WriterThread:
         if isinstance(exc, StoreError):
             return exc
         if not is_of_store(exc):
-            # A bug of ours, which must not take the thread with it: everybody would wait for ever.
+            # This is a bug in Banksman. It must not end the thread, or every caller would wait
+            # forever.
             log.error("! store=%s the writer failed", self._path, exc_info=exc)
         if isinstance(exc, (sqlite3.Error, OSError)):
             error = translate(exc, self._path, "write to")
@@ -236,23 +262,32 @@ class WriterThread:
             log.warning("! store=%s could not roll back: %s", self._path, exc)
 
     def _overwrite_deleted(self) -> None:
-        """Said once, and not when the thread begins: it may fail, and there is nobody then who could be told."""
+        """Make SQLite overwrite deleted data with zeros.
+
+        The first transaction sets this, not the start of the thread: the statement may fail, and at
+        the start no operation could carry the error.
+        """
         if not self._is_overwriting:
             self._work.execute("PRAGMA secure_delete = ON")
             self._is_overwriting = True
 
     def _sync(self, is_synced: bool) -> None:
+        """Set whether the next commits are synced to disk."""
         if is_synced != self._is_synced:
             self._work.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
             self._is_synced = is_synced
 
     # -- after a group -----------------------------------------------------------------------------------------------
     def _keep_up(self, group: list[Operation]) -> None:
-        """What nobody asked for: to keep within the bounds. It comes before the answers, so that who is answered finds
-        them kept, and in transactions of its own: old chunks that cannot be removed, since they are damaged, must not
-        keep the new ones out. Nothing of it need be synced: what comes back after a power cut goes again.
+        """Apply the retention limits and pending cleanup after a group.
 
-        Whatever it raises, those of the group are answered: the thread must not end with them in its hands."""
+        This happens before the group's completions, so that their callers find the limits applied.
+        It uses separate transactions: damaged old chunks that cannot be removed must not block new
+        ones. These transactions are not synced. If a power cut undoes a removal, a later pass
+        repeats it.
+
+        No exception leaves this method. Otherwise the thread would end with an uncompleted group.
+        """
         try:
             self._work.stay_seen()
             if self._retention and self._is_writable:
@@ -268,15 +303,19 @@ class WriterThread:
         now = time.time()
         self._sync(False)
         for session in sessions:
-            # Looked at first without the lock, since mostly there is nothing to take.
+            # Check without the write lock first, because usually there is nothing to remove.
             if maintenance.excess(self._work, session, self._retention, now) is not None:
                 self._work.execute("BEGIN IMMEDIATE")
                 maintenance.retain(self._work, session, self._retention, now)
                 self._work.execute("COMMIT")
 
     def _remove_rest(self, *, pieces_max: float = 1) -> None:
-        """What is left of sessions that were deleted, here or by a host that died over it: a piece after each group, so
-        that nobody waits long. Not before something was written: a log that only reads writes nothing."""
+        """Remove data of deleted sessions, one piece after each group. So no operation waits long.
+
+        This includes sessions that a dead host was deleting. It starts only after the first write
+        of this log, because a log that only reads must write nothing. `pieces_max`: the number of
+        pieces.
+        """
         if not self._has_written or not self._presence.is_whole:
             return
         work = self._work
@@ -293,12 +332,12 @@ class WriterThread:
             self._tidy_if_due()
         except Exception as exc:
             self._roll_back()
-            # The next host tries again: here it would be tried, and told, after each group.
+            # The next host tries again. A retry here would run, and log, after every group.
             work.rests.clear()
             log.warning("! store=%s what was deleted is not all gone yet: %s", self._path, exc)
 
     def _make_up(self) -> None:
-        """What is owed, while nobody calls."""
+        """Retry pending releases and the pending truncation while the queue is empty."""
         try:
             if self._work.unreleased:
                 self._transact([])
@@ -306,11 +345,14 @@ class WriterThread:
             self._tidy_if_due()
         except Exception as exc:
             self._roll_back()
-            # That it failed was said with the first attempt.
+            # The first attempt has already logged the failure.
             log.debug("! store=%s could not be made up for: %r", self._path, exc)
 
     def _tidy_if_due(self) -> None:
-        """What was deleted is to be gone from the log too: until it is, the log is truncated again and again."""
+        """Truncate the write-ahead log if it may hold deleted data and a retry is due.
+
+        This repeats until a truncation succeeds.
+        """
         if not self._work.is_tidy_due or time.monotonic() < self._tidy_after:
             return
         is_first = self._tidy_after == 0
@@ -322,7 +364,7 @@ class WriterThread:
             log.warning("! store=%s what was deleted is in its log until a reader of the store has gone", self._path)
 
     def _tidy(self) -> bool:
-        """Fold the log of the store back into the file, and empty it: whether no reader was in the way."""
+        """Checkpoint and truncate the write-ahead log. Return False if a reader prevented it."""
         self._work.execute(f"PRAGMA busy_timeout = {TIDY_BUSY_MILLISECONDS}")
         try:
             ((busy, _, _),) = self._work.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -333,7 +375,8 @@ class WriterThread:
     def _end(self) -> None:
         self._remove_rest(pieces_max=math.inf)
         try:
-            # What was removed or replaced may be another host's by now: nothing of what we have belongs into it.
+            # If the file was removed or replaced, the file at this path may belong to another host.
+            # This writer must not write its state into it.
             self._presence.check()
             self._sync(True)
             self._work.stop_being_host()
@@ -341,7 +384,8 @@ class WriterThread:
                 log.warning("! store=%s what was deleted is in its log until the last host has closed it", self._path)
         except Exception as exc:
             self._roll_back()
-            # Nobody is left to tell. What was acknowledged is there, and to the others this host is dead.
+            # No caller is left to receive the error. The acknowledged data is in the store, and
+            # other hosts see this host as dead.
             log.warning("! store=%s could not be closed in good order: %r", self._path, exc)
         finally:
             self._work.let_go()

@@ -1,11 +1,14 @@
-"""Agents that speak ACP, the Agent Client Protocol: most of them, over stdio, as JSON-RPC.
+"""ACP dialect: agents that speak the Agent Client Protocol, JSON-RPC over stdio.
 
-What a line says by itself is read in reader.py; what it takes a memory to understand, and all that is said to the
-agent, is in conversation.py, in the words of protocol_v1.py, writer.py and client_requests.py; how its frames look to a
-reader is in updates.py, and is what they are. Here is what holds them together.
+Most agents speak ACP. The modules:
 
-There is one version of the protocol that agents speak. Another would have words of its own, beside those of
-protocol_v1.py, and be chosen where the agent answers `initialize`.
+- reader.py: the meaning of one line alone.
+- conversation.py: the state of the protocol, for lines that need memory and for all frames to the
+  agent. protocol_v1.py, writer.py and client_requests.py build its messages.
+- updates.py: the frames as session updates, which ACP frames already are.
+
+This module ties them together. Agents speak one version of the protocol. Another version would get
+a module beside protocol_v1.py, chosen when the agent answers `initialize`.
 """
 
 from __future__ import annotations
@@ -16,23 +19,24 @@ from banksman.core.dialects.acp import reader, updates
 from banksman.core.dialects.acp.conversation import AcpProtocolState
 from banksman.core.dialects.dialect import ProtocolState, Quirks, Setup, StatelessDialect
 
-# An agent that does what the protocol says.
+# An agent without deviations from the protocol.
 ORDINARY = Quirks()
 
 
 class Acp(StatelessDialect):
-    """The dialect, as one program speaks it. It has no state but what is known about that program."""
+    """The ACP dialect of one program. Its only state is the quirks of that program."""
 
     __slots__ = ("quirks",)
 
     name: str = "acp"
-    # A cancel is a notice. Only the end of the turn answers it.
+    # A cancel is a notification. Only the end of the turn answers it.
     acknowledges_interrupts: bool = False
-    # What is sent while a turn is open is another turn, or the end of the first, or never answered: agents differ.
+    # Agents differ on a prompt sent during an open turn. Some start another turn, some end the open
+    # turn, and some never answer.
     can_steer: bool = False
     takes_input: bool = False
 
-    # No method of ours between a token and its meaning: this is the path of each.
+    # Bound directly, without a wrapper method: every token takes this path.
     read = staticmethod(reader.read)
     read_head = staticmethod(reader.read_head)
 
@@ -46,23 +50,23 @@ class Acp(StatelessDialect):
         return AcpProtocolState(setup, self.quirks)
 
     def project(self, line: bytes) -> list[dict[str, Any]]:
-        """The frame's updates as they came. Never raises."""
+        """Return the updates of a frame unchanged. Never raises."""
         return updates.project(line)
 
     def partial(self, line: bytes) -> list[dict[str, Any]]:
-        """Nothing: each chunk is said once, and `project` has it."""
+        """Return nothing: ACP sends each chunk once, and `project` returns it."""
         return []
 
     def projector(self) -> updates.AcpProjector:
         return updates.AcpProjector()
 
     def transcript(self) -> updates.AcpTranscript:
-        """The last message in the frames of a turn."""
+        """Return a collector of the last message in the frames of a turn."""
         return updates.AcpTranscript()
 
 
 class CloseAcp(Acp):
-    """The same, and what a turn says is remembered until its end."""
+    """ACP dialect that remembers the messages of a turn until its end."""
 
     __slots__ = ()
 
@@ -70,5 +74,8 @@ class CloseAcp(Acp):
 
 
 def acp(quirks: Quirks = ORDINARY) -> Acp:
-    """For a program with these quirks: one that tells its failures as text has to be listened to closely."""
+    """Return the dialect for a program with these quirks.
+
+    A program that reports failures as text needs `CloseAcp`, which remembers the text of a turn.
+    """
     return CloseAcp(quirks) if quirks.error_texts or quirks.silence_is_error else Acp(quirks)

@@ -1,8 +1,8 @@
-"""What an ACP agent asks of its client, and how it is answered.
+"""Requests from an ACP agent to its client, and their answers.
 
-Each request has exactly one answer. A permission is one of the options that came with the question; who says only
-"allow" or "deny" gets the nearest of them, and an agent that offers none of that sort is told "cancelled", never the
-opposite of what was said.
+Each request has exactly one answer. The answer to a permission request is one of the options that
+came with it. A caller's plain "allow" or "deny" selects the nearest option. If the agent offers no
+matching option, the answer is "cancelled", never the opposite of the decision.
 """
 
 from __future__ import annotations
@@ -19,29 +19,31 @@ from banksman.core.wire.partial_json import mapping, mappings, text
 PERMISSION = "session/request_permission"
 ELICITATION = "elicitation/create"
 
-# Tools of one turn of which the kind is remembered.
+# Maximum number of tool calls in one turn whose kind is remembered.
 TOOLS_MAX = 64
 TOOL_CHARACTERS_MAX = 1024
 
-# What a permission may say, nearest first.
+# Option kinds for each decision, in order of preference.
 _ONCE, _ALWAYS = ("allow_once", "allow_always"), ("allow_always", "allow_once")
 _NO = ("reject_once", "reject_always")
 
-# What is served by us is a tool for the rules of a session, of the kind that it would be if the agent had it.
+# The rules of a session treat a client service as a tool, of the kind that the agent's own tool
+# would have.
 _SERVED = {"terminal/create": "execute", "fs/write_text_file": "edit", "fs/read_text_file": "read"}
 
 Answer = dict[str, Any]
 
 
 def requested(call: RpcCall, quirks: Quirks, kinds: Mapping[str, str]) -> Requested:
-    """The request in the common tongue. `kinds`: those of the tools that were told of before."""
+    """Translate a request. `kinds`: the kinds of tool calls that were reported before."""
     params = call.named
     request = id_text(call.id)
     match call.method:
         case "session/request_permission":
             tool = mapping(params.get("toolCall"))
             given = tool.get("rawInput")
-            # What stands elsewhere is not told twice; an input of another shape is still told.
+            # Fields that `Requested` carries elsewhere are not repeated. An input that is no
+            # mapping stays in the details.
             told = {"kind"} | ({"rawInput"} if isinstance(given, dict) else set[str]())
             details = {name: value for name, value in tool.items() if name not in told}
             details["options"] = _options(params)
@@ -56,7 +58,7 @@ def requested(call: RpcCall, quirks: Quirks, kinds: Mapping[str, str]) -> Reques
 
 
 def with_tool(tools: tuple[tuple[str, str], ...], update: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The kinds of tools that were told of, with one more."""
+    """Return the remembered kinds of tool calls, with the call of one more update."""
     call, kind = text(update.get("toolCallId")), text(update.get("kind"))
     if call is None or kind is None or len(call) + len(kind) > TOOL_CHARACTERS_MAX:
         return tools
@@ -64,6 +66,7 @@ def with_tool(tools: tuple[tuple[str, str], ...], update: Mapping[str, Any]) -> 
 
 
 def decided(asked: Requested, decision: Decision) -> Answer:
+    """Return the answer for a caller's decision."""
     if asked.wants is RequestPurpose.ELICITATION:
         return {"action": "accept", "content": dict(decision.content or {})} if decision.allows else _DECLINED
     option = _chosen(asked, decision)
@@ -71,7 +74,7 @@ def decided(asked: Requested, decision: Decision) -> Answer:
 
 
 def dismissed(asked: Requested) -> Answer | None:
-    """The answer of somebody who does not answer; None: there is none but an error."""
+    """Return the answer for a request that gets no decision; None means that only an error fits."""
     match asked.wants:
         case RequestPurpose.PERMISSION:
             return CANCELLED
@@ -82,6 +85,7 @@ def dismissed(asked: Requested) -> Answer | None:
 
 
 def error_code(asked: Requested) -> int:
+    """Return the JSON-RPC error code of a refusal."""
     return METHOD_NOT_FOUND if asked.wants is RequestPurpose.UNKNOWN else INTERNAL_ERROR
 
 
@@ -91,7 +95,8 @@ _DISMISSED: Answer = {"action": "cancel"}
 
 
 def _chosen(asked: Requested, decision: Decision) -> str | None:
-    # ACP cannot say "but with this instead": who asks for that is told so, and what was changed never runs as it was.
+    # ACP cannot carry a replaced input. The session rejects this decision earlier (`takes_input`),
+    # so the original input never runs in place of the changed one.
     assert decision.updated_input is None
     options = mappings(asked.details.get("options"))
     if decision.option is not None and any(option["optionId"] == decision.option for option in options):
@@ -104,5 +109,5 @@ def _chosen(asked: Requested, decision: Decision) -> str | None:
 
 
 def _options(params: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Those that can be chosen."""
+    """Return the options that have a usable id."""
     return [option for option in mappings(params.get("options")) if isinstance(option.get("optionId"), str)]

@@ -1,4 +1,25 @@
-"""What a turn has said and done so far, as far as it takes to know an error that is told as if it were an answer."""
+"""State of the ACP protocol with one agent process.
+
+Lines that need memory are resolved here, and every frame to the agent starts here.
+
+**Opening.** The first request is `initialize`. The second opens the conversation: a new one, or an
+old one by `session/resume`, load or fork, as the agent can. Then the wanted model and mode are set.
+Each step waits for the answer to the previous one, because agents do not accept requests that come
+too early. If any step fails, the handshake fails.
+
+**Reciting.** An agent that loads a conversation first replays all of it as new updates. By the
+protocol the replay is over when the agent answers the load request. One agent answers after the
+first line and continues the replay. A profile records this as `recites_late`, and an agent without
+a known profile is assumed to do it. After the answer of this kind of agent, Banksman sends a
+request that no agent knows. Updates before its refusal are history, and later updates are new. The
+late agent replays concurrently with its other work, so this order is not certain. Therefore the
+agent must also be silent for a moment. If an agent never answers an unknown request, `hurry` ends
+the wait.
+
+**Turn.** A turn is a prompt and its answer. The answer has the stop reason. Some agents say
+`end_turn` for every kind of end. The quirks of their profile are applied here. The frame in the log
+stays unchanged; only its meaning is corrected.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +57,11 @@ from banksman.core.wire.pending_requests import NO_ROOM, PendingRequests
 
 
 class SaidInTurn(Struct, frozen=True):
-    """`text`: the last message, or the beginning of one too long to be that of an error. `message`: its name. `call`:
-    the tool that was told of last."""
+    """Text and actions of the open turn, as far as needed to detect an error sent as an answer.
+
+    `text`: the last message; a message longer than any error is cut. `message`: its id. `call`: the
+    last reported tool call.
+    """
 
     text: str = ""
     message: str | None = None
@@ -46,9 +70,9 @@ class SaidInTurn(Struct, frozen=True):
     call: str = ""
 
     def told(self, update: Mapping[str, Any]) -> SaidInTurn:
-        """With one more update."""
+        """Return the state after one more update."""
         if update["sessionUpdate"] != reading.MESSAGE:
-            # What is said after another tool was used is another message.
+            # Text after a different tool call is a new message.
             call = update.get("toolCallId")
             is_other = isinstance(call, str) and call != self.call
             return replace(
@@ -56,61 +80,47 @@ class SaidInTurn(Struct, frozen=True):
             )
         text = said(dict(update))
         if not text:
-            return self  # One agent hangs its numbers on a chunk that says nothing.
+            return self  # One agent attaches its usage numbers to an empty chunk.
         name = update.get("messageId")
         message = name if isinstance(name, str) else None
         before = "" if self.is_over or message != self.message else self.text
-        # One character more than an error may have: then it is known to be none.
+        # Keep one character more than an error may have, so that a longer text is recognised.
         return SaidInTurn((before + text)[: ERROR_CHARACTERS_MAX + 1], message, is_nothing=False, call=self.call)
 
 
 NOTHING = SaidInTurn()
 
 
-# What was said so far with one process of an ACP agent: the memory that its lines need to be understood.
-#
-# **Opening.** `initialize`, then the conversation: a new one, or the old one gone on with (`session/resume`), or
-# loaded, or forked, as the agent can; then the model and the mode that were wished for. One step waits for the answer
-# to the one before: agents do not take requests that come too early. Any of them may fail, and then the handshake has.
-#
-# **Reciting.** An agent that loads a conversation first repeats all of it, as if it were said now. It is over with that
-# when it answers, says the protocol; one is seen to answer after the first line and go on. Where that is known of an
-# agent, or nothing is, a request is sent after the answer that no agent knows: what stands before the refusal is
-# history, what comes after it is new. Mostly: the one that goes on does so beside all else that it does. So then it
-# must have been quiet for a moment. One that says nothing to what it does not know is not waited for much longer: see
-# `hurry`.
-#
-# **A turn** is a prompt and its answer. An agent answers with why it stopped; some say `end_turn` whatever happened,
-# and what their profile knows of that is applied here. What the agent said stays what it said: only what it means is
-# put right.
-
-# How long it must say nothing until its history is taken to be over: before it has answered, and after that.
+# Seconds of silence after which the history counts as complete: while the answer to the fence
+# request is missing, and after it.
 _QUIET_SECONDS = {Stage.FENCING: 2.0, Stage.QUIETING: 0.3}
 TOO_LARGE = "frame_too_large"
 _NOISE = Noise()
 
 
 _NOTHING_SAID: PendingRequests[Purpose] = PendingRequests()
-# Updates that tell what holds now, and not what was said once.
+# Updates that report current state rather than history.
 _STATES = frozenset(("config_option_update", "current_mode_update"))
 
 
 class AcpProtocolState(Struct, frozen=True):
+    """Immutable state of the ACP protocol with one process. Implements `ProtocolState`."""
+
     setup: Setup
     quirks: Quirks
     stage: Stage = Stage.SILENT
-    # The name of the handshake that is under way.
+    # The name of the handshake in progress.
     request: str = ""
     conversation: str | None = None
     agent: words.AcpAgentInfo = words.UNKNOWN_AGENT
     offers: words.Offers = words.NO_OFFERS
-    # What is still to be set before the handshake is done.
+    # Settings that remain to be set before the handshake is done.
     wishes: tuple[tuple[str, str], ...] = ()
     exchange: PendingRequests[Purpose] = _NOTHING_SAID
-    # The kinds of the tools of this turn, by their calls: a question about one need not say it again.
+    # Kinds of the tool calls of this turn, by call id. A permission request may omit the kind.
     tools: tuple[tuple[str, str], ...] = ()
     said: SaidInTurn = NOTHING
-    # What the conversation has cost until now, if the agent tells.
+    # Cost of the conversation until now, if the agent reports it.
     spent: float | None = None
 
     @property
@@ -124,13 +134,13 @@ class AcpProtocolState(Struct, frozen=True):
     def is_aside(self, line: bytes) -> bool:
         return is_aside(line, self.conversation, "sessionId")
 
-    # -- what is said ------------------------------------------------------------------------------------------------
+    # -- to the agent ------------------------------------------------------------------------------
     def handshake(self, request: str) -> ProtocolOutput:
         asking = replace(self, request=request, stage=Stage.INITIALIZING)
         return asking._call(Stage.INITIALIZING, words.INITIALIZE, words.initialize(self.quirks))
 
     def hurry(self) -> ProtocolOutput:
-        """Nothing of the handshake is waited for any more that can be done without: to know where the history ends."""
+        """Stop waiting for the end of the history, the only optional part of the handshake."""
         return self._adjust() if self.stage in _QUIET_SECONDS else ProtocolOutput(self)
 
     def prompt(self, ref: str, prompt: Prompt) -> ProtocolOutput:
@@ -146,7 +156,7 @@ class AcpProtocolState(Struct, frozen=True):
         return replace(self, said=NOTHING, tools=())._call(Prompted(ref), words.PROMPT, params)
 
     def interrupt(self, request: str) -> ProtocolOutput:
-        del request  # A cancel is a notice: only the turn's end answers it.
+        del request  # A cancel is a notification: only the end of the turn answers it.
         if self.conversation is None:
             return ProtocolOutput(self)
         exchange, frame = self.exchange.notice(words.CANCEL, {"sessionId": self.conversation})
@@ -165,7 +175,7 @@ class AcpProtocolState(Struct, frozen=True):
         return ProtocolOutput(stopped.protocol, (*output.frames, *stopped.frames))
 
     def rule(self, asked: Requested, verdict: Verdict | None) -> ProtocolOutput:
-        # Nothing of ACP asks for it.
+        # ACP has no request for a ruling.
         return self.refuse(asked, "no rule" if verdict is None else verdict.value)
 
     def respond(self, asked: Requested, response: Mapping[str, Any]) -> ProtocolOutput:
@@ -192,8 +202,9 @@ class AcpProtocolState(Struct, frozen=True):
         exchange, frames = self.exchange.reply(asked.request, result)
         return ProtocolOutput(replace(self, exchange=exchange), frames)
 
-    # -- what is heard -----------------------------------------------------------------------------------------------
+    # -- from the agent ----------------------------------------------------------------------------
     def hear(self, told: NeedsConversation) -> ProtocolOutput:
+        """Resolve the messages of one line in order."""
         protocol = self
         frames: list[bytes] = []
         meanings: list[Meaning] = []
@@ -223,16 +234,18 @@ class AcpProtocolState(Struct, frozen=True):
     def _noise(self) -> ProtocolOutput:
         return ProtocolOutput(self, meanings=(_NOISE,))
 
-    # -- updates -----------------------------------------------------------------------------------------------------
+    # -- updates -----------------------------------------------------------------------------------
     def _hear_update(self, notice: Notification) -> ProtocolOutput:
         update = reading.update_of(notice)
         kind = update.get("sessionUpdate")
         if not isinstance(kind, str):
             return self._noise()
         if notice.named.get("sessionId") != (self.conversation or notice.named.get("sessionId")):
-            return ProtocolOutput(self)  # Of a conversation beside ours, a subagent's. It says nothing about our turn.
+            # The update belongs to another conversation (a subagent's), not to this turn.
+            return ProtocolOutput(self)
         if self.recites and not (self.stage in _QUIET_SECONDS and kind in _STATES):
-            # Long ago. But what holds now may be told as soon as the conversation is there.
+            # The update is history. But current state may arrive as soon as the conversation is
+            # open.
             return ProtocolOutput(self)
         protocol = replace(self, said=self.said.told(update)) if kind in reading.DEEDS else self
         match kind:
@@ -255,7 +268,7 @@ class AcpProtocolState(Struct, frozen=True):
             case _:
                 return ProtocolOutput(protocol)
 
-    # -- requests of theirs ------------------------------------------------------------------------------------------
+    # -- requests of the agent ---------------------------------------------------------------------
     def _hear_call(self, call: RpcCall) -> ProtocolOutput:
         exchange, is_taken, frames = self.exchange.take(call)
         taken = replace(self, exchange=exchange)
@@ -263,7 +276,7 @@ class AcpProtocolState(Struct, frozen=True):
             return ProtocolOutput(taken, frames) if frames else self._noise()
         request = answering.requested(call, self.quirks, dict(self.tools))
         if call.is_cut:
-            # Of a question as large as this one the answer is "no", but it must have one: the agent waits.
+            # The agent waits, so even a request this large needs an answer: a refusal.
             return taken.refuse(request, "this request is too large")
         return ProtocolOutput(taken, meanings=(request,))
 
@@ -277,14 +290,14 @@ class AcpProtocolState(Struct, frozen=True):
             return self._noise()
         return ProtocolOutput(replace(self, exchange=exchange), frames, (RequestWithdrawn(request),))
 
-    # -- answers to ours ---------------------------------------------------------------------------------------------
+    # -- replies to Banksman's requests ------------------------------------------------------------
     def _hear_reply(self, reply: RpcReply) -> ProtocolOutput:
         id = reply.id
         if id is None:
             id = self._meant(reply)
         exchange, purpose = self.exchange.settle(id)
         if purpose is None:
-            return self._noise()  # Late, or said twice, or an answer to nothing.
+            return self._noise()  # The reply is late, a duplicate, or an answer to nothing.
         protocol = replace(self, exchange=exchange)
         match purpose:
             case Prompted():
@@ -294,17 +307,18 @@ class AcpProtocolState(Struct, frozen=True):
             case Stage.INITIALIZING:
                 return protocol._hear_initialized(reply)
             case Stage.FENCING:
-                # Late, it says nothing any more: see `hurry`.
+                # A late reply means nothing: `hurry` has already ended the wait.
                 is_due = self.stage is Stage.FENCING
                 return ProtocolOutput(replace(protocol, stage=Stage.QUIETING)) if is_due else protocol._noise()
             case _:
                 return protocol._hear_opened(reply)
 
     def _meant(self, reply: RpcReply) -> int | None:
-        """Which request a reply that names none is about.
+        """Return which request a reply without an id answers.
 
-        One that was too long to keep may be the answer to whatever waits for one. An error that names none is about a
-        line that could not be read, and if the last line that we wrote is a prompt, it will have no other answer.
+        A reply that was too long to keep may answer any open request. An error without an id
+        reports a line that the agent could not parse. If the last written line is a prompt, the
+        prompt gets no other answer.
         """
         waiting, last = self.exchange.ours.open, self.exchange.last
         prompts = [id for id, purpose in waiting if isinstance(purpose, Prompted)]
@@ -317,7 +331,7 @@ class AcpProtocolState(Struct, frozen=True):
         return last if is_about_line and last in prompts else None
 
     def _over(self, prompted: Prompted, reply: RpcReply) -> ProtocolOutput:
-        """The boundary."""
+        """Return the boundary of a turn."""
         over = TurnOver(refs=(prompted.ref,), conversation=self.conversation, spent=self.spent)
         result = reply.named
         reason = text(result.get("stopReason"))
@@ -339,11 +353,12 @@ class AcpProtocolState(Struct, frozen=True):
         return ProtocolOutput(self, meanings=(over,))
 
     def _judged(self, prompted: Prompted, reason: str | None) -> dict[str, Any]:
-        """What a reason to stop means, with what is known about this agent."""
+        """Return the meaning of a stop reason, corrected by the agent's quirks."""
         if prompted.is_cancelled and (reason == "cancelled" or reason in self.quirks.cancel_may_say):
             return {"is_aborted": True}
         if reason == "cancelled":
-            # Some answers to its questions mean that to it, and some agents give up by that word.
+            # Some agents treat certain answers to their requests as a cancel, or give up with this
+            # reason.
             return {"is_aborted": True, "error": "the agent cancelled the turn, and was not asked to"}
         error = words.STOP_ERRORS.get(reason or "")
         if error is None and self.quirks.has_failed(self.said.text):
@@ -352,7 +367,7 @@ class AcpProtocolState(Struct, frozen=True):
             error = "the agent said nothing and reports no error"
         return {} if error is None else {"is_error": True, "error": error}
 
-    # -- the handshake -----------------------------------------------------------------------------------------------
+    # -- handshake ---------------------------------------------------------------------------------
     def _hear_initialized(self, reply: RpcReply) -> ProtocolOutput:
         if reply.error is not None:
             return self._refused(words.failure_text(reply.error))
@@ -372,7 +387,7 @@ class AcpProtocolState(Struct, frozen=True):
     def _hear_opened(self, reply: RpcReply) -> ProtocolOutput:
         if reply.error is not None:
             return self._not_opened(reply.error)
-        # The name of one that is gone on with need not be said again.
+        # A reply to resume or load need not repeat the conversation's id.
         known = None if self.setup.forks else self.setup.conversation
         conversation = words.conversation(reply.named.get("sessionId")) or known
         if conversation is None:
@@ -395,14 +410,14 @@ class AcpProtocolState(Struct, frozen=True):
         if self.setup.conversation is None:
             return self._refused(words.failure_text(failure))
         if failure.code == jsonrpc.METHOD_NOT_FOUND and self.stage is Stage.OPENING and not self.setup.forks:
-            # It says that it can, and cannot.
+            # The agent announced the capability but does not implement it.
             return self._open(words.LOAD if self.agent.loads else None)
         if words.is_unknown(failure, self.setup.conversation):
             return self._forgot(words.failure_text(failure))
         return self._refused(words.failure_text(failure))
 
     def _adjust(self) -> ProtocolOutput:
-        """Set what is still to be set, and then the handshake is done."""
+        """Set the next pending setting, or finish the handshake."""
         if not self.wishes:
             return ProtocolOutput(replace(self, stage=Stage.READY), meanings=(Replied(self.request),))
         (name, value), *rest = self.wishes
@@ -454,5 +469,5 @@ def _of_tool(update: Mapping[str, Any], *, is_new: bool) -> tuple[Meaning, ...]:
         case "in_progress":
             return (ToolBegan((call,)),)
         case _:
-            # An update need not say how far it is, and a call that waits is on its way.
+            # An update may omit the status. A new call without a status counts as begun.
             return (ToolBegan((call,)),) if is_new else ()

@@ -1,8 +1,9 @@
-"""The words of ACP, version 1: what is said to open a conversation, and what the answers mean.
+"""ACP version 1 vocabulary: opening requests, capabilities, settings and error texts.
 
-What is said to the agent is here, in acp_content (prompts) and in acp_answering (what the agent asks); the order in
-which it is said is in acp_speech, which also knows the few words of an update and of an answer that a turn is made of.
-What agents say is believed as far as it has the right type, and else as if it were not there.
+writer.py builds the prompts and client_requests.py answers the agent's requests. conversation.py
+decides the order of messages, and interprets the few fields of updates and replies that make a
+turn. A value from an agent counts only if it has the right type. Otherwise the field is treated as
+missing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ INITIALIZE = "initialize"
 NEW, LOAD, RESUME, FORK = "session/new", "session/load", "session/resume", "session/fork"
 PROMPT, CANCEL = "session/prompt", "session/cancel"
 SET_MODEL, SET_MODE, SET_OPTION = "session/set_model", "session/set_mode", "session/set_config_option"
-# Not a method of anybody's: agents answer a method that they do not know, in its turn. See acp_speech.
+# A method that no agent implements. An agent answers an unknown method in order, so the answer
+# marks a point in its output. See conversation.py.
 FENCE = "_banksman/fence"
 
 AUTH_REQUIRED = -32000
@@ -30,30 +32,31 @@ RESOURCE_NOT_FOUND = -32002
 
 CONVERSATION_CHARACTERS_MAX = 256
 NAME_CHARACTERS_MAX = 100
-# Values of one thing that can be set. One agent has fifty models.
+# Maximum number of values for one setting. One agent has fifty models.
 CHOICES_MAX = 1000
-# What is told of a long list, or of what an agent says about an error.
+# Limits of an error message: items of a long list, and characters of an agent's text.
 SHOWN_MAX = 20
 SHOWN_CHARACTERS_MAX = 1000
-# Reasons to stop by which nobody has got what was asked for. That a text was cut at a limit is no error: it is there.
+# Stop reasons that leave the request unfulfilled. A text cut at a token limit is no error: the text
+# exists.
 STOP_ERRORS = {
     "refusal": "the agent refused to go on",
     "max_turn_requests": "the agent has reached the most requests that it may make in one turn",
 }
-# How agents say, in words, that they do not know a conversation. Their codes for it are all different.
+# Phrases by which agents report an unknown conversation. Their error codes all differ.
 _UNKNOWN = (
     *("not found", "no such", "does not exist", "doesn't exist", "unknown session", "no rollout"),
     *("no previous session", "invalid session identifier"),
 )
-# What they call one.
+# The agents' words for a conversation.
 _CONVERSATIONS = ("session", "conversation", "thread")
-# And that the conversation does not fit into the model any more.
+# Phrases by which agents report that the conversation exceeds the model's context.
 _OVERFLOWS = ("prompt is too long", "context_length_exceeded", "maximum context length")
 
 
-# -- who it is -------------------------------------------------------------------------------------------------------
+# -- capabilities ----------------------------------------------------------------------------------
 class AcpAgentInfo(msgspec.Struct, frozen=True):
-    """What an agent said about itself. `logins`: the ways to log in that it knows, in words."""
+    """Capabilities that an agent announced. `logins`: its login methods, as text."""
 
     name: str = "the agent"
     loads: bool = False
@@ -72,6 +75,7 @@ UNKNOWN_AGENT = AcpAgentInfo()
 
 
 def initialize(quirks: Quirks) -> dict[str, Any]:
+    """Build the parameters of `initialize`."""
     files = "fs" in quirks.serves
     return {
         "protocolVersion": VERSION,
@@ -85,6 +89,7 @@ def initialize(quirks: Quirks) -> dict[str, Any]:
 
 
 def agent(result: Mapping[str, Any]) -> AcpAgentInfo:
+    """Read the agent's name and capabilities from the result of `initialize`."""
     can = mapping(result.get("agentCapabilities"))
     sessions = mapping(can.get("sessionCapabilities"))
     prompts = mapping(can.get("promptCapabilities"))
@@ -94,7 +99,7 @@ def agent(result: Mapping[str, Any]) -> AcpAgentInfo:
     return AcpAgentInfo(
         name=name if name and name.isprintable() and len(name) <= NAME_CHARACTERS_MAX else "the agent",
         loads=can.get("loadSession") is True,
-        # A capability is there as an object, which may be empty. Null is as good as missing.
+        # A capability is present as an object, which may be empty. Null counts as missing.
         resumes=isinstance(sessions.get("resume"), dict),
         forks=isinstance(sessions.get("fork"), dict),
         takes_image=prompts.get("image") is True,
@@ -108,10 +113,10 @@ def agent(result: Mapping[str, Any]) -> AcpAgentInfo:
 
 
 def version_fault(result: Mapping[str, Any], name: str) -> str | None:
-    """Why we cannot speak with it at all."""
+    """Return why Banksman cannot talk to this agent version, or None."""
     version = result.get("protocolVersion")
     if type(version) is int and version == VERSION:
-        return None  # True is equal to 1, and is no number of a version.
+        return None  # True equals 1 in Python, but is no version number.
     return (
         f"{name} speaks version {version!r:.40} of ACP, and Banksman version {VERSION}: use a version of the agent that"
         f" speaks {VERSION}, or of Banksman that speaks the other"
@@ -119,8 +124,11 @@ def version_fault(result: Mapping[str, Any], name: str) -> str | None:
 
 
 def login_needed(agent: AcpAgentInfo, failure: Failure) -> str:
-    """Nobody is logged in by us: a login may open a browser, or ask for a key, and whose account it is to be is for a
-    person to say."""
+    """Return the error for an agent that requires a login.
+
+    Banksman never logs a user in. A login may open a browser or ask for a key, and a person must
+    choose the account.
+    """
     ways = "; ".join(agent.logins) if agent.logins else "it does not say how"
     return shown(f"{agent.name} wants you to log in first, outside of Banksman ({ways}): {failure_text(failure)}")
 
@@ -133,31 +141,33 @@ def _login(method: dict[str, Any]) -> str:
     return f"{said} [{', '.join(variables)}]"[:300] if variables else said[:300]
 
 
-# -- the conversation ------------------------------------------------------------------------------------------------
+# -- conversation ----------------------------------------------------------------------------------
 def way_in(setup: Setup, agent: AcpAgentInfo) -> str | None:
-    """The method by which the conversation is opened; None: the agent cannot go on with one."""
+    """Return the method that opens the conversation, or None if the agent cannot resume one."""
     if setup.conversation is None:
         return NEW
     if setup.forks:
         return FORK if agent.forks else None
     if agent.resumes:
-        # Without all that was said before: the log has it.
+        # Resume does not replay the history, and the log already has it.
         return RESUME
     return LOAD if agent.loads else None
 
 
 def opening(setup: Setup, method: str) -> dict[str, Any]:
+    """Build the parameters of the request that opens the conversation."""
     params: dict[str, Any] = {"cwd": setup.cwd, "mcpServers": [_server(server) for server in setup.mcp_servers]}
     if method != NEW:
         params["sessionId"] = setup.conversation
     if setup.system_prompt is not None:
-        # An extension, where the agent has it. It is added to the agent's own words, never put in their place.
+        # An ACP extension that some agents support. The text is appended to the agent's system
+        # prompt and never replaces it.
         params["_meta"] = {"systemPrompt": {"append": setup.system_prompt}}
     return params
 
 
 def opening_fault(setup: Setup, agent: AcpAgentInfo) -> str | None:
-    """What was wished for, and this agent cannot do."""
+    """Return why the agent cannot fulfil the setup, or None."""
     for server in setup.mcp_servers:
         kind = server.get("type", "stdio")
         if (kind == "http" and not agent.takes_http) or (kind == "sse" and not agent.takes_sse):
@@ -171,22 +181,22 @@ def opening_fault(setup: Setup, agent: AcpAgentInfo) -> str | None:
 
 
 def _server(server: Mapping[str, Any]) -> dict[str, Any]:
-    """The lists must be there, empty or not."""
+    """Return an MCP server for the wire. ACP requires the lists, even when they are empty."""
     needed: dict[str, Any] = {"args": [], "env": []} if "command" in server else {"headers": []}
     return {**needed, **{name: value for name, value in server.items() if value is not None}}
 
 
 def conversation(value: Any) -> str | None:
-    """Its name for the conversation, if it can be one."""
+    """Return a conversation identifier from the agent, or None if the value is not usable."""
     name = text(value)
     return name if name and len(name) <= CONVERSATION_CHARACTERS_MAX and name.isprintable() else None
 
 
 def is_unknown(failure: Failure, conversation: str | None) -> bool:
-    """Whether this says that there is no such conversation (any more).
+    """Return whether this failure says that the agent does not know the conversation.
 
-    That a parameter is invalid may be said of any of them: a server that is not taken, a folder that is gone. Then the
-    conversation is still there, and is thrown away only where the words are about it.
+    "Invalid params" may concern any parameter, such as an unsupported server or a missing folder.
+    In that case the conversation still exists. It is abandoned only if the error text mentions it.
     """
     data = b"" if failure.data is None else msgspec.json.encode(failure.data)[:SHOWN_CHARACTERS_MAX]
     said = f"{failure.message[:SHOWN_CHARACTERS_MAX]} {data.decode(errors='replace')}".lower()
@@ -196,9 +206,13 @@ def is_unknown(failure: Failure, conversation: str | None) -> bool:
     return failure.code == RESOURCE_NOT_FOUND or any(words in said for words in _UNKNOWN)
 
 
-# -- what can be set -------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 class OfferedChoice(msgspec.Struct, frozen=True):
-    """One thing that can be set: by which method, what it is now, and what it can be: each a value and its name."""
+    """One setting of the agent.
+
+    `method`: the method that changes it. `option`: its id, for a config option. `current`: its
+    present value. `values`: the allowed values, each with its display name.
+    """
 
     method: str
     option: str = ""
@@ -206,13 +220,14 @@ class OfferedChoice(msgspec.Struct, frozen=True):
     values: tuple[tuple[str, str], ...] = ()
 
     def find(self, wish: str) -> str | None:
-        """The value that is meant: by itself, or by the name that a person sees."""
+        """Return the value for a wish, which is either a value or its display name."""
         if any(value == wish for value, _ in self.values):
             return wish
         named = [value for value, name in self.values if name.lower() == wish.lower()]
         return named[0] if len(named) == 1 else None
 
     def params(self, conversation: str, value: str) -> dict[str, Any]:
+        """Build the parameters of the request that sets this value."""
         match self.method:
             case "session/set_model":
                 return {"sessionId": conversation, "modelId": value}
@@ -223,7 +238,7 @@ class OfferedChoice(msgspec.Struct, frozen=True):
 
 
 class Offers(msgspec.Struct, frozen=True):
-    """What can be set, by our word for it: `model`, `permission_mode`."""
+    """Settings that the agent offers, by Banksman's names: `model`, `permission_mode`."""
 
     choices: tuple[tuple[str, OfferedChoice], ...] = ()
 
@@ -231,7 +246,7 @@ class Offers(msgspec.Struct, frozen=True):
         return dict(self.choices).get(name)
 
     def now(self, name: str, value: str) -> Offers:
-        """With one of them set."""
+        """Return the offers with one setting changed."""
         return Offers(
             tuple(
                 (other, OfferedChoice(choice.method, choice.option, value, choice.values) if other == name else choice)
@@ -244,9 +259,10 @@ NO_OFFERS = Offers()
 
 
 def offers(result: Mapping[str, Any], before: Offers) -> Offers:
-    """What a conversation offers, by what was said last; what it does not speak of stays as it was.
+    """Merge the offers of a result into the offers known before.
 
-    Options are the newer way, and where an agent has both, they are meant to be used.
+    A setting that the result does not mention keeps its state. Config options are the newer
+    mechanism, so they win over `models` and `modes` where an agent sends both.
     """
     found = dict(before.choices)
     models, modes = mapping(result.get("models")), mapping(result.get("modes"))
@@ -265,6 +281,7 @@ def offers(result: Mapping[str, Any], before: Offers) -> Offers:
 
 
 def not_offered(agent: AcpAgentInfo, name: str, wish: str, choice: OfferedChoice | None) -> str:
+    """Return the error for a setting or a value that the agent does not offer."""
     what = name.replace("_", " ")
     if choice is None:
         return f"{agent.name} offers no {what} to choose: leave it out, or set it by the agent's own arguments"
@@ -280,7 +297,7 @@ def _older(method: str, offered: dict[str, Any], listed: str, id: str, current: 
 
 
 def _values(options: Any) -> tuple[tuple[str, str], ...]:
-    """Of a choice, which may be in groups."""
+    """Return the values of a config option, which may be grouped."""
     found: list[tuple[str, str]] = []
     for option in mappings(options):
         grouped = mappings(option.get("options")) if "value" not in option else [option]
@@ -291,9 +308,9 @@ def _values(options: Any) -> tuple[tuple[str, str], ...]:
     return tuple(found[:CHOICES_MAX])
 
 
-# -- what went wrong -------------------------------------------------------------------------------------------------
+# -- failures and costs ----------------------------------------------------------------------------
 def failure_text(failure: Failure) -> str:
-    """What the agent says, with what it says besides: the reason is often only there."""
+    """Return the error text of a failure with its extra data, which often holds the only reason."""
     data = failure.data
     if isinstance(data, dict):
         members = cast(dict[str, Any], data)
@@ -303,24 +320,26 @@ def failure_text(failure: Failure) -> str:
 
 
 def is_overflow(failure: Failure) -> bool:
+    """Return whether a failure means that the conversation exceeds the model's context."""
     said = failure_text(failure).lower()
     return any(words in said for words in _OVERFLOWS)
 
 
 def usage_beside(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Where some agents say how many tokens it took, for want of a member for it."""
+    """Return the token counts that some agents put into `_meta`, for want of a standard field."""
     return mapping(mapping(mapping(result.get("_meta")).get("quota")).get("token_count"))
 
 
 def spent(update: Mapping[str, Any]) -> float | None:
-    """What the conversation has cost until now, where an agent tells."""
+    """Return the cost of the conversation until now in US dollars, if the agent reports it."""
     cost = mapping(update.get("cost"))
     amount = cost.get("amount")
     if not isinstance(amount, int | float) or isinstance(amount, bool) or cost.get("currency") != "USD":
         return None
-    # An int of JSON may be larger than any float; a cost of that size, or below nothing, is none.
+    # A JSON integer may exceed every float. A huge or a negative cost is invalid.
     return float(amount) if 0 <= amount < 1e12 else None
 
 
 def shown(words: str) -> str:
+    """Truncate a text for display."""
     return words if len(words) <= SHOWN_CHARACTERS_MAX else f"{words[:SHOWN_CHARACTERS_MAX]}…"

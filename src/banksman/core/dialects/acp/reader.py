@@ -1,13 +1,19 @@
-"""What an ACP agent says, as far as one line tells by itself: version 1 of the protocol, JSON-RPC, one message a line.
+"""Read one line of an ACP agent without memory: version 1, JSON-RPC, one message per line.
 
-Nearly every line is a `session/update`, and most of those are a piece of text, which says nothing about its turn. What
-answers a request of ours, asks something of us, or is about what we must remember (tools of our conversation and no
-other, what can be set, what it cost) comes out as `Told`, with the messages of the line: see conversation.py.
+Nearly every line is a `session/update`, and most updates are a piece of text with no meaning for
+the turn's state. Three kinds of lines come out as `NeedsConversation`, with their messages:
 
-The boundary of a turn is the answer to its prompt. So a line that cannot be decoded is taken apart as far as it goes
-(see core/wire/jsonrpc.py), and one that was too long to keep is judged by its two ends.
+- replies to requests of Banksman,
+- requests of the agent,
+- updates that change remembered state: tools of this conversation, settings, cost.
 
-**Cost** per piece of text: one decode of three members, in which everything else is skipped.
+conversation.py resolves them.
+
+The boundary of a turn is the answer to its prompt. Therefore no line may be lost. A line that
+cannot be decoded is parsed as far as possible (see core/wire/jsonrpc.py). A line that was too long
+to keep is judged by its two ends.
+
+**Cost** per piece of text: one decode of three members. The decoder skips everything else.
 """
 
 from __future__ import annotations
@@ -23,9 +29,9 @@ from banksman.core.wire.partial_json import UNDECODABLE, mapping
 
 UPDATE = "session/update"
 MESSAGE, THOUGHT = "agent_message_chunk", "agent_thought_chunk"
-# The updates that are about more than what a person sees.
+# Updates that change the state in conversation.py.
 REMEMBERED = frozenset(("tool_call", "tool_call_update", "current_mode_update", "config_option_update", "usage_update"))
-# Those by which a turn has said or done something.
+# Updates that prove that the turn said or did something.
 DEEDS = frozenset((MESSAGE, THOUGHT, "tool_call", "tool_call_update", "plan"))
 
 _NOISE = Noise()
@@ -50,11 +56,11 @@ _decode = msgspec.json.Decoder(_AcpFrame).decode
 
 
 def read(line: bytes) -> Meaning | None:
-    """What a line means; None: it belongs to the turn and says nothing about it. Never raises."""
+    """Return the meaning of a line; None if the line is only content of the turn. Never raises."""
     try:
         frame = _decode(line)
     except UNDECODABLE:
-        # No JSON, a batch, or a message with a value that is not what it should be.
+        # The line is no JSON, a batch, or a message with a value of an unexpected type.
         return _meaning(jsonrpc.decode(line), REMEMBERED)
     if frame.method == UPDATE and frame.id is None and frame.params is not None and frame.params.update is not None:
         kind = frame.params.update.kind
@@ -66,19 +72,22 @@ def read(line: bytes) -> Meaning | None:
 
 
 def read_closely(line: bytes) -> Meaning | None:
-    """The same where what a turn says has to be remembered, because this agent tells a failure in no other way."""
+    """Read a line of an agent that reports failures only as text.
+
+    The text of a turn must be remembered, so more kinds of updates need the conversation.
+    """
     return _meaning(jsonrpc.decode(line), REMEMBERED | DEEDS)
 
 
 def read_head(head: bytes, tail: bytes = b"") -> Meaning | None:
-    """What a line that was too long to keep means, as far as its two ends tell. Never raises."""
+    """Return the meaning of a line too long to keep, judged by its two ends. Never raises."""
     return _meaning((jsonrpc.decode_head(head, tail),), REMEMBERED)
 
 
 def _meaning(messages: tuple[Message, ...], remembered: frozenset[str]) -> Meaning | None:
     message, *others = messages
     if others:
-        # What is garbage among them costs nothing but itself.
+        # An invalid message in a batch does not affect the other messages.
         is_noise = all(isinstance(each, InvalidMessage) and not each.is_request for each in messages)
         return _NOISE if is_noise else NeedsConversation(messages)
     match message:
@@ -88,18 +97,20 @@ def _meaning(messages: tuple[Message, ...], remembered: frozenset[str]) -> Meani
             kind = update_of(notice).get("sessionUpdate")
             return NeedsConversation(messages) if isinstance(kind, str) and kind in remembered else _unremembered(kind)
         case Notification() as notice if jsonrpc.withdrawn(notice) is None:
-            # An extension of its own. It lives, and has not got on.
+            # An extension of this agent. It proves that the agent is alive, but is no progress.
             return _NOISE
         case _:
             return NeedsConversation(messages)
 
 
 def update_of(notice: Notification) -> dict[str, Any]:
+    """Return the update of a `session/update` notification."""
     return mapping(notice.named.get("update"))
 
 
 def _unremembered(kind: Any) -> Meaning | None:
     if kind == THOUGHT:
         return _THOUGHT
-    # Of a kind that is new the turn has it, and its readers; what has no kind is no update.
+    # An unknown kind is content of the turn, which readers still see. Without a kind, the message
+    # is no update.
     return None if isinstance(kind, str) else _NOISE

@@ -1,10 +1,12 @@
-"""An ACP agent's frames as session updates: they are that already, and are handed on as they came.
+"""ACP frames as session updates: they already are updates and pass through unchanged.
 
-ACP tells each text once, so reading a frame alone and reading the frames of a turn in order is the same thing here.
+ACP sends each text once. Therefore a frame alone and the frames of a turn in order give the same
+updates.
 
-The answer to a prompt may say how many tokens it took. That is no update: agents that say it also tell what fills the
-model's window by updates of their own, and the two count different things (one agent's answers add up all its turns).
-What the answer says is in the outcome of its turn.
+The answer to a prompt may report token counts. They do not become an update. The agents that report
+them also send updates about the use of the model's context window. The two numbers count different
+things: the answers of one agent add up all its turns. The outcome of the turn has the counts of the
+answer.
 """
 
 from __future__ import annotations
@@ -17,36 +19,40 @@ from banksman.core.wire.partial_json import mapping, text
 
 Update = dict[str, Any]
 
-# What is kept of the text of one message: its end, for a person to read.
+# Maximum characters kept of one message. The end is kept, for a person to read.
 SAID_CHARACTERS_MAX = 1 << 20
-# Tools of one turn that are told apart. Beyond it the text goes on as one message.
+# Maximum number of tool calls tracked in one turn. Beyond it, later text counts as one message.
 CALLS_MAX = 10_000
 
 
 def project(line: bytes) -> list[Update]:
-    """A frame as session updates: none, one, or those of a batch. Never raises."""
+    """Translate a frame to session updates: none, one, or the updates of a batch. Never raises."""
     return [update for _, update in _updates(line)]
 
 
 class AcpProjector:
-    """The same for the frames of a turn, in order."""
+    """Translator of the frames of a turn. Stateless, because ACP sends each text once."""
 
     def project(self, line: bytes) -> list[Update]:
         return project(line)
 
 
 class AcpTranscript:
-    """The last message in the frames of a turn: its text since a tool was last begun, or, where messages have names,
-    since the last change of name. Of a long one the end is kept, of at least `SAID_CHARACTERS_MAX`.
+    """Collector of the last message in the frames of a turn.
 
-    The conversation that speaks first is the turn's; what others say (a subagent has one of its own) is not its answer.
+    The last message is the text since the last new tool call. Where messages have ids, it is the
+    text since the last change of id. For a long message, at least the last `SAID_CHARACTERS_MAX`
+    characters are kept.
+
+    The conversation of the first update is the turn's conversation. Updates of other conversations
+    (a subagent has its own) are not part of the answer.
     """
 
     def __init__(self) -> None:
         self._session: Any = None
         self._message: Any = None
         self._is_over = True
-        # The tools that were told of. One agent tells of some only when they are over.
+        # Tool calls seen in this turn. One agent reports some calls only when they are over.
         self._calls: set[str] = set()
         self._text: list[str] = []
         self._length = 0
@@ -71,11 +77,12 @@ class AcpTranscript:
                     pass
 
     def text(self) -> str | None:
-        """None: it has said nothing."""
+        """Return the last message, or None if the agent sent no text."""
         return "".join(self._text) or None
 
     def _keep(self, text: str, message: Any) -> None:
-        # What was said before stays until something else is: a turn may end with a tool and no word about it.
+        # Keep the previous message until new text arrives. A turn may end with a tool call and no
+        # text after it.
         if self._is_over or message != self._message:
             self._is_over, self._message = False, message
             self._text, self._length = [], 0
@@ -86,12 +93,12 @@ class AcpTranscript:
 
 
 def said(update: Update) -> str:
-    """The text of a chunk; empty: it has none."""
+    """Return the text of a chunk, or an empty string."""
     return text(mapping(update.get("content")).get("text")) or ""
 
 
 def _updates(line: bytes) -> list[tuple[Any, Update]]:
-    """The updates of a line, each with the conversation that it is of."""
+    """Return the updates of a line, each with its conversation."""
     found: list[tuple[Any, Update]] = []
     for message in jsonrpc.decode(line):
         if isinstance(message, Notification) and message.method == "session/update" and not message.is_cut:

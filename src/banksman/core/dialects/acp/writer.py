@@ -1,4 +1,14 @@
-"""What a request of ours to an ACP agent is for: what its reply, which names only a number, is about."""
+"""Prompts for ACP agents, and the purpose of each request sent to an agent.
+
+A JSON-RPC reply names only the number of its request. The protocol state keeps a `Purpose` per
+number, to match replies to requests.
+
+A prompt is text or ACP content blocks. Every agent accepts text and links. An agent accepts other
+blocks only if its capabilities say so, which is unknown before the handshake. Therefore `blocks`
+checks a prompt against ACP when a caller asks, and `fitted` checks it against the agent's
+capabilities when it is sent. A block that can become text does. Any other block (an image) is never
+dropped silently: the turn fails, and the error names the unsupported block.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +23,7 @@ from banksman.errors import UsageError
 
 
 class Stage(enum.Enum):
-    """How far the handshake is: what is waited for. Also what each of its requests was for."""
+    """Stage of the handshake: the reply it waits for. Also the purpose of a handshake request."""
 
     SILENT = "silent"
     INITIALIZING = "initializing"
@@ -27,14 +37,17 @@ class Stage(enum.Enum):
 
 
 class Prompted(Struct, frozen=True):
-    """A request was a prompt of ours. `is_cancelled`: we have asked the agent to stop it."""
+    """Purpose: a prompt. `is_cancelled`: Banksman has asked the agent to stop it."""
 
     ref: str
     is_cancelled: bool = False
 
 
 class Adjusted(Struct, frozen=True):
-    """A request was to set something. `request`: who waits for it; None: the handshake does."""
+    """Purpose: a change of a setting.
+
+    `request`: the caller's request that waits for it; None means the handshake.
+    """
 
     request: str | None
     name: str
@@ -44,18 +57,13 @@ class Adjusted(Struct, frozen=True):
 Purpose = Stage | Prompted | Adjusted
 
 
-# A prompt as ACP agents take it: text, or content blocks, which are ACP's own already.
-#
-# Every agent takes text and links. The rest it takes only if it said so, which is not known before it was spoken to: so
-# what is asked for is checked as ACP has it, and again, for this agent, when it is sent. What can be told in text is;
-# what cannot be (a picture) is not left out silently: the turn fails, and says what this agent does not take.
-
 _HINT = "text, or a list of ACP content blocks"
 
 
 def blocks(prompt: Any) -> list[dict[str, Any]]:
+    """Check a prompt and return it as ACP content blocks."""
     if isinstance(prompt, str):
-        # Agents fail on an empty text, or wait.
+        # Agents fail on an empty text, or wait for more.
         if not prompt:
             raise UsageError("the prompt is empty", hint=_HINT)
         return [{"type": "text", "text": prompt}]
@@ -68,7 +76,7 @@ def blocks(prompt: Any) -> list[dict[str, Any]]:
 
 
 def fitted(content: list[dict[str, Any]], agent: AcpAgentInfo) -> list[dict[str, Any]] | str:
-    """The blocks as this agent takes them; or why it cannot."""
+    """Return the blocks in a form that this agent accepts, or the reason why it cannot."""
     kept: list[dict[str, Any]] = []
     for block in content:
         kind = block["type"]
@@ -96,7 +104,7 @@ def _block(block: Any) -> dict[str, Any]:
             _need(members, "data", "mimeType")
         case "resource_link":
             _need(members, "uri")
-            # ACP wants a name, and people leave it out.
+            # ACP requires a name, and callers omit it.
             members.setdefault("name", members["uri"].rsplit("/", 1)[-1] or members["uri"])
             _need(members, "name")
         case "resource":

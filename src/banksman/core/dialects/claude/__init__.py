@@ -1,8 +1,10 @@
-"""Claude Code: a dialect of JSON lines in both directions.
+"""Claude Code dialect: JSON lines in both directions.
 
-What it says is read in reader.py, which also tells how its turns open and end; what is written to it is made in
-writer.py; how its frames look to a reader is in updates.py. Here is what holds them together, and its
-command line.
+- reader.py: the meaning of each line, and the rules for the start and end of a turn.
+- writer.py: the frames to the agent.
+- updates.py: the frames as session updates.
+
+This module ties them together and builds the command line.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from banksman.core.session.permissions import Decision, Verdict
 
 
 class Claude:
-    """The dialect. It has no state: one instance, `CLAUDE`, serves every session."""
+    """The Claude dialect. Stateless: one instance, `CLAUDE`, serves every session."""
 
     __slots__ = ()
 
@@ -29,20 +31,23 @@ class Claude:
     def __repr__(self) -> str:
         return "<Claude dialect>"
 
-    # No method of ours between a token and its meaning: this is the path of each.
+    # Bound directly, without a wrapper method: every token takes this path.
     read = staticmethod(reader.read)
     read_head = staticmethod(reader.read_head)
 
     def begin(self, setup: Setup) -> ProtocolState:
-        """Each of its frames says all there is to know."""
+        """Return a stateless protocol, because each Claude frame is self-contained."""
         return StatelessProtocol(self, setup)
 
     def handshake(self, request: str, setup: Setup = PLAIN) -> bytes:
-        """Its answer means that the process is ready. Only the first one of a process sets a schema."""
+        """Write the handshake. Its answer means that the process is ready.
+
+        Only the first handshake of a process sets a schema.
+        """
         return writer.initialize(request, setup)
 
     def prompt(self, ref: str, prompt: Prompt) -> bytes:
-        """`ref` must be a uuid: the agent reports on no other."""
+        """Write a prompt. `ref` must be a UUID: the agent does not report on other names."""
         return writer.user(ref, prompt)
 
     def interrupt(self, request: str) -> bytes:
@@ -64,27 +69,27 @@ class Claude:
         return writer.control_error(request, error)
 
     def project(self, line: bytes) -> list[dict[str, Any]]:
-        """A frame as ACP session updates; the rules are in updates.py. Never raises."""
+        """Translate a frame to ACP session updates by the rules of updates.py. Never raises."""
         return updates.project(line)
 
     def partial(self, line: bytes) -> list[dict[str, Any]]:
-        """What a delta says, if the frame is one. Never raises."""
+        """Translate a delta; other frames give nothing. Never raises."""
         return updates.partial(line)
 
     def projector(self) -> updates.ClaudeProjector:
-        """The same for the frames of a turn in order, text as it comes."""
+        """Return a projector for the frames of a turn in order. It emits text as it arrives."""
         return updates.ClaudeProjector()
 
     def transcript(self) -> updates.ClaudeTranscript:
-        """What the agent says in the frames of a turn, the unfinished sentence included."""
+        """Return a collector of the agent's text in a turn, including an unfinished message."""
         return updates.ClaudeTranscript()
 
     def has_forgotten(self, stderr: str) -> bool:
-        """Whether a process that was to resume a conversation ended because there is none of that name."""
+        """Return whether a resuming process ended because the conversation does not exist."""
         return "No conversation found" in stderr
 
     def mcp_file(self, servers: Sequence[Mapping[str, Any]]) -> str | None:
-        """What `--mcp-config` reads."""
+        """Return the content of the file for `--mcp-config`."""
         return writer.mcp_config(servers)
 
     def argv(
@@ -99,11 +104,12 @@ class Claude:
         system_prompt: str | None = None,
         args: Sequence[str] = (),
     ) -> list[str]:
-        """The command with what the dialect needs and what was wished for, then `args`.
+        """Build the command line: the command, the dialect's flags, the settings, then `args`.
 
-        A value is always part of its flag's word, so that one that begins with a dash cannot become a flag.
-        `--include-partial-messages`: without it a long answer is a long silence, no different from a hang, and a
-        process that is killed leaves nothing of what it was saying.
+        Each value is in the same word as its flag, so that a value with a leading dash cannot
+        become a flag. `--include-partial-messages` is needed for two reasons. Without it a long
+        answer is a long silence that looks like a hang, and a killed process leaves nothing of its
+        unfinished text.
         """
         wishes = {
             "resume": resume,

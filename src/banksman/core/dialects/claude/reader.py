@@ -1,22 +1,27 @@
-"""What Claude Code says, and what it means to a turn: its stream-json, one JSON object a line, as 2.1 speaks it.
+"""Read one line of Claude Code (stream-json of version 2.1) and return its meaning for the turn.
 
-**What opens and ends a turn.** A prompt carries a uuid of ours. The agent then reports on that uuid
-(`command_lifecycle`: queued, started, completed or cancelled), names it in the `system/init` that opens each turn, and
-in the `result` that is its boundary. Prompts that wait are merged: one init and one result then name several. An init
-or a result that names none of ours is a turn of the agent's own. Only from the init on does it take an interrupt;
-before, it acknowledges one and goes on. The acknowledgement comes first, the aborted result after it.
+Each line is one JSON object.
 
-**What is an error.** A result says so twice, in `is_error` and in `subtype`, and the two disagree: a failed model call
-is "success" with `is_error`. Either is believed.
+**Start and end of a turn.** A prompt carries a UUID that Banksman creates. The agent reports on
+that UUID in `command_lifecycle` (queued, started, completed or cancelled). It also names the UUID
+in the `system/init` that opens each turn, and in the `result` that is its boundary. Waiting prompts
+are merged, and then one init and one result name several. An init or a result that names no prompt
+of Banksman is a turn of the agent's own. The agent obeys an interrupt only after the init. Before
+the init, it acknowledges an interrupt and continues. The acknowledgement comes first, then the
+aborted result.
 
-**Order.** The names of an object come in no fixed order: a result has its `type` near its end. Only the frames that
-come by the thousand are known by their first bytes, and only where those say it all.
+**Errors.** A result reports an error in `is_error` and in `subtype`, and the two disagree: a failed
+model call is "success" with `is_error`. Either counts as an error.
 
-**What cannot be decoded** is noise, unless it is an object for all that: then its members are read one by one (see
-core/wire/partial_json.py), because a boundary that is not understood is a turn that does not end.
+**Order of members.** The members of an object have no fixed order: a result has its `type` near its
+end. Only the frequent frames are recognised by their first bytes, and only where these bytes decide
+everything.
 
-**Cost** per bare token frame: a comparison of its first bytes. Any other frame: one decode of the members below, in
-which everything else is skipped.
+**Undecodable lines** are noise, unless the line is still an object. Then its members are read one
+at a time (see core/wire/partial_json.py), because a lost boundary means a turn that never ends.
+
+**Cost** per plain token frame: a comparison of its first bytes. For any other frame: one decode of
+the members below. The decoder skips everything else.
 """
 
 from __future__ import annotations
@@ -46,16 +51,18 @@ from banksman.core.dialects.meaning import (
 from banksman.core.wire.framing import HEAD_BYTES
 from banksman.core.wire.partial_json import UNDECODABLE, Members, items, mapping, mappings, mended, split, text, texts
 
-# Beyond this an undecodable line is judged by its head: reading members costs a step of Python a token.
+# A longer undecodable line is judged by its head, because reading members takes a Python step for
+# each token.
 SALVAGE_BYTES_MAX = 1 << 20
 
 CONVERSATION_CHARACTERS_MAX = 256
 
-# Frames that are the turn's work. Whatever else stands in them, these first bytes settle it: a writer of JSON does not
-# name a member twice. A few say more, and have a word in them that cannot stand in a text: its quotes would be escaped.
+# Frames that are only content of the turn. The first bytes decide, because a JSON writer does not
+# repeat a member. A few of these frames mean more. A quoted word marks them, and this word cannot
+# occur inside a text, where its quotes would be escaped.
 _DELTA = b'{"type":"stream_event",'
-# Of these most are a piece of text, which the first bytes tell too: a search through each of them would cost more than
-# all the rest of this.
+# Most deltas are a piece of text, which the first bytes also show. A search through each of them
+# would cost more than the rest of `read`.
 _TEXT_DELTAS = tuple(
     b'{"type":"stream_event","event":{"type":"content_block_delta","index":%d,"delta":{"type":"text_delta",' % index
     for index in range(4)
@@ -66,13 +73,14 @@ _TOOL_USE = b'"tool_use"'
 _HEARD = b'{"type":"user",'
 _TOOL_RESULT = b'"tool_result"'
 
-# The conversation is being rewritten into a shorter one. It is silent meanwhile, for minutes: as if a tool ran.
+# The agent is compacting the conversation. It is silent for minutes, as if a tool ran.
 _COMPACTION = "compaction"
-# How a model says that a conversation is too long for it. The agent has tried to make it shorter by then.
+# How a model reports that a conversation is too long. The agent has tried to compact it before.
 _OVERFLOW = "prompt is too long"
 
-# System frames by which the agent shows that it gets on. Not among them: `api_retry` (it waits), `status` (a request
-# goes out, and nothing has come of it), `thinking_tokens` (see `Thought`), `session_state_changed` (a state, no step).
+# System frames that prove progress. Not among them: `api_retry` (the agent waits), `status` (a
+# request was sent, without a result yet), `thinking_tokens` (see `Thought`) and
+# `session_state_changed` (a state, no step).
 _PROGRESS = frozenset(
     (
         *("permission_denied", "hook_started", "hook_progress", "hook_response"),
@@ -85,7 +93,10 @@ _THOUGHT = Thought()
 
 
 class _ClaudeFrame(msgspec.Struct, gc=False):
-    """The members that mean something to a turn. Only the type is checked: a bad value costs itself, not the frame."""
+    """The members that matter to a turn.
+
+    Only the type is checked, so a bad value invalidates its member and not the frame.
+    """
 
     type: str = ""
     subtype: Any = None
@@ -124,7 +135,7 @@ _decode = msgspec.json.Decoder(_ClaudeFrame).decode
 
 
 def read(line: bytes) -> Meaning | None:
-    """What a line means; None: it belongs to the turn and says nothing about it. Never raises."""
+    """Return the meaning of a line; None if the line is only content of the turn. Never raises."""
     if line.startswith(_TEXT_DELTAS):
         return None
     if line.startswith(_DELTA):
@@ -140,8 +151,10 @@ def read(line: bytes) -> Meaning | None:
 
 
 def read_head(head: bytes, tail: bytes = b"") -> Meaning | None:
-    """What a line that was too long to keep means, by its head alone. One that may be the boundary is taken for it.
-    Never raises."""
+    """Return the meaning of a line too long to keep, judged by its head. Never raises.
+
+    A line that may be the boundary counts as the boundary.
+    """
     members = split(head)
     if not members.is_object:
         return _NOISE
@@ -149,7 +162,7 @@ def read_head(head: bytes, tail: bytes = b"") -> Meaning | None:
     if not isinstance(kind, str):
         if "type" in members.found or members.is_whole:
             return _NOISE
-        # Its type is yet to come, as with every result.
+        # The type comes later in the line, as in every result.
         kind = "result"
     if kind == "result":
         frame = _picked(members, kind)
@@ -168,12 +181,13 @@ def read_head(head: bytes, tail: bytes = b"") -> Meaning | None:
     if meaning_of is None:
         return _NOISE
     frame = _picked(members, kind)
-    # Of a question as large as this one the answer is "no", but it must have one: the agent waits.
+    # The agent waits, so even a request this large needs an answer: a refusal.
     if frame.request is None:
         inner = members.within("request")
         frame.request = {"subtype": inner.get("subtype")}
         if inner.get("callback_id") == writer.RULES_HOOK:
-            # An error would be a hook that failed, and the agent might go on. Its name says what the rules say.
+            # An error would count as a failed hook, and the agent might continue. The tool's name
+            # is enough to apply the rules.
             given = {"tool_name": inner.within("input").get("tool_name")}
             frame.request |= {"callback_id": writer.RULES_HOOK, "input": given}
     if frame.response is None:
@@ -183,14 +197,15 @@ def read_head(head: bytes, tail: bytes = b"") -> Meaning | None:
 
 
 def _salvaged(line: bytes) -> Meaning | None:
-    """The meaning of a line that was not decoded: not JSON at all, most likely."""
+    """Return the meaning of a line that did not decode. Most of these lines are not JSON."""
     better = mended(line)
     if better is not None:
         line = better
     try:
         frame = _decode(line)
     except (msgspec.ValidationError, RecursionError):
-        # JSON so far as it was read, but no object, or too deep, or with a number that is none.
+        # The line is JSON as far as it was read, but no object, too deep, or with an invalid
+        # number.
         if len(line) > SALVAGE_BYTES_MAX:
             return read_head(line[:HEAD_BYTES])
         members = split(line)
@@ -246,7 +261,7 @@ def _system(frame: _ClaudeFrame) -> Meaning | None:
         case "compact_boundary":
             return ToolEnded((_COMPACTION,))
         case "status" if frame.compact_result is not None:
-            return ToolEnded((_COMPACTION,))  # Also of one that failed, which has no boundary.
+            return ToolEnded((_COMPACTION,))  # A failed compaction has no `compact_boundary`.
         case str(subtype) if subtype in _PROGRESS:
             return None
         case _:
@@ -279,7 +294,7 @@ def _result(frame: _ClaudeFrame) -> Meaning | None:
         is_error=is_error,
         is_aborted=_is_aborted(frame),
         is_overflow=error is not None and (frame.terminal_reason == "prompt_too_long" or _OVERFLOW in error.lower()),
-        # An interrupted turn's result may have none.
+        # The result of an interrupted turn may have no text.
         text=text(frame.result),
         structured=frame.structured_output,
         error=error,
@@ -291,7 +306,10 @@ def _result(frame: _ClaudeFrame) -> Meaning | None:
 
 
 def _cost(frame: _ClaudeFrame) -> float | None:
-    """Of this turn alone, where it says so: the total goes on through a resume, and back after a kill."""
+    """Return the cost of this turn alone, if the agent reports it.
+
+    The total is no substitute: it continues through a resume and falls back after a kill.
+    """
     models = frame.model_usage_since_last_result
     costs = [_number(mapping(model).get("costUSD")) for model in mapping(models).values()]
     if not isinstance(models, dict) or None in costs:
@@ -300,7 +318,10 @@ def _cost(frame: _ClaudeFrame) -> float | None:
 
 
 def _error(frame: _ClaudeFrame) -> str:
-    """The text that says most: what it told the user, else its list of errors, else its words for the kind of end."""
+    """Return the most informative error text.
+
+    The order is: the text for the user, the list of errors, the words for the kind of end.
+    """
     said = text(frame.result) or "\n".join(texts(frame.errors))
     if said:
         return said
@@ -321,7 +342,7 @@ def _control_reply(frame: _ClaudeFrame) -> Meaning | None:
 
 def _control_asked(frame: _ClaudeFrame) -> Meaning | None:
     request = frame.request_id
-    # Only what has a name can be answered.
+    # A request without an id cannot be answered.
     if not isinstance(request, str):
         return _NOISE
     asked = mapping(frame.request)
@@ -365,7 +386,10 @@ _MEANINGS: dict[str, Callable[[_ClaudeFrame], Meaning | None]] = {
 
 
 def _refs(frame: _ClaudeFrame) -> tuple[str, ...]:
-    """The prompts it names. The single name is the last of several, and what older versions have."""
+    """Return the refs that a frame names.
+
+    The single name is the last of several, and the only member that older versions send.
+    """
     return texts(frame.user_message_uuids) or texts([frame.user_message_uuid])
 
 
@@ -379,12 +403,12 @@ def _is_aborted(frame: _ClaudeFrame) -> bool:
 
 
 def _conversation(frame: _ClaudeFrame) -> str | None:
-    """Its name for the conversation, if it can be one: it becomes a word of a command line."""
+    """Return the conversation id if it is usable. It becomes a word of a command line."""
     name = text(frame.session_id)
     return name if name and len(name) <= CONVERSATION_CHARACTERS_MAX and name.isprintable() else None
 
 
 def _number(value: Any) -> float | None:
-    # An int of JSON may be larger than any float.
+    # A JSON integer may exceed every float.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and abs(value) < 1e300 else None

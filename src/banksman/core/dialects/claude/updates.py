@@ -1,17 +1,21 @@
-"""Claude Code's frames as ACP session updates: the projection that readers see.
+"""Claude Code frames as ACP session updates: the projection that readers see.
 
-**Text is told once.** The agent says everything twice: in deltas, as the model speaks, and in an `assistant` frame when
-a block is complete. What was answered from a cache, over a gateway that does not stream, by a subagent or by the agent
-itself ("API Error: …") has no deltas. So there are two readings, each of which tells everything once:
+**Each text appears once.** The agent sends everything twice: in deltas while the model writes, and
+in an `assistant` frame when a block is complete. Some answers have no deltas: from a cache, over a
+gateway without streaming, of a subagent, or written by the agent program ("API Error: …"). Two
+projections exist, and each emits everything once:
 
-- `project` knows one frame and nothing else, wherever it stands: text is told by the complete frame, never by deltas.
-- `ClaudeProjector` is fed the frames of a turn from its beginning: text is told by the deltas, as it comes, and by the
-  complete frame only where there were none.
+- `project` sees one frame without context. It emits text from the complete frame, never from
+  deltas.
+- `ClaudeProjector` gets the frames of a turn from its beginning. It emits text from the deltas as
+  they arrive, and from the complete frame only if there were no deltas.
 
-`partial` is for who reads by `project` and shows a text as it grows: it tells what one delta says, and the complete
-frame will say it again. It does not know the message's id, which only the first frame of the message has.
+`partial` serves a reader of `project` that shows a text while it grows. It emits one delta, and the
+complete frame repeats the text. It does not know the message's id, which only the first frame of
+the message has.
 
-Updates have what ACP gives them (`sessionUpdate`, `toolCallId`, …). A message's chunks carry its `messageId`.
+Updates have the members that ACP defines (`sessionUpdate`, `toolCallId`, …). The chunks of a
+message carry its `messageId`.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from banksman.core.wire.partial_json import UNDECODABLE, decoded, mapping, mappi
 
 Update = dict[str, Any]
 
-# The kinds of ACP by the agent's tool names. Any other tool is "other".
+# ACP tool kinds by the agent's tool names. Any other tool is "other".
 _KINDS = {
     **dict.fromkeys(("Read", "NotebookRead", "LS"), "read"),
     **dict.fromkeys(("Edit", "MultiEdit", "Write", "NotebookEdit"), "edit"),
@@ -34,15 +38,16 @@ _KINDS = {
     **dict.fromkeys(("Task", "Agent"), "think"),
     "ExitPlanMode": "switch_mode",
 }
-# What a tool is about, by the name of its input that says so best.
+# Input members that describe a tool call, the best first.
 _TITLES = ("description", "command", "file_path", "notebook_path", "pattern", "path", "url", "query", "prompt")
 TITLE_CHARACTERS_MAX = 200
-# What is kept of the text of a turn that ended without an answer: its end, for a person to read.
+# Maximum characters kept of a turn that ended without an answer. The end is kept, for a person to
+# read.
 SAID_CHARACTERS_MAX = 1 << 20
 
 
 def project(line: bytes) -> list[Update]:
-    """A frame as session updates: none, one or several. Never raises."""
+    """Translate a frame to session updates: none, one or several. Never raises."""
     if _is_delta(line):
         return []
     frame = mapping(decoded(line))
@@ -70,7 +75,10 @@ _type_decoder = msgspec.json.Decoder(_Typed)
 
 
 def _is_delta(line: bytes) -> bool:
-    """Most frames of any turn are, and say nothing here: their type is all that is decoded of them."""
+    """Return whether a frame is a delta, by decoding only its type.
+
+    Most frames of any turn are deltas, and `project` ignores them.
+    """
     try:
         return _type_decoder.decode(line).type == "stream_event"
     except UNDECODABLE:
@@ -78,7 +86,10 @@ def _is_delta(line: bytes) -> bool:
 
 
 def partial(line: bytes) -> list[Update]:
-    """What one delta says of a text that is not complete. Never raises. A subagent's messages come whole."""
+    """Translate one delta of an unfinished text. Never raises.
+
+    The messages of a subagent arrive complete, so its frames give nothing here.
+    """
     if not _is_delta(line):
         return []
     frame = mapping(decoded(line))
@@ -97,17 +108,17 @@ def _said(event: dict[str, Any], message_id: Any) -> list[Update]:
 
 
 class ClaudeProjector:
-    """The updates of a turn as its frames come, from the first one on."""
+    """Translator of the frames of a turn in order. It emits text as it arrives."""
 
     def __init__(self) -> None:
-        # Of the message that is being said: its id, and the kinds of block that it has told in deltas.
+        # The message in progress: its id, and the kinds of block that its deltas have emitted.
         self._message: Any = None
         self._told: set[str] = set()
 
     def project(self, line: bytes) -> list[Update]:
-        """Never raises."""
+        """Translate the next frame. Never raises."""
         frame = mapping(decoded(line))
-        # A subagent's messages come whole, between the deltas of the one that called it.
+        # Messages of a subagent arrive complete, between the deltas of the agent that called it.
         is_main = frame.get("parent_tool_use_id") is None
         if frame.get("type") == "stream_event":
             return self._streamed(mapping(frame.get("event"))) if is_main else []
@@ -126,9 +137,9 @@ class ClaudeProjector:
 
 
 class ClaudeTranscript:
-    """The text in the frames of a turn, with the deltas of a block that was never completed, as they are added.
+    """Collector of the text in the frames of a turn, including deltas of an unfinished block.
 
-    A turn can be long: of its text the end is kept, of at least `SAID_CHARACTERS_MAX`.
+    A turn can be long. At least the last `SAID_CHARACTERS_MAX` characters are kept.
     """
 
     def __init__(self) -> None:
@@ -137,7 +148,8 @@ class ClaudeTranscript:
         self._length = 0
 
     def add(self, line: bytes) -> None:
-        # Nearly every frame of a turn that is worth this call is a delta, and most frames of any turn are not text.
+        # No shortcut by type: nearly every frame of a turn that needs this call is a delta, and has
+        # to be decoded.
         frame = mapping(decoded(line))
         if frame.get("parent_tool_use_id") is not None:
             return
@@ -159,7 +171,7 @@ class ClaudeTranscript:
                 pass
 
     def text(self) -> str | None:
-        """None: there is none."""
+        """Return the text, or None if there is no text."""
         return "".join((*self._whole, *self._partial)) or None
 
     def _keep(self, text: str) -> None:
@@ -182,7 +194,7 @@ def _output(block: dict[str, Any], message_id: Any) -> list[Update]:
 
 
 def _chunk(kind: str, text: Any, message_id: Any) -> list[Update]:
-    # Thinking comes without its text when the model keeps it to itself.
+    # A thinking block has no text when the model withholds it.
     if not isinstance(text, str) or not text:
         return []
     update: Update = {"sessionUpdate": kind, "content": {"type": "text", "text": text}}
@@ -204,7 +216,8 @@ def _tool_began(block: dict[str, Any]) -> list[Update]:
         "status": "in_progress",
         "rawInput": given,
     }
-    # The plan is shown beside the call and not instead of it: the call's end will come, and must have a beginning.
+    # The plan is emitted in addition to the call, not instead of it: the end of the call follows
+    # and needs a beginning.
     return [began, *_plan(given)] if name == "TodoWrite" else [began]
 
 
@@ -244,7 +257,7 @@ def _tool_ended(block: dict[str, Any]) -> list[Update]:
 
 
 def _shown(part: dict[str, Any]) -> dict[str, Any] | None:
-    """A part of a tool's output as an ACP content block; None: of a kind that ACP lacks."""
+    """Convert a part of a tool's output to an ACP content block; None if ACP has no such kind."""
     text = part.get("text")
     if part.get("type") == "text" and isinstance(text, str):
         return {"type": "text", "text": text}
@@ -256,7 +269,7 @@ def _shown(part: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _usage(frame: dict[str, Any]) -> list[Update]:
-    """What the turn used of the model's window, and what the conversation has cost since the process began."""
+    """Return the use of the context window by the turn, and the cost since the process started."""
     usage = mapping(frame.get("usage"))
     names = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
     windows = [_count(mapping(model).get("contextWindow")) for model in mapping(frame.get("modelUsage")).values()]

@@ -1,9 +1,14 @@
-"""A JSON schema as Claude Code takes it. What it does not take it drops without a word, and works without a schema.
+"""Frames to Claude Code: prompts, control messages, command-line values and JSON schemas.
 
-Its validator is strict, and of draft 7: it refuses a whole schema for another draft's keyword, a word it does not know,
-a choice that is named twice, a pattern that JavaScript does not read. So it is told what it is known to take (tried
-with 2.1.325), and of the rest nothing: the answer is held to the caller's own schema in any case, so what is left out
-is only not told to the model.
+Each frame is one line. A user's value is always inside a JSON string or in the same word as its
+flag. No value can become a frame or a flag.
+
+**Schemas.** Claude Code silently drops a schema that it does not accept, and works without one. Its
+validator is strict and implements draft 7. It refuses a whole schema for a keyword of another
+draft, an unknown word, a duplicate choice, or a pattern that JavaScript cannot parse. Therefore
+`told` keeps only the keywords that are known to work (tested with 2.1.325). Banksman validates the
+answer against the caller's full schema in any case. A dropped keyword only means that the model
+does not see it.
 """
 
 from __future__ import annotations
@@ -30,14 +35,15 @@ _TOLD = frozenset(
     )
 )
 _TEXTS = frozenset(("title", "description", "format"))
-# Under these stand schemas by name, and names are no keywords.
+# These keywords hold schemas by name, and the names are no keywords.
 _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions"))
-# What is given as a value is no schema, whatever it looks like.
+# These keywords hold plain values, which are never schemas, even if they look like one.
 _VALUES = frozenset(("const", "default"))
-# Lists in which nothing may stand twice.
+# Lists without duplicates.
 _CHOICES = frozenset(("enum", "required", "type"))
-# A pattern that means the same to both: characters, classes and groups, each with one quantifier at most. Nothing in it
-# can be read in two ways, so there is nothing to go back to; and a possessive quantifier is wrong here before 3.11.5.
+# Patterns with the same meaning in Python and JavaScript: characters, classes and groups, each with
+# at most one quantifier. This expression is unambiguous, so matching it never backtracks. A
+# possessive quantifier would have a bug before Python 3.11.5.
 _ESCAPED = r"\\[dDwWsSnrtfv/^$.*+?()\[\]{}|\\]"
 _ATOM = rf"[^\\()\[\]{{}}*+?|^$]|{_ESCAPED}|\[\^?(?:[^\\\[\]]|{_ESCAPED}|\\-)+\]|\)"
 _QUANTIFIED = rf"(?:{_ATOM})(?:(?:[*+?]|\{{\d+(?:,\d*)?\}})\??)?"
@@ -45,6 +51,7 @@ _PLAIN_PATTERN = re.compile(rf"(?:{_QUANTIFIED}|\((?:\?:)?(?![*+?])|[|^$](?![*+?
 
 
 def told(schema: Any) -> Any:
+    """Reduce a schema to the keywords that Claude Code accepts."""
     if isinstance(schema, list | tuple):
         return [told(item) for item in cast(Sequence[Any], schema)]
     if not isinstance(schema, Mapping):
@@ -64,7 +71,7 @@ def told(schema: Any) -> Any:
 
 
 def _as_draft_7(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords that are told, as that draft has them."""
+    """Return the accepted keywords of one schema, in the form of draft 7."""
     members = dict(schema)
     if "prefixItems" in members:
         rest = members.pop("items", True)
@@ -79,47 +86,49 @@ def _as_draft_7(schema: Mapping[str, Any]) -> dict[str, Any]:
     named: Mapping[str, Any] = members.get("properties") or {}
     are_apart = all(is_plain_pattern(each) and not any(re.search(each, name) for name in named) for each in patterns)
     if not are_apart:
-        # Without one of them its members would be held to what is meant for the others.
+        # Both keywords go together: if a pattern were dropped, `additionalProperties` would apply
+        # to the members that the pattern covers.
         untold |= {"patternProperties", "additionalProperties"}
     return {keyword: given for keyword, given in members.items() if keyword not in untold}
 
 
 def is_plain_pattern(pattern: Any) -> bool:
+    """Return whether a pattern is safe to send to the agent."""
     return isinstance(pattern, str) and _PLAIN_PATTERN.fullmatch(pattern) is not None
 
 
-# Claude Code's stream-json, the other way: what is written to it, one line a frame.
-#
-# A value of a user's is always inside a JSON string, or part of its flag's word, so that none can become a frame or a
-# flag of its own.
-
-# Our own hook before each use of a tool: the rules are asked there, because the agent asks for permission only where
-# its own settings have not decided already.
+# The hook before each tool call that applies the rules. The agent requests permission only where
+# its own settings have not decided already, so permission requests alone are not enough.
 RULES_HOOK = "banksman-rules"
-# Where the agent can keep a permission, by our word for it.
+# Where the agent can store a permission, by Banksman's word for the place.
 REMEMBER = {"session": "session", "local": "localSettings", "project": "projectSettings", "user": "userSettings"}
-# The hooks that the agent asks before it acts. One that fails, times out or is refused is to block what it was asked
-# about: without this word the agent goes on as if nobody had minded. Versions that do not know it ignore it.
+# Hooks that the agent calls before it acts. A hook that fails, times out or is refused must block
+# the action. Without `onFailure` the agent continues as if the hook had not objected. Versions that
+# do not know the member ignore it.
 _GUARDS = frozenset(("PreToolUse", "PermissionRequest"))
 _GUARD = {"onFailure": "block"}
 _SETTINGS = {"model": ("set_model", "model"), "permission_mode": ("set_permission_mode", "mode")}
 
 
 def control_request(request: str, body: dict[str, Any]) -> bytes:
+    """Write a request to the agent."""
     return line({"type": "control_request", "request_id": request, "request": body})
 
 
 def control_response(request: str, body: Mapping[str, Any]) -> bytes:
+    """Write a successful answer to a request of the agent."""
     response = {"subtype": "success", "request_id": request, "response": dict(body)}
     return line({"type": "control_response", "response": response})
 
 
 def control_error(request: str, error: str) -> bytes:
+    """Write an error answer to a request of the agent."""
     response = {"subtype": "error", "request_id": request, "error": error}
     return line({"type": "control_response", "response": response})
 
 
 def initialize(request: str, setup: Setup) -> bytes:
+    """Write the handshake: hooks, in-process MCP servers and the schema."""
     rules = {"matcher": None, "hookCallbackIds": [RULES_HOOK], **_GUARD}
     hooks: dict[str, list[dict[str, Any]]] = {"PreToolUse": [rules]}
     for hook in setup.hooks:
@@ -136,12 +145,13 @@ def initialize(request: str, setup: Setup) -> bytes:
 
 
 def user(ref: str, prompt: Prompt) -> bytes:
+    """Write a prompt."""
     return line(
         {
             "type": "user",
             "message": {"role": "user", "content": _content(prompt)},
             "parent_tool_use_id": None,
-            # The process knows its conversation; this name only fills the place.
+            # The process knows its conversation. This name is only a placeholder.
             "session_id": "default",
             "uuid": ref,
         }
@@ -149,11 +159,13 @@ def user(ref: str, prompt: Prompt) -> bytes:
 
 
 def setting(request: str, name: str, value: str) -> bytes:
+    """Write a change of the model or the permission mode."""
     subtype, member = _SETTINGS[name]
     return control_request(request, {"subtype": subtype, member: value})
 
 
 def answer(asked: Requested, decision: Decision) -> bytes:
+    """Write the answer to a permission request or an elicitation."""
     if asked.wants is RequestPurpose.ELICITATION:
         body: dict[str, Any] = {"action": "accept" if decision.allows else "decline"}
         if decision.allows:
@@ -171,7 +183,7 @@ def answer(asked: Requested, decision: Decision) -> bytes:
 
 
 def _remembered(asked: Requested, where: str) -> list[dict[str, Any]]:
-    """What the agent itself suggested, kept where we say; without a suggestion, the tool as such."""
+    """Return the permissions to store: the agent's suggestions, or a rule for the whole tool."""
     destination = REMEMBER[where]
     suggested = asked.details.get("permission_suggestions")
     items = cast(list[Any], suggested) if isinstance(suggested, list) else []
@@ -183,6 +195,7 @@ def _remembered(asked: Requested, where: str) -> list[dict[str, Any]]:
 
 
 def ruling(asked: Requested, verdict: Verdict | None) -> bytes:
+    """Write the verdict of the rules; None leaves the decision to the agent's settings."""
     if verdict is None:
         return control_response(asked.request, {})
     decided = {
@@ -194,17 +207,18 @@ def ruling(asked: Requested, verdict: Verdict | None) -> bytes:
 
 
 def respond(asked: Requested, response: Mapping[str, Any]) -> bytes:
+    """Write the value that a caller's hook or tool returned."""
     body = {"mcp_response": dict(response)} if asked.wants is RequestPurpose.TOOL else response
     return control_response(asked.request, body)
 
 
 def mcp_config(servers: Sequence[Mapping[str, Any]]) -> str:
-    """What `--mcp-config` reads, from servers as ACP describes them."""
+    """Return the content of the file for `--mcp-config`, from servers as ACP describes them."""
     return line({"mcpServers": dict(_server(server) for server in servers)}).decode()
 
 
 def _server(server: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """ACP has a list of named values where the agent has an object."""
+    """Convert an MCP server: ACP has a list of named values where Claude has an object."""
     name = server["name"]
     pairs = {member: {pair["name"]: pair["value"] for pair in server.get(member, ())} for member in ("env", "headers")}
     if "command" in server:
@@ -213,7 +227,7 @@ def _server(server: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def line(frame: dict[str, Any]) -> bytes:
-    """One line: JSON escapes every newline inside a text."""
+    """Encode a frame as one line. JSON escapes every newline inside a text."""
     try:
         line = msgspec.json.encode(frame)
     except UnicodeEncodeError as exc:
@@ -226,16 +240,17 @@ def line(frame: dict[str, Any]) -> bytes:
 
 
 def flag(name: str, value: Any) -> str:
+    """Return a command-line flag and its value in one word."""
     if not isinstance(value, str) or not value:
         raise UsageError(f"--{name} cannot be {value!r:.60}", hint="text that is not empty, or None")
     return f"--{name}={value}"
 
 
 def _content(prompt: Any) -> str | list[dict[str, Any]]:
-    """A prompt as the agent takes it: text, or blocks."""
+    """Check a prompt and convert it to text or content blocks."""
     hint = "text, or a list of ACP content blocks"
     if isinstance(prompt, str):
-        # The model's API takes no empty text: the agent would fail on it, or wait.
+        # The model's API accepts no empty text: the agent would fail or wait.
         if not prompt:
             raise UsageError("the prompt is empty", hint=hint)
         return prompt

@@ -1,8 +1,10 @@
-"""Codex: its app-server, a JSON-RPC of threads, turns and items.
+"""Codex dialect: its app-server, a JSON-RPC protocol of threads, turns and items.
 
-What a line says by itself is read in reader.py; what it means with all that was said before, and what we say, is
-in conversation.py; questions and answers are in client_requests.py; how its frames look to a reader is in
-updates.py.
+- reader.py: the meaning of one line alone.
+- conversation.py: the state of the protocol, for lines that need memory and for all frames to the
+  agent.
+- client_requests.py: the agent's requests and their answers.
+- updates.py: the frames as session updates.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from banksman.core.dialects.dialect import ProtocolState, Setup, StatelessDialec
 
 
 class Codex(StatelessDialect):
-    """The dialect. It has no state: one instance, `CODEX`, serves every session."""
+    """The Codex dialect. Stateless: one instance, `CODEX`, serves every session."""
 
     __slots__ = ()
 
@@ -27,7 +29,7 @@ class Codex(StatelessDialect):
     def __repr__(self) -> str:
         return "<Codex dialect>"
 
-    # No method of ours between a token and its meaning: this is the path of each.
+    # Bound directly, without a wrapper method: every token takes this path.
     read = staticmethod(reader.read)
     read_head = staticmethod(reader.read_head)
 
@@ -35,19 +37,19 @@ class Codex(StatelessDialect):
         return CodexProtocolState(setup)
 
     def project(self, line: bytes) -> list[dict[str, Any]]:
-        """A frame as ACP session updates; the rules are in updates.py. Never raises."""
+        """Translate a frame to ACP session updates by the rules of updates.py. Never raises."""
         return updates.project(line)
 
     def partial(self, line: bytes) -> list[dict[str, Any]]:
-        """What a delta says, if the frame is one. Never raises."""
+        """Translate a delta; other frames give nothing. Never raises."""
         return updates.partial(line)
 
     def projector(self) -> updates.CodexProjector:
-        """The same for the frames of a turn in order, text as it comes."""
+        """Return a projector for the frames of a turn in order. It emits text as it arrives."""
         return updates.CodexProjector()
 
     def transcript(self) -> updates.CodexTranscript:
-        """What the agent says in the frames of a turn, the unfinished sentence included."""
+        """Return a collector of the agent's text in a turn, including an unfinished message."""
         return updates.CodexTranscript()
 
 

@@ -1,11 +1,12 @@
-"""What the Codex app-server asks of us, and the answers in its words.
+"""Requests from the Codex app-server to its client, and their answers.
 
-**Permissions.** A command, a change of files, more rights than it has: it says which decisions it would take, and each
-is an option in ACP's terms. It takes a plain no (`decline`) also where it does not offer one. `cancel` says no and ends
-the turn. What a server of its own wants to know, or the agent itself, is an elicitation.
+**Permissions.** The agent asks before a command, a change of files, or an extension of its rights.
+It lists the decisions that it accepts, and each becomes an option in ACP's terms. It accepts a
+plain `decline` even if it does not list it. `cancel` declines and ends the turn. Questions of an
+MCP server, or of the agent itself, are elicitations.
 
-**Anything else** that it may ask (the time, a token, a tool of ours) is not ours to give, and is refused: the agent
-goes on without.
+**Other requests** (the time, a token, a client tool) are refused, because Banksman does not offer
+these services. The agent continues without them.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ FILES = "item/fileChange/requestApproval"
 RIGHTS = "item/permissions/requestApproval"
 INPUT = "item/tool/requestUserInput"
 ELICITATION = "mcpServer/elicitation/request"
-# The same questions in the words of an older protocol.
+# The same requests in an older version of the protocol.
 OLD_COMMAND = "execCommandApproval"
 OLD_FILES = "applyPatchApproval"
 
-# The tool that is asked about, as the rules of a session name it: the type of its item, where it has one.
+# Name of the tool for the rules of a session: the type of its item, if it has one.
 _TOOLS = {
     COMMAND: "commandExecution",
     FILES: "fileChange",
@@ -36,7 +37,7 @@ _TOOLS = {
     OLD_COMMAND: "commandExecution",
     OLD_FILES: "fileChange",
 }
-# The parameters that are what the tool is used with. The others are said about it.
+# Parameters that are the input of the tool. All others are details.
 _INPUTS = {
     COMMAND: ("command", "cwd", "networkApprovalContext"),
     FILES: ("itemId", "grantRoot"),
@@ -64,7 +65,7 @@ _OLD_WORDS = {"accept": "approved", "acceptForSession": "approved_for_session", 
 
 
 def requested(call: RpcCall) -> Requested:
-    """What a request of the agent's is to us."""
+    """Translate a request of the agent."""
     request, method, params = jsonrpc.id_text(call.id), call.method, call.named
     if method in _TOOLS:
         given = {name: params[name] for name in _INPUTS[method] if params.get(name) is not None}
@@ -96,12 +97,12 @@ def _options(call: RpcCall) -> list[dict[str, str]]:
 
 
 def _decisions(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Each that was offered, by its name: some carry what is to be remembered."""
+    """Return the offered decisions by name. Some carry a rule to remember."""
     return {name: decision for decision in items(params.get("availableDecisions")) if (name := _name(decision))}
 
 
 def _name(decision: Any) -> str | None:
-    """The word that a decision is called by, if it is one that we know."""
+    """Return the name of a decision, or None if it is unknown."""
     word = decision if isinstance(decision, str) else next(iter(mapping(decision)), None)
     return word if word in _NAMES else None
 
@@ -113,9 +114,9 @@ def _kind(name: str, decision: Any) -> str:
     return _KINDS[name]
 
 
-# -- answers ---------------------------------------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------------------
 def answer(asked: Requested, decision: Decision) -> dict[str, Any]:
-    """The result that says so."""
+    """Return the result for a caller's decision."""
     match asked.subtype:
         case "item/tool/requestUserInput":
             return {"answers": _entered(decision) if decision.allows else {}}
@@ -127,7 +128,7 @@ def answer(asked: Requested, decision: Decision) -> dict[str, Any]:
 
 
 def cancelled(asked: Requested) -> dict[str, Any]:
-    """The result that says that nobody will decide: its turn is being stopped."""
+    """Return the result for a request that gets no decision, because its turn is being stopped."""
     match asked.subtype:
         case "item/tool/requestUserInput":
             return {"answers": {}}
@@ -138,14 +139,15 @@ def cancelled(asked: Requested) -> dict[str, Any]:
 
 
 def _entered(decision: Decision) -> dict[str, Any]:
-    """What the user entered, a question each: one answer or several."""
+    """Return the user's input for each question: one answer or several."""
     content = decision.content or {}
     return {name: {"answers": [str(each) for each in items(value) or [value]]} for name, value in content.items()}
 
 
 def _chosen(asked: Requested, decision: Decision) -> str:
-    """The word for a decision: the option that was picked, or the nearest that is offered."""
-    # Codex cannot be told "but with this instead": what was changed must never run as it was.
+    """Return the name of a decision: the chosen option, or the nearest one offered."""
+    # Codex cannot carry a replaced input. The session rejects this decision earlier
+    # (`takes_input`), so the original input never runs in place of the changed one.
     assert decision.updated_input is None
     offered = {option["optionId"]: option["kind"] for option in map(mapping, items(asked.details.get("options")))}
     if decision.option in offered:
@@ -154,7 +156,8 @@ def _chosen(asked: Requested, decision: Decision) -> str:
     if not decision.allows:
         return "cancel" if decision.interrupts else "decline"
     if decision.remember is not None:
-        # The other one is written to the user's files. It is taken for the session also where it is not offered.
+        # Codex writes the amendment to the user's files, so a decision for the session must not use
+        # it. Codex accepts `acceptForSession` even if it does not offer it.
         lasting = "acceptWithExecpolicyAmendment"
         return lasting if decision.remember != "session" and lasting in offered else "acceptForSession"
     return "accept"

@@ -1,19 +1,22 @@
-"""What was said to a Codex app-server and by it so far, and what that makes of what it says next.
+"""State of the Codex protocol with one app-server process.
 
-**Whose turn it is.** A prompt is a request (`turn/start`), and its reply names the turn that the prompt is in: a new
-one that is about to start, or the one that runs, which the prompt then has joined. The order of that reply and of the
-turn's notices is not promised. So while such a reply is owed, a turn that starts is nobody's until the reply, or the
-item of the prompt itself, says whose it is; if it ends before that, its boundary is kept. A turn that no request of
-ours asked for is the agent's own.
+**Ownership of a turn.** A prompt is a request (`turn/start`). Its reply names the turn of the
+prompt: a new turn that is about to start, or the running turn, which the prompt has joined. The
+order of this reply and the turn's notifications is not guaranteed. While a reply is pending, a turn
+that starts has no known prompt. The reply or the prompt's own item resolves it. If the turn ends
+first, its boundary is stored until then. A turn that no request of Banksman caused is the agent's
+own turn.
 
-**Steering.** While a turn runs a prompt is added to it (`turn/steer`) under the condition that it is still that turn.
-If it is over, or takes none, the agent refuses, and the prompt is an ask like any other again.
+**Steering.** A prompt during a running turn is added to it (`turn/steer`), on the condition that
+the same turn is still running. If that turn is over or takes no prompts, the agent refuses. The
+prompt then becomes an ordinary ask again.
 
-**Interrupts** name their turn, so a late one can stop nothing else. One that comes before the turn has started is kept,
-and sent when it has. One that has no answer when its turn is over needs none.
+**Interrupts** name their turn, so a late interrupt cannot stop another turn. An interrupt before
+the start of the turn is stored and sent when the turn starts. An interrupt without an answer at the
+end of its turn needs no answer.
 
-**Threads.** An agent of the agent's has a thread of its own, and says the same things about it; none of them is about
-our turn. What it asks is asked of us all the same.
+**Threads.** A subagent has its own thread with the same notifications. They do not concern the turn
+of this session. Requests of a subagent are answered like any other.
 """
 
 from __future__ import annotations
@@ -56,22 +59,30 @@ from banksman.core.wire.jsonrpc import BARE, InvalidMessage, Message, Notificati
 from banksman.core.wire.partial_json import mapping, text
 from banksman.core.wire.pending_requests import NO_ROOM, PendingRequests
 
-# It becomes a word of the log, and is said again to the next process.
+# The id goes into the log, and into the request to the next process.
 CONVERSATION_CHARACTERS_MAX = 256
-# How it says that it does not know a conversation. Without one nothing was said in it, or its file is gone.
+# Phrases by which the agent reports an unknown thread: it never had a message, or its file is
+# missing.
 _UNKNOWN = ("no rollout found", "thread not found", "invalid session id", "invalid thread id")
 _NOTHING_SAID: PendingRequests[Purpose] = PendingRequests(BARE)
-# Any turn: the reply did not say, or not legibly, in which one the prompt is.
+# Matches any turn: the reply did not name the prompt's turn, or not legibly.
 _ANY = ""
-# How many ended turns are known by their id. An agent may repeat what it said about a turn after later turns.
+# Number of ended turns known by id. An agent may repeat notifications about a turn after later
+# turns.
 ENDED_TURNS_MAX = 16
 
 
 class CodexProtocolState(Struct, frozen=True):
-    """`accepted`: prompts whose turn, by its id, has not started yet. `over`: the last turn that ended. `ended`:
-    the ids of the turns that ended before it. `stops`: interrupts that wait for their turn to start. `wishes`: what was
-    changed since the thread began. `total`: what the thread has used. `changes`: of the files that it wants to change,
-    and the item that does."""
+    """Immutable state of the Codex protocol with one process. Implements `ProtocolState`.
+
+    - `accepted`: pairs of turn id and prompt, for turns that have not started.
+    - `over`: the last ended turn.
+    - `ended`: ids of the turns that ended before `over`.
+    - `stops`: interrupts that wait for their turn to start.
+    - `wishes`: settings changed since the thread started.
+    - `total`: token usage of the thread.
+    - `changes`: the file changes that the agent proposes, with the id of their item.
+    """
 
     setup: Setup = PLAIN
     exchange: PendingRequests[Purpose] = _NOTHING_SAID
@@ -87,7 +98,7 @@ class CodexProtocolState(Struct, frozen=True):
 
     @property
     def recites(self) -> bool:
-        """What was said in a conversation comes with the reply that resumes it, and is not said again."""
+        """False. The reply that resumes the thread contains the history, without a replay."""
         return False
 
     @property
@@ -97,7 +108,7 @@ class CodexProtocolState(Struct, frozen=True):
     def is_aside(self, line: bytes) -> bool:
         return is_aside(line, self.conversation, "threadId")
 
-    # -- what we say -------------------------------------------------------------------------------------------------
+    # -- to the agent ------------------------------------------------------------------------------
     def handshake(self, request: str) -> ProtocolOutput:
         return self._call(Initialize(request), "initialize", writer.INITIALIZE)
 
@@ -126,7 +137,7 @@ class CodexProtocolState(Struct, frozen=True):
         return ProtocolOutput(self, meanings=(Replied(request, error="no turn runs"),))
 
     def setting(self, request: str, name: str, value: str) -> ProtocolOutput:
-        """It is sent with the next turn, and holds from then on."""
+        """Store a setting. It is sent with the next turn and stays in effect."""
         if name == "permission_mode" and value not in writer.POLICIES:
             known = ", ".join(writer.POLICIES)
             return ProtocolOutput(self, meanings=(Replied(request, error=f"it knows {known}"),))
@@ -137,7 +148,9 @@ class CodexProtocolState(Struct, frozen=True):
         return self._reply(asked, client_requests.answer(asked, decision))
 
     def rule(self, asked: Requested, verdict: Verdict | None) -> ProtocolOutput:
-        return ProtocolOutput(self)  # It does not ask before each tool; the rules decide what it does ask.
+        # Codex does not ask before each tool. The rules answer the permissions that it does ask
+        # for.
+        return ProtocolOutput(self)
 
     def respond(self, asked: Requested, response: Mapping[str, Any]) -> ProtocolOutput:
         return self._reply(asked, dict(response))
@@ -173,8 +186,9 @@ class CodexProtocolState(Struct, frozen=True):
         exchange, frames = self.exchange.reply(asked.request, result)
         return ProtocolOutput(replace(self, exchange=exchange), frames)
 
-    # -- what it says ------------------------------------------------------------------------------------------------
+    # -- from the agent ----------------------------------------------------------------------------
     def hear(self, told: NeedsConversation) -> ProtocolOutput:
+        """Resolve the messages of one line in order."""
         messages: tuple[Message, ...] = told.message
         output = ProtocolOutput(self)
         for message in messages:
@@ -202,23 +216,24 @@ class CodexProtocolState(Struct, frozen=True):
             return ProtocolOutput(protocol, frames)
         asked = client_requests.requested(call)
         if call.is_cut:
-            # Of a question too large to be read the answer is no, but it must have one: the agent waits.
+            # The agent waits, so even a request this large needs an answer: a refusal.
             return protocol.refuse(asked, "too large")
         if self.changes is not None and call.named.get("itemId") == self.changes[0]:
             asked = replace(asked, input={**asked.input, "changes": self.changes[1]})
         return ProtocolOutput(protocol, meanings=(asked,))
 
-    # -- replies -----------------------------------------------------------------------------------------------------
+    # -- replies -----------------------------------------------------------------------------------
     def _on_reply(self, reply: RpcReply) -> ProtocolOutput:
         if reply.id is None:
-            # So large that nothing can be said about it: it may have been the end of the turn, and nothing else may
-            # ever say so.
+            # The line was too large to identify. It may have been the end of the turn, and no other
+            # frame may ever report that end.
             return self._on_lost() if reply.is_cut else ProtocolOutput(self, meanings=(Noise(),))
         exchange, purpose = self.exchange.settle(reply.id)
         protocol = replace(self, exchange=exchange)
         match purpose:
             case None:
-                return ProtocolOutput(self, meanings=(Noise(),))  # Late, or said before, or never asked for.
+                # The reply is late, a duplicate, or an answer to nothing.
+                return ProtocolOutput(self, meanings=(Noise(),))
             case Initialize(request=request):
                 if reply.error is not None:
                     return ProtocolOutput(protocol, meanings=(Replied(request, error=str(reply.error)),))
@@ -244,7 +259,7 @@ class CodexProtocolState(Struct, frozen=True):
             return ProtocolOutput(self, meanings=(Forgot(error) if is_unknown else Replied(request, error=error),))
         name = text(mapping(reply.named.get("thread")).get("id"))
         if name is None and not self.setup.forks:
-            name = known  # Of a reply with a long history in it not all may have been kept.
+            name = known  # A reply with a long history may be truncated, without its id.
         if not name or len(name) > CONVERSATION_CHARACTERS_MAX or not name.isprintable():
             return ProtocolOutput(self, meanings=(Replied(request, error="it does not say which thread was begun"),))
         return ProtocolOutput(replace(self, conversation=name), meanings=(Replied(request),))
@@ -264,19 +279,19 @@ class CodexProtocolState(Struct, frozen=True):
         return self._placed(join.ref, text(reply.named.get("turnId")) or join.turn)
 
     def _placed(self, ref: str, turn: str) -> ProtocolOutput:
-        """The agent has the prompt, in that turn: one that runs, that has ended, or that is yet to start."""
+        """Assign a prompt to its turn, which is running, has ended or has not started yet."""
         running, over = self.running, self.over
         if running is not None and running.id == turn:
             return self._named(ref)
         if over is not None and over.id == turn:
             if ref in over.refs:
-                return ProtocolOutput(self)  # It has been told by its item.
+                return ProtocolOutput(self)  # The item of the prompt has already reported it.
             opened = () if over.is_told else (TurnOpened((ref,), conversation=self.conversation, can_interrupt=True),)
             return ProtocolOutput(replace(self, over=over.named(ref)), meanings=(*opened, *over.told(ref)))
         return ProtocolOutput(replace(self, accepted=(*self.accepted, (turn, ref))), meanings=(PromptTaken(ref),))
 
     def _named(self, ref: str) -> ProtocolOutput:
-        """This prompt is in the turn that runs."""
+        """Assign a prompt to the running turn."""
         running = self.running
         assert running is not None
         if ref in running.refs:
@@ -288,7 +303,7 @@ class CodexProtocolState(Struct, frozen=True):
         return ProtocolOutput(protocol, meanings=(opened,))
 
     def _told_own(self) -> ProtocolOutput:
-        """No reply is owed any more: what has no prompt of ours in it was the agent's own."""
+        """Report unassigned turns as the agent's own, once no reply about a turn is pending."""
         if self._has_begun:
             return ProtocolOutput(self)
         protocol = self
@@ -307,10 +322,10 @@ class CodexProtocolState(Struct, frozen=True):
 
     @property
     def _has_begun(self) -> bool:
-        """A prompt was sent that opens a turn, and it is not known which."""
+        """Whether a prompt that opens a turn is pending, and its turn is unknown."""
         return any(isinstance(purpose, Begin) for _, purpose in self.exchange.ours.open)
 
-    # -- notices -----------------------------------------------------------------------------------------------------
+    # -- notifications -----------------------------------------------------------------------------
     def _on_notice(self, notice: Notification) -> ProtocolOutput:
         params = notice.named
         if notice.method == RESOLVED:
@@ -344,7 +359,8 @@ class CodexProtocolState(Struct, frozen=True):
         if self.running is not None:
             if self.running.id == turn:
                 return output
-            # One at a time: the other is over, whether it said so or not.
+            # Codex runs one turn at a time. A new turn proves that the other is over, even without
+            # its boundary.
             output = self._ended(EndedTurn.lost(self.running.id, "the agent began another turn"))
         return _then(output, lambda protocol: protocol._opened(turn))
 
@@ -353,6 +369,7 @@ class CodexProtocolState(Struct, frozen=True):
         is_told = bool(refs) or not self._has_begun
         running = RunningTurn(turn, refs=refs, is_told=is_told, before=self.total)
         accepted = tuple(pair for pair in self.accepted if pair[1] not in refs)
+        # An interrupt that arrived before the turn names it now, and is sent below.
         protocol = replace(self, running=running, accepted=accepted, stops=())
         opened = TurnOpened(refs, conversation=self.conversation, can_interrupt=True)
         output = ProtocolOutput(protocol, meanings=(opened,) if is_told else ())
@@ -368,8 +385,8 @@ class CodexProtocolState(Struct, frozen=True):
                 return ProtocolOutput(self, meanings=(Noise(),))
             return self._ended(running.over(turn, self.conversation, self.setup, is_cut=is_cut))
         if self._has_ended(id):
-            return ProtocolOutput(self, meanings=(Noise(),))  # Said before.
-        # Its start was not heard, or not understood.
+            return ProtocolOutput(self, meanings=(Noise(),))  # A duplicate.
+        # The start of this turn was lost or unreadable.
         output = self._on_started(id)
         return _then(output, lambda protocol: protocol._on_completed(turn, is_cut=is_cut))
 
@@ -381,18 +398,18 @@ class CodexProtocolState(Struct, frozen=True):
             return self._ended(EndedTurn.lost(self.running.id, "frame_too_large"))
         if not self.accepted:
             return ProtocolOutput(self, meanings=(Noise(),))
-        # The start of our turn was in it, or all of it.
+        # The lost line contained the start of the turn, or more of it.
         running = RunningTurn(_ANY, refs=tuple(ref for _, ref in self.accepted), is_told=True)
         return replace(self, running=running, accepted=())._ended(EndedTurn.lost(_ANY, "frame_too_large"))
 
     def _ended(self, over: EndedTurn) -> ProtocolOutput:
-        """The turn that runs is over, in this way."""
+        """End the running turn with this result."""
         running = self.running
         assert running is not None
         over = replace(over, refs=running.refs, is_told=running.is_told)
         meanings: tuple[Meaning, ...] = over.told(*running.refs) if running.is_told else ()
-        # What is still asked about it will have no answer that matters: where its prompts are is known, and an
-        # interrupt can stop nothing any more, whatever is said about it.
+        # Drop the pending requests about this turn, because their replies are irrelevant now. The
+        # turn of each prompt is known, and an interrupt has nothing left to stop.
         ours, needless = self.exchange.ours.without(lambda purpose: _is_settled(purpose, over))
         error = "the turn was over before it was answered"
         for stop in needless:
@@ -425,11 +442,11 @@ class CodexProtocolState(Struct, frozen=True):
                 return ProtocolOutput(self)
 
     def _is_sent(self, ref: str) -> bool:
-        """Whether this is a prompt of ours whose turn is not known yet."""
+        """Return whether this is a pending prompt whose turn is unknown."""
         return any(isinstance(purpose, Begin | Join) and purpose.ref == ref for _, purpose in self.exchange.ours.open)
 
     def _on_resolved(self, id: jsonrpc.Id | None) -> ProtocolOutput:
-        """Also after an answer of ours; then it is no news."""
+        """Close a request of the agent. The agent also sends this after it got an answer."""
         if id is None:
             return ProtocolOutput(self, meanings=(Noise(),))
         exchange, was_open = self.exchange.close(id)
@@ -438,7 +455,7 @@ class CodexProtocolState(Struct, frozen=True):
 
 
 def _is_settled(purpose: Purpose, over: EndedTurn) -> bool:
-    """Whether a request of ours is about nothing but a turn that has ended."""
+    """Return whether a pending request concerns only a turn that has ended."""
     match purpose:
         case Stop(turn=turn):
             return turn == over.id
@@ -449,12 +466,12 @@ def _is_settled(purpose: Purpose, over: EndedTurn) -> bool:
 
 
 def _is_told(notice: Notification) -> bool:
-    """Whether all that it means is in what is remembered: a notice about a tool's item is one about a tool, too."""
+    """Return whether the state alone covers a notification. An item may also be a tool."""
     return reader.is_remembered(notice) and not notice.method.startswith("item/")
 
 
 def _then(output: ProtocolOutput, say: Callable[[CodexProtocolState], ProtocolOutput]) -> ProtocolOutput:
-    """What follows from it, after it."""
+    """Apply a further step and append its frames and meanings."""
     assert isinstance(output.protocol, CodexProtocolState)
     more = say(output.protocol)
     return ProtocolOutput(more.protocol, (*output.frames, *more.frames), (*output.meanings, *more.meanings))

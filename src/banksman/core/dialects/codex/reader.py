@@ -1,13 +1,16 @@
-"""What the Codex app-server says, as far as a line tells it by itself. The rest is `Told`: see conversation.py.
+"""Read one line of the Codex app-server without memory.
 
-It speaks JSON-RPC without the member that names the version. A turn is a stream of notices, each with the thread and
-the turn it belongs to: `turn/started`, items that begin, grow and complete, and `turn/completed`, the boundary.
+The app-server speaks JSON-RPC without the version member. A turn is a stream of notifications, each
+with its thread and turn: `turn/started`, items that begin, grow and complete, and `turn/completed`,
+the boundary.
 
-**Whose turn it is** no line says: that needs the ids of our requests. So replies, requests and the few notices about
-turns are handed on; what comes by the thousand is known here.
+**Ownership of a turn** is not in any line: it needs the ids of Banksman's requests. Therefore
+replies, requests and the few notifications about turns come out as `NeedsConversation`, which
+conversation.py resolves. The frequent frames are decided here.
 
-**What is no failure.** `warning`, `configWarning`, an `error` that will be retried: the agent talks about itself, and
-goes on. They are noise: kept, and no progress. That a turn failed is said by its boundary alone.
+**No failures:** `warning`, `configWarning`, and an `error` that will be retried. By these the agent
+reports about itself and continues. They are noise: the log keeps them, and they are no progress.
+Only the boundary says that a turn failed.
 """
 
 from __future__ import annotations
@@ -33,21 +36,23 @@ from banksman.core.wire import jsonrpc
 from banksman.core.wire.jsonrpc import InvalidMessage, Message, Notification
 from banksman.core.wire.partial_json import decoded, items, mapping, text
 
-# Frames that are the turn's work. The first bytes settle it: a writer of JSON does not name a member twice.
+# Frames that are only content of the turn. The first bytes decide, because a JSON writer does not
+# repeat a member.
 _TEXT = (
     b'{"method":"item/agentMessage/delta",',
     b'{"method":"item/commandExecution/outputDelta",',
 )
 _THINKING = b'{"method":"item/reasoning/'
 
-# What a turn waits for, in silence if need be: its tools; a conversation that is being made shorter; and a sleep.
+# Items for which a turn waits, perhaps in silence: tools, a compaction of the conversation, and a
+# sleep.
 TOOLS = frozenset(
     (
         *("commandExecution", "fileChange", "mcpToolCall", "dynamicToolCall", "collabAgentToolCall"),
         *("webSearch", "imageView", "imageGeneration", "sleep", "contextCompaction"),
     )
 )
-# Notices by which it shows that it gets on.
+# Notifications that prove progress.
 _PROGRESS = frozenset(
     (
         *("item/started", "item/completed", "item/agentMessage/delta", "item/plan/delta", "item/mcpToolCall/progress"),
@@ -57,7 +62,7 @@ _PROGRESS = frozenset(
         *("thread/compacted", "model/rerouted"),
     )
 )
-# Notices that only the memory of the process understands.
+# Notifications that need the state of the protocol.
 TURN_STARTED = "turn/started"
 TURN_COMPLETED = "turn/completed"
 TOKEN_USAGE = "thread/tokenUsage/updated"
@@ -70,7 +75,7 @@ _THOUGHT = Thought()
 
 
 def read(line: bytes) -> Meaning | None:
-    """What a line means; None: it belongs to the turn and says nothing about it. Never raises."""
+    """Return the meaning of a line; None if the line is only content of the turn. Never raises."""
     if line.startswith(_TEXT):
         return None
     if line.startswith(_THINKING):
@@ -80,12 +85,12 @@ def read(line: bytes) -> Meaning | None:
 
 
 def read_head(head: bytes, tail: bytes = b"") -> Meaning | None:
-    """What a line that was too long to keep means, as far as its two ends tell. Never raises."""
+    """Return the meaning of a line too long to keep, judged by its two ends. Never raises."""
     return _meaning(jsonrpc.decode_head(head, tail))
 
 
 def plain(notice: Notification) -> Meaning | None:
-    """What a notice means that needs no memory."""
+    """Return the meaning of a notification that needs no memory."""
     method = notice.method
     if method in ("item/started", "item/completed"):
         item = mapping(notice.named.get("item"))
@@ -99,11 +104,12 @@ def plain(notice: Notification) -> Meaning | None:
 
 
 def is_remembered(notice: Notification) -> bool:
-    """Whether it says something that will be needed, or that means something only with what is known already."""
+    """Return whether a notification changes the protocol state, or needs it to be understood."""
     if notice.method == ERROR:
         return notice.named.get("willRetry") is False
     if notice.method in ("item/started", "item/completed"):
-        # They name a prompt of ours, are the answer, or say what a question will be about that names only the item.
+        # These items name a prompt, hold the answer, or hold the changes of an approval request
+        # that will carry only the item's id.
         return mapping(notice.named.get("item")).get("type") in ("userMessage", "agentMessage", "fileChange")
     return notice.method in _REMEMBERED
 
@@ -117,16 +123,17 @@ def _meaning(message: Message) -> Meaning | None:
 
 
 def answer_of(text: str | None) -> Any:
-    """The value of an answer that was to be one, which is all of its text."""
+    """Parse a structured answer: the whole text is one JSON value."""
     return None if text is None else decoded(text.encode(errors="replace"))
 
 
-# A turn of Codex: while it runs, what will be said about it at its end; and how it ended.
-
-
 class RunningTurn(Struct, frozen=True):
-    """`refs`: our prompts that are known to be in it, the one that opened it first. `is_told`: the session knows of it.
-    `text`: what the agent has said last. `before` and `after`: what the thread had used, where it is known."""
+    """A turn in progress, with the data for its boundary.
+
+    `refs`: prompts known to be in the turn; the prompt that opened it comes first. `is_told`: the
+    session knows of the turn. `text`: the agent's last message. `before` and `after`: token usage
+    of the thread before the turn and now, where known.
+    """
 
     id: str
     refs: tuple[str, ...] = ()
@@ -140,16 +147,21 @@ class RunningTurn(Struct, frozen=True):
         return replace(self, refs=(*self.refs, ref), is_told=True)
 
     def counted(self, total: Mapping[str, Any], last: Mapping[str, Any]) -> RunningTurn:
-        """After a call of the model. Of a thread that was resumed nobody may have said what it had used before."""
+        """Return the turn after one model call.
+
+        The usage before the turn may be unknown in a resumed thread. It is then computed from the
+        total and the last call.
+        """
         before = _less(total, last) if self.before is None else self.before
         return replace(self, before=before, after=total)
 
     @property
     def usage(self) -> Mapping[str, Any] | None:
-        """Of this turn alone: the agent tells what the thread has used, and what the last call of the model has."""
+        """Token usage of this turn alone. The agent reports only the total and the last call."""
         return None if self.after is None else _less(self.after, self.before or {})
 
     def over(self, turn: dict[str, Any], conversation: str | None, setup: Setup, *, is_cut: bool) -> EndedTurn:
+        """Return the ended turn, built from the agent's `turn/completed`."""
         if is_cut:
             return EndedTurn.lost(self.id, "frame_too_large", conversation, self.usage)
         status = turn.get("status")
@@ -181,7 +193,7 @@ def _error(error: dict[str, Any]) -> str | None:
 
 
 def _less(total: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    """Counts without those that are in it already."""
+    """Subtract counts member by member."""
     numbers = {name: value for name, value in total.items() if isinstance(value, int)}
     return {name: value - _count(part.get(name)) for name, value in numbers.items()}
 
@@ -191,7 +203,10 @@ def _count(value: Any) -> int:
 
 
 class EndedTurn(Struct, frozen=True):
-    """A turn that has ended. `result`: its boundary, without names. `is_told`: the session knows."""
+    """A turn that has ended.
+
+    `result`: its boundary, without refs. `is_told`: the session knows of the turn.
+    """
 
     id: str
     result: TurnOver
@@ -200,12 +215,12 @@ class EndedTurn(Struct, frozen=True):
 
     @staticmethod
     def lost(id: str, error: str, conversation: str | None = None, usage: Mapping[str, Any] | None = None) -> EndedTurn:
-        """It is over, and how it ended is not known."""
+        """Return a turn that is over with an unknown result."""
         return EndedTurn(id, TurnOver(conversation=conversation, is_error=True, error=error, usage=usage))
 
     @staticmethod
     def refused(error: str) -> EndedTurn:
-        """The turn that a prompt would have had, had the agent taken it."""
+        """Return the failed turn of a prompt that the agent refused."""
         return EndedTurn("", TurnOver(is_error=True, error=error))
 
     def named(self, ref: str) -> EndedTurn:
@@ -215,5 +230,8 @@ class EndedTurn(Struct, frozen=True):
         return replace(self.result, refs=refs)
 
     def told(self, *refs: str) -> tuple[Meaning, ...]:
-        """The boundary, and that it is done with each of these. The one that opened the turn comes last: it ends it."""
+        """Return the boundary, then the settlement of each prompt.
+
+        The prompt that opened the turn settles last, because its settlement ends the turn.
+        """
         return (self.boundary(*refs), *(PromptSettled(ref) for ref in reversed(refs)))

@@ -1,13 +1,18 @@
-"""The frames of Codex as ACP session updates: the projection that readers see.
+"""Codex frames as ACP session updates: the projection that readers see.
 
-**Text is told once.** The agent says it in deltas, as the model speaks, and again in the item that is complete. So
-there are two readings, each of which tells everything once: `project` knows one frame and tells the complete item;
-`CodexProjector` is fed the frames of a turn from its beginning, tells the deltas as they come, and an item only where
-there were none. `partial` is for who reads by `project` and shows a text as it grows: it tells what one delta says, and
-the complete item will say it again.
+**Each text appears once.** The agent sends a text in deltas while the model writes, and again in
+the completed item. Two projections exist, and each emits everything once:
 
-**Tools** are items too: `item/started` is the call, `item/completed` its end, with the output. The output's deltas are
-not told: an update of a call replaces what it had, and the complete item has it all.
+- `project` sees one frame and emits the completed item.
+- `CodexProjector` gets the frames of a turn from its beginning. It emits the deltas as they arrive,
+  and a completed item only if the item had no deltas.
+
+`partial` serves a reader of `project` that shows a text while it grows. It emits one delta, and the
+completed item repeats the text.
+
+**Tools** are items too. `item/started` is the call, and `item/completed` is its end with the
+output. Output deltas are dropped: an update of a call replaces its content, and the completed item
+has the whole output.
 """
 
 from __future__ import annotations
@@ -21,18 +26,19 @@ from banksman.core.wire.partial_json import UNDECODABLE, decoded, items, mapping
 Update = dict[str, Any]
 
 TITLE_CHARACTERS_MAX = 200
-# What is kept of the text of a turn that ended without an answer: its end, for a person to read.
+# Maximum characters kept of a turn that ended without an answer. The end is kept, for a person to
+# read.
 SAID_CHARACTERS_MAX = 1 << 20
 
 _MESSAGE, _THOUGHT = "agent_message_chunk", "agent_thought_chunk"
-# The deltas that are text, and of which kind.
+# Deltas that carry text, and the kind of text.
 _DELTAS = {
     "item/agentMessage/delta": _MESSAGE,
     "item/plan/delta": _MESSAGE,
     "item/reasoning/summaryTextDelta": _THOUGHT,
     "item/reasoning/textDelta": _THOUGHT,
 }
-# The kinds of ACP by the type of the item. Any other that is a tool is "other".
+# ACP tool kinds by item type. An item type that is missing here is no tool.
 _KINDS = {
     "commandExecution": "execute",
     "fileChange": "edit",
@@ -43,12 +49,12 @@ _KINDS = {
     "imageView": "read",
     "imageGeneration": "other",
 }
-# What the tool was used with, by the names of the members that say so.
+# Item members that hold the input of a tool.
 _GIVEN = ("command", "cwd", "changes", "server", "tool", "arguments", "query", "action", "path", "prompt")
 
 
 def project(line: bytes) -> list[Update]:
-    """A frame as session updates: none, one or several. Never raises."""
+    """Translate a frame to session updates: none, one or several. Never raises."""
     method = _method(line)
     if method not in _PROJECTED:
         return []
@@ -75,16 +81,17 @@ _decode = msgspec.json.Decoder(_Named).decode
 
 
 def _method(line: bytes) -> str:
-    """Most frames of any turn are deltas: what they are called is all that is decoded of them."""
+    """Decode only the method of a frame, because most frames of any turn are deltas."""
     try:
         return _decode(line).method
     except UNDECODABLE:
-        # What is no text in it may be mended; what is no message has no method.
+        # A line with invalid UTF-8 may be repaired by `decoded`. A line that is no message has no
+        # method.
         return text(mapping(decoded(line)).get("method")) or ""
 
 
 def partial(line: bytes) -> list[Update]:
-    """What one delta says of a text that is not complete. Never raises."""
+    """Translate one delta of an unfinished text. Never raises."""
     kind = _DELTAS.get(_method(line))
     if kind is None:
         return []
@@ -93,14 +100,14 @@ def partial(line: bytes) -> list[Update]:
 
 
 class CodexProjector:
-    """The updates of a turn as its frames come, from the first one on."""
+    """Translator of the frames of a turn in order. It emits text as it arrives."""
 
     def __init__(self) -> None:
-        # The items that are being said, and have been told so far by their deltas.
+        # Unfinished items whose text the deltas have already emitted.
         self._told: set[str] = set()
 
     def project(self, line: bytes) -> list[Update]:
-        """Never raises."""
+        """Translate the next frame. Never raises."""
         if _method(line) in _DELTAS:
             updates = partial(line)
             self._told.update(update["messageId"] for update in updates if "messageId" in update)
@@ -109,15 +116,15 @@ class CodexProjector:
         told = [update for update in updates if update["sessionUpdate"] in (_MESSAGE, _THOUGHT)]
         if not told or told[0].get("messageId") not in self._told:
             return updates
-        # An item completes once: it needs no place any more.
+        # An item completes only once, so its entry can be dropped.
         self._told.discard(told[0]["messageId"])
         return [update for update in updates if update not in told]
 
 
 class CodexTranscript:
-    """The text in the frames of a turn, with the deltas of an item that was never completed, as they are added.
+    """Collector of the text in the frames of a turn, including deltas of an unfinished item.
 
-    A turn can be long: of its text the end is kept, of at least `SAID_CHARACTERS_MAX`.
+    A turn can be long. At least the last `SAID_CHARACTERS_MAX` characters are kept.
     """
 
     def __init__(self) -> None:
@@ -140,7 +147,7 @@ class CodexTranscript:
                     self._partial = []
 
     def text(self) -> str | None:
-        """None: there is none."""
+        """Return the text, or None if there is no text."""
         return "".join((*self._whole, *self._partial)) or None
 
     def _keep(self, said: str) -> None:
@@ -202,7 +209,7 @@ def _ended(item: dict[str, Any]) -> list[Update]:
     call = item.get("id")
     if not isinstance(call, str) or text(item.get("type")) not in _KINDS:
         return []
-    # What was declined did not run; an item without a status is one that cannot fail.
+    # A declined call did not run and counts as failed. An item type without a status cannot fail.
     is_well = item.get("status") in (None, "completed") and item.get("success") is not False
     update: Update = {
         "sessionUpdate": "tool_call_update",
@@ -238,7 +245,7 @@ def _texts(said: Any) -> list[dict[str, Any]]:
 
 
 def _changes(item: dict[str, Any]) -> list[dict[str, Any]]:
-    """What is changed in which files, as ACP shows it."""
+    """Return the file changes of an item as ACP diffs."""
     if item.get("type") != "fileChange":
         return []
     shown: list[dict[str, Any]] = []
@@ -252,7 +259,7 @@ def _changes(item: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _sides(diff: str, kind: str) -> tuple[str | None, str]:
-    """A diff as what was there and what will be: of a change in a file only the places that it touches."""
+    """Split a diff into old and new text. For an edited file, only the touched places appear."""
     if kind == "add":
         return None, diff
     if kind == "delete":
@@ -278,7 +285,7 @@ def _plan(params: dict[str, Any]) -> list[Update]:
 
 
 def _usage(usage: dict[str, Any]) -> list[Update]:
-    """What the last call of the model has used of its window."""
+    """Return the use of the context window by the last model call."""
     used, size = mapping(usage.get("last")).get("totalTokens"), usage.get("modelContextWindow")
     return [{"sessionUpdate": "usage_update", "used": _count(used), "size": _count(size)}]
 

@@ -1,4 +1,12 @@
-"""What a request of ours to the Codex app-server is for: what its reply, which names only a number, is about."""
+"""Requests to the Codex app-server: their parameters, prompts and purposes.
+
+A reply names only the number of its request. The protocol state keeps a `Purpose` per number, to
+match replies to requests.
+
+The command line carries no setting. The request that opens the thread carries the folder, the
+model, the policy and the instructions. The request that opens a turn carries the prompt and the
+schema of its answer.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +20,37 @@ from banksman.errors import UsageError
 
 
 class Initialize(Struct, frozen=True):
+    """Purpose: the handshake."""
+
     request: str
 
 
 class Converse(Struct, frozen=True):
-    """The thread is begun, resumed or forked."""
+    """Purpose: start, resume or fork the thread."""
 
     request: str
 
 
 class Begin(Struct, frozen=True):
-    """A prompt that opens a turn. `is_added`: another is on its way, whose turn it is to join."""
+    """Purpose: a prompt that opens a turn.
+
+    `is_added`: another such prompt is pending, and this prompt is meant to join its turn.
+    """
 
     ref: str
     is_added: bool = False
 
 
 class Join(Struct, frozen=True):
-    """A prompt for the turn that runs."""
+    """Purpose: a prompt for the running turn."""
 
     ref: str
     turn: str
 
 
 class Stop(Struct, frozen=True):
+    """Purpose: an interrupt of a turn. `requests`: the callers' requests that wait for it."""
+
     requests: tuple[str, ...]
     turn: str
 
@@ -43,26 +58,22 @@ class Stop(Struct, frozen=True):
 Purpose = Initialize | Converse | Begin | Join | Stop
 
 
-# What is written to the Codex app-server: the parameters of our requests, and prompts as it takes them.
-#
-# Nothing of a session's wishes goes by the command line: the thread is begun with the folder, the model, the policy and
-# the instructions, and a turn with the prompt and the form of its answer.
-
-# When it asks before it acts; the oldest of these is gone from newer versions, which say so.
+# Approval policies: when the agent asks before it acts. Newer versions reject the oldest,
+# `on-failure`, with an error.
 POLICIES = ("untrusted", "on-request", "never", "on-failure")
-# It refuses a longer input.
+# The agent refuses a longer input.
 INPUT_CHARACTERS_MAX = 1 << 20
 
 INITIALIZE: dict[str, Any] = {"clientInfo": client()}
 
 
 def thread(setup: Setup) -> tuple[str, dict[str, Any]]:
-    """The request that gives a process its conversation."""
+    """Return the method and the parameters that open the conversation of a process."""
     wishes: dict[str, Any] = {
         "cwd": setup.cwd or None,
         "model": setup.model,
         "approvalPolicy": setup.permission_mode,
-        # Beside its own, which say how its tools are used.
+        # Added to the agent's own instructions, which describe the use of its tools.
         "developerInstructions": setup.system_prompt,
         "config": {"mcp_servers": dict(map(_server, setup.mcp_servers))} if setup.mcp_servers else None,
     }
@@ -73,7 +84,7 @@ def thread(setup: Setup) -> tuple[str, dict[str, Any]]:
 
 
 def _server(server: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """ACP has a list of named values where the agent has an object."""
+    """Convert an MCP server: ACP has a list of named values where Codex has an object."""
     pairs = {member: {pair["name"]: pair["value"] for pair in server.get(member, ())} for member in ("env", "headers")}
     if "command" in server:
         return server["name"], {"command": server["command"], "args": list(server.get("args", ())), "env": pairs["env"]}
@@ -81,7 +92,7 @@ def _server(server: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def content(prompt: Any) -> list[dict[str, Any]]:
-    """A prompt as the agent takes it, or an error that says why it cannot."""
+    """Check a prompt and convert it. Raises `UsageError` if the agent cannot take it."""
     hint = "text, or a list of ACP content blocks"
     if isinstance(prompt, str):
         if not prompt:
@@ -128,7 +139,7 @@ def _part(block: Any) -> dict[str, Any]:
 
 
 def _linked(block: Mapping[str, Any]) -> dict[str, Any]:
-    """A file that is an image is looked at; any other is named."""
+    """Convert a link: the agent loads an image file, and gets only the name of any other file."""
     uri, media_type = _member(block, "uri"), block.get("mimeType")
     if isinstance(media_type, str) and media_type.startswith("image/") and uri.startswith("file:///"):
         return {"type": "localImage", "path": uri.removeprefix("file://")}
@@ -143,10 +154,10 @@ def _member(block: Mapping[str, Any], name: str) -> str:
 
 
 def turn(thread: str, ref: str, parts: list[dict[str, Any]], wishes: Mapping[str, Any]) -> dict[str, Any]:
-    """A prompt that opens a turn. `clientUserMessageId`: our name for it, which its item repeats."""
+    """Build a prompt that opens a turn. `clientUserMessageId`: the ref, which its item repeats."""
     return {"threadId": thread, "clientUserMessageId": ref, "input": parts, **wishes}
 
 
 def steer(thread: str, turn: str, ref: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """A prompt that joins the turn that runs, or is refused if that is over."""
+    """Build a prompt for the running turn. The agent refuses it if that turn is over."""
     return {"threadId": thread, "expectedTurnId": turn, "clientUserMessageId": ref, "input": parts}

@@ -1,8 +1,9 @@
-"""What goes over the wire, both ways: one type for each body, each query and each answer.
+"""Message types of the HTTP API: one for each request body, query and response.
 
-They are decoded strictly (a member that is not known is an error), and the OpenAPI is made from them, so that what is
-documented is what is taken. A file for each file of the API.
+Requests are decoded strictly: an unknown member is an error. The OpenAPI description is generated
+from the same types, so that it matches what the server accepts. Each module of the API has a module
+of messages.
 
-The docstring of a type is its description. The section `Attributes:` at its end describes the fields; inherited fields
-are described where they are defined.
+The docstring of a type is its description. The section `Attributes:` at its end describes the
+fields; inherited fields are described where they are defined.
 """

@@ -1,4 +1,4 @@
-"""The server itself and its hosts: health, agents, drain, logins, stacks; and the body of an error."""
+"""Messages about the server and its hosts: health, agents, drain, login, stacks, errors."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class Agent(Struct):
 
     Attributes:
         name: Name of the profile.
-        found: Whether its program is installed here.
-        path: Path of its program.
-        command: Its command.
-        dialect: Protocol that it speaks; empty if the profile is wrong.
-        capabilities: What it can do.
-        title: Name for people.
-        install: How to install it.
-        website: Its website.
-        source: File of the user's own profile; null if it is the package's.
-        overrides: Whether that file replaces one of the package's.
-        error: What is wrong with the profile; then nothing else is known of it.
+        found: Whether its program is installed on this machine.
+        path: Path of its program; null if it is not installed.
+        command: Command that starts the agent.
+        dialect: Protocol that the agent speaks; empty if the profile is invalid.
+        capabilities: Features that the agent supports.
+        title: Name for display.
+        install: How to install the agent.
+        website: Website of the agent.
+        source: File of a user-defined profile; null for a built-in profile.
+        overrides: Whether that file replaces a built-in profile.
+        error: Error in the profile; its other members are then unknown.
         repairs: Faults of the agent that Banksman works around.
-        note: Remark for people.
+        note: Remark for display.
     """
 
     name: str
@@ -46,10 +46,10 @@ class Agent(Struct):
 
 
 class Agents(Struct):
-    """The profiles that are known here.
+    """The known profiles.
 
     Attributes:
-        agents: The profiles, by name.
+        agents: The profiles, sorted by name.
     """
 
     agents: list[Agent]
@@ -59,7 +59,7 @@ class Drain(Body):
     """How to shut down.
 
     Attributes:
-        timeout: Seconds that running turns may take; null: as the settings say.
+        timeout: Seconds that running turns may take; null: the value of the settings.
     """
 
     timeout: Seconds | None = None
@@ -91,8 +91,8 @@ class LoggedIn(Struct):
     """A token for the page of one browser.
 
     Attributes:
-        token: For the header `Authorization: Bearer`.
-        expires: When it ends, in seconds since 1970.
+        token: Page token for the header `Authorization: Bearer`.
+        expires: When the token expires, in seconds since 1970.
     """
 
     token: str
@@ -103,9 +103,9 @@ class LoginCode(Struct):
     """A one-time code: `URL/#code=CODE` logs a browser in.
 
     Attributes:
-        code: Works once.
-        seconds: How long the code can be used.
-        url: The page's address, as clients on this machine reach it.
+        code: The code, which works once.
+        seconds: Lifetime of the code.
+        url: Address of the page for clients on this machine.
     """
 
     code: str
@@ -129,10 +129,10 @@ class Server(Struct):
     Attributes:
         version: Version of Banksman.
         pid: Process id.
-        started: When it started, in seconds since 1970.
-        draining: Whether it is shutting down.
-        store: Its store, without credentials.
-        settings: Its settings, without secrets.
+        started: When the server started, in seconds since 1970.
+        draining: Whether the server is shutting down.
+        store: Address of the store, without credentials.
+        settings: All settings, without secrets.
     """
 
     version: str
@@ -148,7 +148,7 @@ class Task(Struct):
 
     Attributes:
         name: Name of the task.
-        coroutine: Its coroutine.
+        coroutine: Name of its coroutine.
         stack: Its stack, innermost line last.
     """
 
@@ -175,7 +175,7 @@ class Stacks(Struct):
     Attributes:
         tasks: The tasks.
         threads: The threads.
-        left_out: How many tasks and threads are not shown because there are too many.
+        left_out: Number of tasks and of threads that exceed the limits and are not shown.
     """
 
     tasks: list[Task]
@@ -189,10 +189,10 @@ class Problem(Struct):
     Attributes:
         type: URN of the kind of error.
         title: Kind of error, in one word.
-        status: Status of the response.
-        detail: What went wrong.
-        hint: What to do next; may be empty.
-        ids: What it is about: ids of the session, the turn and others.
+        status: HTTP status of the response.
+        detail: Description of the error.
+        hint: How to fix it or what to do next; may be empty.
+        ids: Related ids, such as `session` and `turn`.
     """
 
     type: str
@@ -210,16 +210,16 @@ class Host(Struct, kw_only=True):
         id: Id of the host.
         name: Name of the host.
         pid: Process id.
-        labels: Its labels.
-        agents: Agents that it has.
-        room: How many sessions it takes; 0 if it runs none.
-        used: How many sessions it has.
+        labels: Labels of the host.
+        agents: Agents that are installed on it.
+        room: Maximum number of sessions; 0 if it runs no sessions.
+        used: Number of sessions that it has.
         version: Version of Banksman.
-        draining: Whether it is shutting down.
-        since: When it started, in seconds since 1970.
-        here: Whether it is the host that answers this request.
-        silent: Whether it has missed its lease, and its end was not announced.
-        front: Whether it serves HTTP.
+        draining: Whether the host is shutting down.
+        since: When the host started, in seconds since 1970.
+        here: Whether this host answers the request.
+        silent: Whether it has been silent for longer than its lease, without a notice of its end.
+        front: Whether the host serves HTTP.
     """
 
     id: str
@@ -241,20 +241,21 @@ class Hosts(Struct):
     """The hosts that share the store.
 
     Attributes:
-        hosts: The hosts; none if the store belongs to this machine alone.
+        hosts: The hosts; an empty list if the store belongs to this machine alone.
     """
 
     hosts: list[Host]
 
 
 class HostDraining(Struct):
-    """What happens to the sessions of a host that shuts down, as far as it can be told now.
+    """Expected fate of the sessions of a host that shuts down.
 
     Attributes:
-        draining: Whether it is shutting down.
-        sessions: How many sessions it has.
-        hosts: Names of the hosts that have room for them, and what they need.
-        waiting: How many sessions no host can take. They wait, with all that was accepted in them.
+        draining: Whether the host is shutting down.
+        sessions: Number of sessions that it has.
+        hosts: Names of the hosts that have room for these sessions, with their agents and labels.
+        waiting: Number of sessions that no host can take. They wait, and their accepted asks stay
+            queued.
     """
 
     draining: bool

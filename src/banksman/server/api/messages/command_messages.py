@@ -1,4 +1,4 @@
-"""Commands: started, read, written to, watched, ended."""
+"""Messages about commands: start, read, watch, write, signal, stop, results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from banksman.server.api.messages.common_messages import (
 
 
 class Given(Body):
-    """Bytes, in one of two ways.
+    """Bytes, as text or in base64: exactly one of the two.
 
     Attributes:
         text: The bytes as text.
@@ -40,16 +40,17 @@ class StartCommand(Body):
 
     Attributes:
         argv: The program and its arguments. No shell is involved.
-        cwd: Folder in which it runs.
+        cwd: Folder in which the command runs.
         env: Environment variables to set.
-        inherit_env: Whether it gets the server's environment, too.
-        timeout: Seconds after which it is stopped.
-        idle_timeout: Seconds without output after which it is stopped.
-        grace: Seconds between SIGTERM and SIGKILL when it is stopped.
-        stdin: null: none. `"pipe"`: what is sent to `…/stdin`. Else these bytes, and then the end.
-        pty: Whether it gets a terminal: true, or `[rows, columns]`.
-        user: User that it runs as.
-        output_bytes_max: Bytes of each stream that are kept.
+        inherit_env: Whether the command also inherits the server's environment.
+        timeout: Seconds after which the command is stopped.
+        idle_timeout: Seconds without output after which the command is stopped.
+        grace: Seconds between SIGTERM and SIGKILL when the command is stopped.
+        stdin: null: empty. `"pipe"`: the data that clients send to `…/stdin`. Otherwise these
+            bytes, followed by the end of input.
+        pty: Whether the command gets a terminal: true, or its size as `[rows, columns]`.
+        user: User that the command runs as.
+        output_bytes_max: Number of bytes that are kept of each output stream.
     """
 
     argv: Annotated[list[Text], Meta(min_length=1, max_length=ITEMS_MAX)]
@@ -83,7 +84,7 @@ class Survivor(Struct):
     Attributes:
         pid: Process id.
         command: Its command line.
-        why: Why not.
+        why: Why it could not be ended.
     """
 
     pid: int
@@ -95,8 +96,8 @@ class Step(Struct):
     """A rung of the stop ladder that was taken.
 
     Attributes:
-        rung: Which: `eof`, `term`, `rest`, `kill`, `keeper` and the like.
-        at: When, in seconds after the start.
+        rung: Name of the rung: `eof`, `term`, `rest`, `kill`, `keeper` and others.
+        at: When it was taken, in seconds after the start.
     """
 
     rung: str
@@ -107,11 +108,11 @@ class Finished(Struct):
     """How a command ended.
 
     Attributes:
-        ended: Why it ended.
+        ended: Why the command ended.
         code: Exit code; null if a signal ended it.
-        signal: Number of the signal that ended it.
-        seconds: How long it took.
-        drained: False if a process outside its tree still held its output.
+        signal: Number of the signal that ended it; null if it exited.
+        seconds: How long the command ran.
+        drained: False if a process outside its tree still held its output open.
         swept: Processes that had to be ended besides its leader.
         survivors: Processes that could not be ended.
         ladder: Rungs of the stop ladder that were taken.
@@ -128,14 +129,14 @@ class Finished(Struct):
 
 
 class Command(Struct):
-    """A command, as it is now.
+    """The present state of a command.
 
     Attributes:
         id: Id of the command.
         argv: The program and its arguments.
-        state: Its progress.
+        state: Progress of the command.
         pid: Process id of its leader.
-        finished: How it ended; null until then.
+        finished: How the command ended; null until then.
     """
 
     id: str
@@ -146,34 +147,34 @@ class Command(Struct):
 
 
 class Commands(Struct):
-    """The commands of this server.
+    """A list of commands.
 
     Attributes:
-        commands: Those that run, and those that have ended and are still kept.
+        commands: The commands.
     """
 
     commands: list[Command]
 
 
 class TakeEnded(Body):
-    """Whether to wait for a command that ends.
+    """How long to wait for a command to end.
 
     Attributes:
-        wait: Seconds to wait if none has ended, at most 60.
+        wait: Seconds to wait if no command has ended yet, at most 60.
     """
 
     wait: Wait = 0.0
 
 
 class ReadOutput(Query):
-    """A piece of output.
+    """Selection of a piece of output.
 
     Attributes:
         after: Offset in bytes at which to begin.
-        stream: Which stream.
-        limit: Number of bytes, at most 1 MiB.
+        stream: Output stream to read.
+        limit: Maximum number of bytes, at most 1 MiB.
         wait: Seconds to wait for output, at most 60.
-        encoding: How it is shown.
+        encoding: Encoding of the output in the response.
     """
 
     after: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
@@ -187,8 +188,8 @@ class OutputPiece(Struct, omit_defaults=True):
     """A piece of output.
 
     Attributes:
-        next: Offset at which to go on (`after`).
-        missed: Bytes before this piece that are not kept any more.
+        next: Value of `after` for the next piece.
+        missed: Number of bytes before this piece that are lost, because they were not kept.
         end: Whether this is the end of the stream.
         text: The output, with `encoding=text`.
         base64: The output, with `encoding=base64`.
@@ -205,10 +206,10 @@ class WatchOutput(Query):
     """A pattern to wait for.
 
     Attributes:
-        pattern: Regular expression, as Python has them.
+        pattern: Regular expression, in the syntax of Python.
         after: Offset in bytes at which to begin.
-        stream: Which stream.
-        wait: Seconds to wait for it, at most 60.
+        stream: Output stream to search.
+        wait: Seconds to wait for a match, at most 60.
     """
 
     pattern: str
@@ -221,12 +222,12 @@ class Matched(Struct):
     """Whether output matched a pattern.
 
     Attributes:
-        matched: Whether it did.
+        matched: Whether the output matched.
         begin: Offset of the match.
         next: Offset after the match.
-        text: The match.
+        text: The matching text.
         groups: The groups of the match.
-        end: Whether the command is over.
+        end: Whether the command has ended.
     """
 
     matched: bool
@@ -241,7 +242,7 @@ class WriteStdin(Given):
     """Bytes for the command's stdin.
 
     Attributes:
-        end: Whether to close stdin after them.
+        end: Whether to close stdin after these bytes.
     """
 
     end: bool = False
@@ -251,8 +252,8 @@ class SendSignal(Body):
     """A signal to send.
 
     Attributes:
-        signal: Its name, or its number.
-        group: Whether the leader's whole process group gets it.
+        signal: Name or number of the signal.
+        group: Whether to send it to the leader's whole process group.
     """
 
     signal: int | SignalName
@@ -260,7 +261,7 @@ class SendSignal(Body):
 
 
 class Resize(Body):
-    """A size for the command's terminal.
+    """A new size of the command's terminal.
 
     Attributes:
         rows: Number of rows.
@@ -275,7 +276,7 @@ class StopCommand(Body):
     """How to stop a command.
 
     Attributes:
-        at_once: Whether to kill it at once, without SIGTERM and `grace`.
+        at_once: Whether to kill it immediately, without SIGTERM and `grace`.
     """
 
     at_once: bool = False

@@ -1,4 +1,4 @@
-"""What bodies and queries are made of, whatever they are about."""
+"""Types that the other messages share: enumerations, limits, and the base classes of requests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from banksman.commands.running_command import State
 from banksman.sessions.arguments import ON_BUSY, ON_PREEMPT
 from banksman.sessions.questions import PLACES
 
-# Words with a fixed set of values, each a named schema of the OpenAPI description.
+# Strings with a fixed set of values, each a named schema of the OpenAPI description.
 #
-# The fields stay plain strings. What a client may send is checked where it is used, with an error that names the
-# choice.
+# The fields stay plain strings. The code that uses a value checks it, and its error names the valid
+# values.
 
 
 def one_of(title: str, values: Iterable[str], description: str) -> Meta:
+    """Return the schema annotation of a string with these values."""
     return Meta(min_length=1, max_length=255, extra_json_schema=_enum(title, values, description))
 
 
@@ -26,7 +27,8 @@ def _enum(title: str, values: Iterable[str], description: str) -> dict[str, Any]
     return {"title": title, "enum": [str(value) for value in values], "description": description}
 
 
-# As the core has them, which the server does not import: tests/server/api/test_openapi.py compares.
+# Copies of enumerations of the core, which the server does not import. A test compares them
+# (tests/server/api/test_openapi.py).
 TURN_STATES = ("queued", "starting", "running", "interrupting", "ended")
 OUTCOME_KINDS = ("done", "interrupted", "preempted", "withdrawn", "failed", "refused", "unknown")
 ENDED_BY = ("boundary", "ladder", "exit", "withdrawn", "already_over")
@@ -123,7 +125,7 @@ QuestionWants = Annotated[
         "`permission`: may the agent use a tool? `elicitation`: the agent wants something entered.",
     ),
 ]
-# An option that the agent offers has an id of the agent's choice.
+# Besides `allow` and `deny`: the agent chooses the ids of the options that it offers.
 Decision = Annotated[
     str,
     Meta(
@@ -153,9 +155,9 @@ OutputEncoding = Annotated[str, one_of("OutputEncoding", ("text", "base64"), "Ho
 SignalName = Annotated[str, one_of("SignalName", SIGNALS, "A signal, without `SIG`.")]
 HealthStatus = Annotated[str, one_of("HealthStatus", ("ok",), "The health of the server.")]
 
-# A request that waits is answered after so long, so that nobody between here and there takes it for dead.
+# Limit of a waiting request, so that no proxy on the way takes the connection for dead.
 WAIT_SECONDS_MAX = 60.0
-# Of a list or a mapping: more than anybody means, and few enough to be looked at in a moment.
+# Limit of items of a list or a mapping: more than any client needs, and still quick to check.
 ITEMS_MAX = 10_000
 
 Text = Annotated[str, Meta(max_length=1 << 20)]
@@ -212,15 +214,15 @@ SessionUpdate = Annotated[
 
 
 class Body(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a client sends."""
+    """Base class of request bodies."""
 
 
 class Query(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a client asks for in the URL."""
+    """Base class of URL queries."""
 
 
 class WaitFor(Query):
-    """Whether to wait for the end.
+    """How long to wait for the end.
 
     Attributes:
         wait: Seconds to wait for the end, at most 60.

@@ -1,4 +1,7 @@
-"""What an event's body has. Nothing is decoded by these types: the log has the bodies as they were written."""
+"""Bodies of events, one type for each kind, for the OpenAPI description.
+
+The server decodes nothing with these types: it sends each body as the log has it.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +25,19 @@ from banksman.server.api.messages.turn_messages import Blocks
 
 
 class RecitedBody(Struct):
-    """A frame from the agent that repeats what was said in an earlier process. It has nothing to show."""
+    """A frame in which the agent repeats a message of an earlier process. The body is empty."""
 
 
 class SentBody(Struct):
-    """A frame to the agent. It has nothing to show."""
+    """A frame to the agent. The body is empty."""
 
 
 class UpdateBody(Struct, omit_defaults=True):
     """A frame from the agent.
 
     Attributes:
-        updates: What it says, as ACP has it: none, one or several.
-        partial: With `partial`: text that is not complete. The whole text comes later and repeats it.
+        updates: Content of the frame as ACP session updates; the list may be empty.
+        partial: With `partial`: incomplete text. A later event repeats it with the whole text.
     """
 
     updates: list[SessionUpdate]
@@ -45,16 +48,16 @@ class TurnQueuedBody(Struct):
     """An ask was accepted.
 
     Attributes:
-        ref: Name of the prompt for the agent.
+        ref: Id of the prompt in frames to the agent.
         prompt: Text, or content blocks.
-        priority: Its priority: the higher, the more urgent.
+        priority: Its priority; a higher number is more urgent.
         on_busy: What happens if the session is busy.
         on_preempt: What happens if a more urgent ask stops this turn.
         key: Idempotency key of the ask.
-        rules: Rules of this turn, as pairs of a tool's name and what holds for it.
+        rules: Rules of this turn, as pairs of a tool's name and a ruling.
         schema: JSON Schema of the answer.
         is_last: Whether it is the last ask of a hold.
-        into: Turn that it is collected into.
+        into: Turn into which the ask is collected.
     """
 
     ref: str
@@ -73,10 +76,10 @@ class TurnStartedBody(Struct, omit_defaults=True):
     """A turn began.
 
     Attributes:
-        attempt: How often it was begun, this time included.
-        joined: Turns whose asks were collected into it.
-        into: Open turn that the prompt is added to.
-        origin: Why the agent began a turn by itself.
+        attempt: Number of the attempt, counted from 1.
+        joined: Turns whose asks were collected into this turn.
+        into: Open turn to which the prompt is added.
+        origin: Why the agent began a turn without an ask.
     """
 
     attempt: int
@@ -86,11 +89,11 @@ class TurnStartedBody(Struct, omit_defaults=True):
 
 
 class TurnInterruptedBody(Struct):
-    """A turn was told to stop.
+    """The interrupt of a turn began.
 
     Attributes:
-        cause: Why.
-        clock: The watchdog that stops it, if one does.
+        cause: Why the turn is interrupted.
+        clock: Watchdog that interrupts the turn, if one does.
     """
 
     cause: InterruptCause
@@ -98,10 +101,10 @@ class TurnInterruptedBody(Struct):
 
 
 class TurnRequeuedBody(Struct):
-    """A turn waits again, as if it had never begun.
+    """A turn returned to the queue, as if it had never started.
 
     Attributes:
-        attempt: How often it will have been begun with the next time.
+        attempt: Number of the next attempt.
     """
 
     attempt: int
@@ -111,18 +114,18 @@ class TurnEndedBody(Struct, omit_defaults=True):
     """A turn ended.
 
     Attributes:
-        outcome: How it ended.
-        by: What ended it.
-        stop_reason: Why the agent stopped, in its own words.
-        text: The final answer; null where it is not known, and where the updates have it.
+        outcome: How the turn ended.
+        by: What ended the turn.
+        stop_reason: Why the agent stopped, as the agent reports it.
+        text: The final answer; null if it is unknown, or if the updates contain it.
         structured: The answer as a value, if the ask had a `schema`.
-        usage: Tokens that were used, as the agent counts them.
-        cost: Cost of this turn, in US dollars; null if it is not known.
-        spent: Cost of the conversation as the agent counts it; null if it is not known.
-        cost_in_all: Cost of the session, in US dollars; null if it is not known.
-        error: What went wrong.
-        clock: The watchdog that ended it, if one did.
-        origin: Why the agent began the turn by itself.
+        usage: Number of tokens used, as the agent counts them.
+        cost: Cost of this turn, in US dollars; null if unknown.
+        spent: Cost of the conversation as the agent counts it; null if unknown.
+        cost_in_all: Cost of the session, in US dollars; null if unknown.
+        error: Error message, if the turn failed.
+        clock: Watchdog that ended the turn, if one did.
+        origin: Why the agent began the turn without an ask.
     """
 
     outcome: OutcomeKind
@@ -143,7 +146,7 @@ class QueueChangedBody(Struct):
     """An ask was moved in the queue.
 
     Attributes:
-        before: Turn that it was put before; null: to the head of its priority.
+        before: Turn before which it was placed; null: the head of its priority.
     """
 
     before: str | None
@@ -153,9 +156,9 @@ class ProcessStartedBody(Struct):
     """A process of the agent was started.
 
     Attributes:
-        process: Number of the process, counted in the session.
+        process: Number of the process in the session.
         pid: Process id.
-        born: When the kernel started it, for telling processes of one pid apart.
+        born: Start time from the kernel, which distinguishes processes with the same pid.
     """
 
     process: int
@@ -169,7 +172,7 @@ class ProcessExitedBody(Struct):
     Attributes:
         process: Number of the process.
         code: Exit code; null if a signal ended it.
-        signal: Number of the signal that ended it.
+        signal: Number of the signal that ended it; null if it exited.
     """
 
     process: int
@@ -196,8 +199,8 @@ class ProcessSweptBody(Struct, omit_defaults=True):
         process: Number of the process.
         swept: Processes that were ended.
         survivors: Processes that could not be ended.
-        drained: False if a process outside the tree still held the output.
-        by: `interrupt`, if they were ended after an interrupt.
+        drained: False if a process outside the tree still held the output open.
+        by: `interrupt`, if the processes were ended after an interrupt.
         after: Turn that was interrupted.
     """
 
@@ -210,12 +213,12 @@ class ProcessSweptBody(Struct, omit_defaults=True):
 
 
 class Left(Struct, omit_defaults=True):
-    """A process that goes on.
+    """A process that was left running.
 
     Attributes:
         pid: Process id.
         command: Its command line.
-        why: Why it could not be ended.
+        why: Why the process could not be ended.
     """
 
     pid: int
@@ -228,7 +231,7 @@ class ProcessLeftBody(Struct):
 
     Attributes:
         process: Number of the process.
-        left: Processes that go on.
+        left: Processes that are still running.
         after: Turn that was interrupted.
     """
 
@@ -242,7 +245,7 @@ class ProcessRetiredBody(Struct):
 
     Attributes:
         process: Number of the process.
-        reason: Why: `idle`, `old`, `stale` and the like.
+        reason: Why it is stopped: `idle`, `old`, `stale` and others.
     """
 
     process: int
@@ -250,10 +253,10 @@ class ProcessRetiredBody(Struct):
 
 
 class ProcessBackedOffBody(Struct):
-    """A process crashed, and the next one starts later.
+    """A process crashed, and the next one starts after a delay.
 
     Attributes:
-        crashes: How often it crashed in a row.
+        crashes: Number of crashes in a row.
         seconds: Seconds until the next start.
     """
 
@@ -262,15 +265,15 @@ class ProcessBackedOffBody(Struct):
 
 
 class QuestionAskedBody(Struct):
-    """The agent asks something.
+    """The agent asked a question.
 
     Attributes:
         question: Id of the question.
-        request: The agent's own id for it, in one process.
-        wants: What kind of answer is wanted.
+        request: The agent's id of the question, unique in one process.
+        wants: Kind of answer that the agent expects.
         tool: Tool that the agent wants to use.
         input: Input for that tool.
-        details: What else the agent says about it: a title, a reason, `options` and the like.
+        details: Further information from the agent: a title, a reason, `options` and others.
     """
 
     question: str
@@ -282,14 +285,14 @@ class QuestionAskedBody(Struct):
 
 
 class QuestionAnsweredBody(Struct, omit_defaults=True):
-    """A question has its answer.
+    """A question was answered.
 
     Attributes:
         question: Id of the question.
         answer: The answer.
         by: Origin of the answer, as in the response to an answer.
         message: Message for the agent.
-        option: Option of the agent that was chosen.
+        option: Chosen option of those that the agent offered.
     """
 
     question: str
@@ -300,7 +303,7 @@ class QuestionAnsweredBody(Struct, omit_defaults=True):
 
 
 class QuestionKeptBody(Struct):
-    """The process that asked is gone. The answer is kept for the next one that asks the same.
+    """A question outlived its process. The next process that asks the same gets its answer.
 
     Attributes:
         question: Id of the question.
@@ -310,14 +313,16 @@ class QuestionKeptBody(Struct):
 
 
 class SessionOpenedBody(Struct, omit_defaults=True):
-    """The session was opened, or is opened otherwise from now on. There are more members: those of `POST /v1/sessions`.
+    """The session was opened, or opened again with other settings.
+
+    It has further members, as in `POST /v1/sessions`.
 
     Attributes:
         agent: Name of its agent.
         cwd: Folder in which the agent works.
         env: Names of the environment variables that are set.
-        resume: Conversation of the agent that it goes on with.
-        fork: Whether it goes on with a copy of that conversation.
+        resume: Id of the agent's conversation that the session continues.
+        fork: Whether the session continues a copy of that conversation.
         labels: Labels that a host must have to run it.
     """
 
@@ -337,8 +342,8 @@ class SessionImportedBody(Struct):
     """The events before this one were imported.
 
     Attributes:
-        origin: Id of the session that they come from.
-        at: When, in seconds since 1970.
+        origin: Id of the session from which they come.
+        at: When they were imported, in seconds since 1970.
     """
 
     origin: str
@@ -346,12 +351,12 @@ class SessionImportedBody(Struct):
 
 
 class SessionRecoveredBody(Struct):
-    """The host of the session had died, and what was open is settled.
+    """A host recovered the session after its previous host had died.
 
     Attributes:
         unknown: Turns whose outcome is `unknown`.
         queued: Turns that still wait.
-        swept: Command lines of processes that were left, and were ended.
+        swept: Command lines of leftover processes that were ended.
     """
 
     unknown: list[str]
@@ -360,10 +365,10 @@ class SessionRecoveredBody(Struct):
 
 
 class SessionConversationBody(Struct):
-    """The agent's conversation has an id.
+    """The agent's conversation has a new id.
 
     Attributes:
-        conversation: The id; null: the next process begins a new conversation.
+        conversation: The new id; null: the next process begins a new conversation.
     """
 
     conversation: str | None
@@ -373,8 +378,8 @@ class SessionSettingBody(Struct):
     """A setting of the agent changed.
 
     Attributes:
-        name: Which setting: `model` or `permission_mode`.
-        value: Its value; null: as the session was opened.
+        name: Name of the setting: `model` or `permission_mode`.
+        value: New value; null: the value with which the session was opened.
         by: What changed it.
     """
 
@@ -384,11 +389,11 @@ class SessionSettingBody(Struct):
 
 
 class SessionContextLostBody(Struct):
-    """The agent does not remember the conversation.
+    """The agent has lost the conversation.
 
     Attributes:
         conversation: Id of the conversation.
-        error: What the agent said.
+        error: Error message of the agent.
     """
 
     conversation: str | None
@@ -396,12 +401,12 @@ class SessionContextLostBody(Struct):
 
 
 class SessionContextRestoredBody(Struct):
-    """Another host goes on with the agent's transcript.
+    """Another host restored the agent's conversation from its transcript.
 
     Attributes:
         conversation: Id of the conversation.
-        turn: Last turn that the transcript has.
-        missing: Number of turns since then, which the agent does not remember.
+        turn: Last turn in the transcript.
+        missing: Number of later turns, which the agent does not remember.
     """
 
     conversation: str
@@ -413,7 +418,7 @@ class SessionStoreReturnedBody(Struct):
     """The store works again.
 
     Attributes:
-        retries: How often it was tried.
+        retries: Number of retries until the store worked.
     """
 
     retries: int
@@ -423,19 +428,19 @@ class SessionLeftBody(Struct):
     """The host handed the session over.
 
     Attributes:
-        queued: Turns that wait, and are served by the next host.
+        queued: Waiting turns, which the next host will run.
     """
 
     queued: list[str]
 
 
 class ClockWarningBody(Struct):
-    """A watchdog has seen half its time.
+    """Half the time of a watchdog has passed.
 
     Attributes:
-        clock: Which watchdog.
-        seconds: Its limit.
-        left: Seconds that are left.
+        clock: Name of the watchdog.
+        seconds: Time limit.
+        left: Seconds left.
     """
 
     clock: ClockName

@@ -1,4 +1,4 @@
-"""Events: pages of them, streams, and a type for each kind of event in the OpenAPI description."""
+"""Messages about events: queries, pages, stream marks, and a type for each kind of event."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from msgspec import Meta, Struct
 from banksman.server.api.messages import event_body_messages as bodies
 from banksman.server.api.messages.common_messages import Query
 
-# A page of events, over HTTP: more is cut.
+# Number of events of a page; a higher `limit` is reduced.
 EVENTS_DEFAULT, EVENTS_MAX = 100, 1000
 
 
 class ReadEvents(Query):
-    """Which events, and how they are shown.
+    """Selection and format of a session's events.
 
     Attributes:
-        after: Cursor: the events after it. Without it, from the first event.
-        before: Cursor: the last events before it. For a page only.
-        limit: Number of events of a page, at most 1000.
-        raw: Whether to add the agent's own line (`frame`).
-        frames: Whether to show what the agent said and was told (`update`, `recited`, `sent`).
-        partial: Whether to show text that the agent has not completed yet.
+        after: Cursor. Returns the events after it; without it, all from the first one.
+        before: Cursor. Returns the last events before it. For a page only.
+        limit: Maximum number of events of a page, at most 1000.
+        raw: Whether to add the unchanged line of the agent (`frame`).
+        frames: Whether to include frames from and to the agent (`update`, `recited`, `sent`).
+        partial: Whether to include text that the agent has not completed yet.
     """
 
     after: str | None = None
@@ -36,14 +36,16 @@ class ReadEvents(Query):
 
 
 class FollowMany(Query):
-    """Which sessions, and how their events are shown.
+    """Selection of sessions, and format of their events.
 
     Attributes:
-        after: Position: the events after it. `now`: only events that are still to come. Without it, from the first.
+        after: Position. Streams the events after it. `now`: only future events. Without it, all
+            from the first one.
         sessions: Ids or names of sessions, separated by commas. Without it, all sessions.
-        frames_of: Sessions whose frames (`update`, `recited`, `sent`) are shown, separated by commas. Without it, all.
-        raw: Whether to add the agent's own line (`frame`).
-        partial: Whether to show text that the agent has not completed yet.
+        frames_of: Sessions whose frames (`update`, `recited`, `sent`) are included, separated by
+            commas. Without it, all sessions.
+        raw: Whether to add the unchanged line of the agent (`frame`).
+        partial: Whether to include text that the agent has not completed yet.
     """
 
     after: str | None = None
@@ -57,17 +59,17 @@ class Event(Struct, kw_only=True, omit_defaults=True):
     """An event of a session's log.
 
     Attributes:
-        cursor: Its place in the log of its session (`after`, `Last-Event-ID`).
+        cursor: Place of the event in the log of its session (`after`, `Last-Event-ID`).
         session: Id of its session.
-        epoch: Generation of the writer.
-        seq: Its number in the session, counted from 1.
+        epoch: Generation of the session's writer.
+        seq: Number of the event in its session, counted from 1.
         at: When it happened, in seconds since 1970.
         turn: Turn that it belongs to.
-        kind: What happened. There will be more kinds: ignore those that you do not know.
-        body: The details, by kind.
-        frame: The agent's own line, with `raw`.
-        frame_base64: The same in base64, if the line is not UTF-8.
-        position: Its place among the events of many sessions (`after`), in NDJSON of `/v1/events` only.
+        kind: What happened. Ignore unknown kinds: new ones will be added.
+        body: Details, by kind.
+        frame: With `raw`: the unchanged line of the agent.
+        frame_base64: The same line in base64, if it is not UTF-8.
+        position: Place in the commit order of the store (`after`), in NDJSON of `/v1/events` only.
     """
 
     cursor: str
@@ -84,11 +86,11 @@ class Event(Struct, kw_only=True, omit_defaults=True):
 
 
 class Gap(Struct):
-    """Events that are not kept any more.
+    """Range of events that retention has removed.
 
     Attributes:
-        first: Number of the first one.
-        last: Number of the last one.
+        first: Number of the first removed event.
+        last: Number of the last removed event.
     """
 
     first: int
@@ -99,11 +101,11 @@ class Events(Struct, omit_defaults=True):
     """A page of events.
 
     Attributes:
-        events: The events, oldest first. An empty list is the end.
-        next: Where to go on (`after`).
-        head: Cursor of the last event there is.
-        gap: Events before the first one that are not kept any more.
-        first: With `before`: cursor of the oldest event that is kept.
+        events: The events, oldest first. An empty list marks the end.
+        next: Value of `after` for the next page.
+        head: Cursor of the last event of the session.
+        gap: Removed events between `after` and the first event of this page.
+        first: With `before`: cursor of the oldest event in the store.
     """
 
     events: list[Event]
@@ -115,7 +117,8 @@ class Events(Struct, omit_defaults=True):
 
 # A type for each kind of event, and for the marks that a stream sends besides events.
 #
-# They are for the OpenAPI description, so that generated clients know what is in an event. Nothing is decoded by them.
+# They serve the OpenAPI description, so that generated clients know the members of an event. The
+# server decodes nothing with them.
 
 BODIES: dict[str, type[Struct]] = {
     "update": bodies.UpdateBody,
@@ -170,13 +173,13 @@ class OtherEvent(Event, kw_only=True, omit_defaults=True):
     """An event of a kind that this description does not know."""
 
 
-# -- made for one reader ---------------------------------------------------------------------------------------------
+# -- stream marks --------------------------------------------------------------------------------
 class StreamLive(Struct):
-    """All events that were there have been sent. Once for each connection.
+    """All existing events have been sent. Sent once for each connection.
 
     Attributes:
         kind: Always `stream.live`.
-        head: Place up to which the log was read.
+        head: Cursor or position of the last event that was read.
     """
 
     kind: Literal["stream.live"]
@@ -184,11 +187,11 @@ class StreamLive(Struct):
 
 
 class StreamHeartbeat(Struct):
-    """Nothing else was sent for a while.
+    """Sign of life of a quiet stream.
 
     Attributes:
         kind: Always `stream.heartbeat`.
-        head: Place up to which the log was read.
+        head: Cursor or position of the last event that was read.
     """
 
     kind: Literal["stream.heartbeat"]
@@ -196,13 +199,13 @@ class StreamHeartbeat(Struct):
 
 
 class StreamGap(Struct):
-    """Events that are not kept any more.
+    """Retention has removed events that the client asked for.
 
     Attributes:
         kind: Always `stream.gap`.
-        session: Id of their session.
-        first: Number of the first one.
-        last: Number of the last one.
+        session: Id of the session.
+        first: Number of the first removed event.
+        last: Number of the last removed event.
     """
 
     kind: Literal["stream.gap"]
@@ -212,12 +215,12 @@ class StreamGap(Struct):
 
 
 class StreamClosing(Struct):
-    """The server ends the stream. Connect again with the last id.
+    """The server ends the stream. Reconnect with the last id.
 
     Attributes:
         kind: Always `stream.closing`.
-        reason: Why.
-        retry_seconds: Seconds to wait before that.
+        reason: Why the stream ends.
+        retry_seconds: Seconds to wait before the client reconnects.
     """
 
     kind: Literal["stream.closing"]

@@ -1,4 +1,4 @@
-"""Sessions: opened, listed, looked at, changed."""
+"""Messages about sessions: open, list, show, change, explain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from banksman.server.api.messages.common_messages import (
 )
 from banksman.server.api.messages.turn_messages import Question, Waiting
 
-# A page of sessions: more is cut.
+# Number of sessions of a page; a higher `limit` is reduced.
 SESSIONS_MAX = 1000
 
 
@@ -33,22 +33,24 @@ class OpenSession(Body):
         agent: Name of the agent's profile, as `GET /v1/agents` lists it.
         cwd: Folder in which the agent works.
         name: Name of the session, unique in the store.
-        command: Command that replaces the profile's own: words, or one string that is split as a shell does.
-        args: Arguments that are added to the command.
+        command: Command that replaces the profile's: a list of words, or one string that is split
+            as a shell does.
+        args: Arguments to append to the command.
         env: Environment variables to set.
-        inherit_env: Whether the agent gets the server's environment, too.
+        inherit_env: Whether the agent also inherits the server's environment.
         model: Model that the agent uses.
-        permission_mode: Permission mode, in the agent's own words.
+        permission_mode: Permission mode, as the agent names it.
         system_prompt: System prompt for the agent.
-        mcp_servers: MCP servers for the agent, as ACP describes them.
+        mcp_servers: MCP servers for the agent, in the format of ACP.
         options: Options of the session: time limits, queue length and others.
-        resume: Conversation id of the agent that this session goes on with.
-        fork: Whether to go on with a copy of the conversation `resume`.
-        rules: Which tools are allowed, denied or asked about, by name. A `*` at the end stands for any ending.
+        resume: Id of the agent's conversation that this session continues.
+        fork: Whether to continue a copy of the conversation `resume`.
+        rules: Which tools are allowed, denied or asked about, by name. A `*` at the end of a name
+            matches any ending.
         labels: Labels that a host must have to run this session.
     """
 
-    # A list that is empty here is made anew for each: a Struct is no plain class.
+    # msgspec creates a new list for each instance: these defaults are not shared.
     agent: Word = "claude"
     cwd: Text | None = None
     name: Word | None = None
@@ -71,9 +73,9 @@ class ChangeSession(Body):
     """Changes of a session. Members that are left out stay as they are.
 
     Attributes:
-        name: New name; null takes the name away.
+        name: New name; null removes the name.
         model: New model.
-        permission_mode: New permission mode, in the agent's own words.
+        permission_mode: New permission mode, as the agent names it.
     """
 
     name: Word | msgspec.UnsetType | None = msgspec.UNSET
@@ -85,8 +87,8 @@ class ListSessions(Query):
     """A page of sessions.
 
     Attributes:
-        after: Id or name of a session: the page begins after it.
-        limit: Number of sessions, at most 1000.
+        after: Id or name of a session. The page begins after it.
+        limit: Maximum number of sessions, at most 1000.
     """
 
     after: str | None = None
@@ -97,18 +99,18 @@ class DeleteSession(Query):
     """How to close a session.
 
     Attributes:
-        forget: Whether to delete its log, too.
+        forget: Whether to delete the session's log, too.
     """
 
     forget: bool = False
 
 
 class Owner(Struct):
-    """The process that has a session.
+    """The process that owns a session.
 
     Attributes:
         pid: Process id.
-        address: Where it can be reached; empty if nowhere.
+        address: Address of its host; empty if it cannot be reached.
     """
 
     pid: int
@@ -116,26 +118,26 @@ class Owner(Struct):
 
 
 class Session(Struct, kw_only=True):
-    """A session, as it is now.
+    """The present state of a session.
 
     Attributes:
-        id: Id of the session, unique for ever.
+        id: Id of the session, never reused.
         name: Name of the session.
         agent: Name of its agent.
-        phase: What it is doing, in detail.
-        state: What it is doing, in one word.
-        created: When it was created, in seconds since 1970.
-        at: When its last event happened; null if it has none.
-        cwd: Folder in which the agent works; null where it is not known.
-        holder: Turn that runs.
-        hold: Hold that is granted.
-        queue: Asks that wait, in the order in which they are served.
+        phase: Activity of the session, in detail.
+        state: Activity of the session, in one word.
+        created: When the session was created, in seconds since 1970.
+        at: When its last event happened, in seconds since 1970; null if it has no events.
+        cwd: Folder in which the agent works; null if unknown.
+        holder: Id of the running turn.
+        hold: Id of the granted hold.
+        queue: Waiting asks, in the order in which they will run.
         questions: Ids of the questions that wait for an answer.
-        conversation: Id of the agent's own conversation.
+        conversation: Id of the agent's conversation.
         seq: Number of its last event.
-        cost: What it has cost, in US dollars; null if the agent does not say.
-        owner: The process that has it, if that is another one.
-        host: Name of the host that has it, where several hosts share the store.
+        cost: Cost of the session so far, in US dollars; null if the agent does not report it.
+        owner: Process that owns the session, if it is not this server.
+        host: Name of the host that owns the session, if several hosts share the store.
     """
 
     id: str
@@ -162,7 +164,7 @@ class Sessions(Struct):
 
     Attributes:
         sessions: The sessions, oldest first.
-        next: Where the next page begins (`after`); null: this is the last page.
+        next: Value of `after` for the next page; null on the last page.
     """
 
     sessions: list[Session]
@@ -170,13 +172,13 @@ class Sessions(Struct):
 
 
 class Clock(Struct):
-    """A watchdog of the turn that runs.
+    """A watchdog of the running turn.
 
     Attributes:
-        name: Which watchdog.
-        seconds: Its limit.
-        left: Seconds that are left.
-        running: Whether it is counting.
+        name: Name of the watchdog.
+        seconds: Time limit.
+        left: Seconds left.
+        running: Whether the watchdog is counting now.
     """
 
     name: ClockName
@@ -186,14 +188,14 @@ class Clock(Struct):
 
 
 class ProcessShown(Struct):
-    """A process of the session's tree.
+    """A process in the session's process tree.
 
     Attributes:
         pid: Process id.
         parent: Process id of its parent.
-        command: Its command line.
-        state: The kernel's letter for its state, such as `S` or `R`.
-        rss_bytes: Resident memory.
+        command: Name of its program, as the kernel has it.
+        state: Process state as a letter, such as `S` or `R`.
+        rss_bytes: Resident memory in bytes.
     """
 
     pid: int
@@ -204,11 +206,11 @@ class ProcessShown(Struct):
 
 
 class Frame(Struct):
-    """A line to the agent or from it, as the log has it.
+    """A frame to or from the agent, as stored in the log.
 
     Attributes:
-        at: When it was written, in seconds since 1970.
-        text: Its beginning.
+        at: When the frame was logged, in seconds since 1970.
+        text: First characters of the frame.
     """
 
     at: float
@@ -216,12 +218,12 @@ class Frame(Struct):
 
 
 class Request(Struct):
-    """A request to the agent, besides its turns, that it has not answered.
+    """An unanswered request to the agent, besides its turns.
 
     Attributes:
         id: Id of the request.
-        kind: What is asked: `handshake`, `interrupt`, `set model` and the like.
-        seconds: For how long it waits; null if that is not known.
+        kind: Kind of request: `handshake`, `interrupt`, `set model` and others.
+        seconds: How long it has waited; null if unknown.
     """
 
     id: str
@@ -233,19 +235,19 @@ class Why(Session, kw_only=True):
     """A session with everything that explains what it waits for.
 
     Attributes:
-        holder_prompt: Beginning of the prompt of the turn that runs.
-        last_in: Last line from the agent; null if none is among the last events.
-        last_out: Last line to the agent; null if none is among the last events.
-        requests: Requests to the agent that it has not answered.
+        holder_prompt: Beginning of the prompt of the running turn.
+        last_in: Last frame from the agent; null if the last events contain no frame from it.
+        last_out: Last frame to the agent; null if the last events contain no frame to it.
+        requests: Requests that the agent has not answered.
         asked: Questions that wait for an answer, in full.
-        clocks: Watchdogs of the turn that runs.
-        timers: Seconds that are left of each timer, by name.
-        pids: Process ids of the agent's tree.
-        tree: Processes of the agent's tree.
+        clocks: Watchdogs of the running turn.
+        timers: Seconds left of each timer, by name.
+        pids: Process ids of the agent's processes.
+        tree: Processes in the agent's process tree.
         counters: Counters of the session, by name.
-        seconds_since_in: Seconds since the agent last said something.
-        seconds_since_out: Seconds since the agent was last told something.
-        waits_for_place: Whether it waits until it may start a process.
+        seconds_since_in: Seconds since the last frame from the agent.
+        seconds_since_out: Seconds since the last frame to the agent.
+        waits_for_place: Whether the session waits for a free place in the process pool.
     """
 
     holder_prompt: str | None

@@ -1,4 +1,4 @@
-"""A turn, and what it asks: asked for, waited for, moved, interrupted, answered."""
+"""Messages about turns and questions: ask, show, move, interrupt, answer."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Waiting(Struct):
 
     Attributes:
         turn: Id of its turn.
-        priority: Its priority: the higher, the more urgent.
-        seconds: For how long it has waited.
-        attempt: How often it was begun, this time included.
+        priority: Its priority; a higher number is more urgent.
+        seconds: How long it has waited.
+        attempt: Number of the attempt, counted from 1.
         prompt: Beginning of its prompt, without secrets.
-        at: Since when it waits, in seconds since 1970; null if that is not known.
+        at: When it entered the queue, in seconds since 1970; null if unknown.
     """
 
     turn: str
@@ -54,11 +54,13 @@ class Ask(Body):
 
     Attributes:
         prompt: Text, or content blocks.
-        priority: A priority class, or a number: the higher, the more urgent.
+        priority: A priority class, or a number; a higher number is more urgent.
         on_busy: What happens if the session is busy.
         on_preempt: What happens if a more urgent ask stops this turn.
-        schema: JSON Schema of an object: the agent answers with such an object, in `structured` of the outcome.
-        rules: Which tools are allowed, denied or asked about in this turn, before the rules of the session.
+        schema: JSON Schema of an object. The agent answers with an object of this schema, in
+            `structured` of the outcome.
+        rules: Which tools are allowed, denied or asked about in this turn. They precede the rules
+            of the session.
     """
 
     prompt: str | Blocks
@@ -70,7 +72,7 @@ class Ask(Body):
 
 
 class Accepted(Struct):
-    """An ask that is durable in the log.
+    """An accepted ask, which is durable in the log.
 
     Attributes:
         turn: Id of its turn.
@@ -86,14 +88,14 @@ class Outcome(Struct):
 
     Attributes:
         kind: How it ended.
-        stop_reason: Why the agent stopped, in its own words.
-        text: The final answer, else what was said so far.
+        stop_reason: Why the agent stopped, as the agent reports it.
+        text: The final answer, or the text so far if the turn has none.
         structured: The answer as a value, if the ask had a `schema`.
-        usage: Tokens that were used, as the agent counts them.
-        cost: Cost of this turn, in US dollars; null if it is not known.
-        error: What went wrong.
-        clock: The watchdog that ended it, if one did.
-        durable: False if the log could not be written.
+        usage: Number of tokens used, as the agent counts them.
+        cost: Cost of this turn, in US dollars; null if unknown.
+        error: Error message, if the turn failed.
+        clock: Watchdog that ended the turn, if one did.
+        durable: Whether the outcome is in the log; false if the log could not be written.
     """
 
     kind: OutcomeKind
@@ -108,12 +110,12 @@ class Outcome(Struct):
 
 
 class Turn(Struct):
-    """A turn, as it is now.
+    """The present state of a turn.
 
     Attributes:
         turn: Id of the turn.
-        state: Its progress.
-        outcome: How it ended; null until then.
+        state: Progress of the turn.
+        outcome: How the turn ended; null until then.
     """
 
     turn: str
@@ -122,10 +124,10 @@ class Turn(Struct):
 
 
 class MoveTurn(Body):
-    """Another place in the queue.
+    """A new place in the queue for a turn.
 
     Attributes:
-        before: Turn of the same priority that it is put before; null: to the head of its priority.
+        before: Turn of the same priority before which it is placed; null: the head of its priority.
     """
 
     before: Word | None = None
@@ -135,20 +137,20 @@ class Moved(Struct):
     """The queue after a move.
 
     Attributes:
-        queue: Asks that wait, in the order in which they are served.
+        queue: Waiting asks, in the order in which they will run.
     """
 
     queue: list[Waiting]
 
 
 class Receipt(Struct):
-    """What an interrupt did.
+    """Effect of an interrupt.
 
     Attributes:
         stopped: Whether it stopped the turn; false if the turn had ended before.
         by: What ended the turn.
-        kept: What the turn had said.
-        queued: Turns that still wait.
+        kept: Text of the turn up to its end.
+        queued: Ids of the turns that still wait.
     """
 
     stopped: bool
@@ -163,11 +165,11 @@ class Question(Struct, kw_only=True):
     Attributes:
         question: Id of the question, as in the log and in the path of the answer.
         id: The same id, under its older name.
-        turn: Turn that asks; null if it is a task in the agent's background.
+        turn: Turn that asks; null for a background task of the agent.
         tool: Tool that the agent wants to use.
         input: Input for that tool.
-        wants: What kind of answer is wanted.
-        details: What else the agent says about it: a title, a reason, `options` and the like.
+        wants: Kind of answer that the agent expects.
+        details: Further information from the agent: a title, a reason, `options` and others.
     """
 
     question: str
@@ -190,15 +192,15 @@ class Questions(Struct):
 
 
 class Answer(Body):
-    """The answer of a question.
+    """The answer to a question.
 
     Attributes:
         decision: `allow`, `deny`, or the `optionId` of an option that the agent offers.
         message: Message for the agent.
-        updated_input: Input that the tool gets instead of the one that the agent wanted.
-        content: What was entered, for an `elicitation`.
-        remember: Whether, or where, the agent remembers it.
-        interrupt: Whether to stop the turn, too; with `deny`.
+        updated_input: Input for the tool, in place of the agent's own.
+        content: The entered values, for an `elicitation`.
+        remember: Whether the agent remembers the answer, or where.
+        interrupt: With `deny`: whether to stop the turn, too.
     """
 
     decision: Decision
@@ -210,15 +212,16 @@ class Answer(Body):
 
 
 class Answered(Struct):
-    """The one answer that a question has.
+    """The answer of a question. The first answer counts, so it may come from another request.
 
     Attributes:
         question: Id of the question.
         answer: The answer.
-        by: Origin of the answer: `answer` (a client), `callback`, `failure` (of a callback), `rule`, `expiry`, `kept`,
-            or what ended the question: `agent`, `turn`, `exit`, `recovery`, `store`.
+        by: Origin of the answer: `answer` (a client), `callback`, `failure` (of a callback),
+            `rule`, `expiry`, `kept`, or what ended the question: `agent`, `turn`, `exit`,
+            `recovery`, `store`.
         message: Message for the agent.
-        first: Whether it was given by this request.
+        first: Whether this request gave the answer.
     """
 
     question: str
