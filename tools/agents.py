@@ -1,26 +1,30 @@
-"""Installs the real agents that the tests drive, and runs a command where they can reach nobody.
+"""Install the real agents that the tests use, and run a command in an isolated network namespace.
 
-    python3 tools/agents.py install                  fetch what is not there yet, and print where all of it is
-    python3 tools/agents.py run COMMAND [WORDS …]    the same, then COMMAND in a network namespace with loopback alone
+    python3 tools/agents.py install                  install missing agents and print their folder
+    python3 tools/agents.py run COMMAND [WORDS …]    the same, then run COMMAND with loopback only
 
-**Installing.** requirements/agents.json pins each agent's packages by version and by hash. npm fetches them and runs
-none of their scripts. Which registry, is what npm is configured to; no address is written here, and the hash holds
-whichever it is.
+**Installing.** requirements/agents.json pins the packages of each agent by version and hash. npm
+downloads them and runs none of their scripts. The configuration of npm decides the registry. This
+file contains no URL, and the hash protects the content from any registry.
 
-**Keeping.** They are 1.3 GB, so they are kept outside the checkout, in `$XDG_CACHE_HOME/banksman/agents` (or
-`~/.cache/…`), and a second checkout fetches nothing. Each agent has a folder there, named by its pins: to pin another
-version is to ask for another folder. It is made under another name and renamed when it is whole, with a list of its
-files in it; if one of them is gone or has another size, it is made anew. One process at a time does that, by a lock.
-Beside them is a folder of links, one for each agent, that the tests look into. All of it may be deleted at any time.
+**Cache.** The agents take 1.3 GB. The cache is therefore outside the checkout, in
+`$XDG_CACHE_HOME/banksman/agents` (or `~/.cache/…`), and a second checkout downloads nothing. Each
+agent has a folder named after its pins, so another version has another folder. The script creates
+the folder under a temporary name, with a list of its files, and renames it when it is complete. If
+a file is missing or has another size, the script makes the folder again. A lock admits one process
+at a time. A further folder has one link for each agent, for the tests. The whole cache may be
+deleted at any time.
 
-**Running.** An agent under test talks to a model that a test plays on 127.0.0.1, and to nobody else: not by care, but
-because there is nobody else. `unshare -n` (`-rn` if not root) starts this file again, in a network namespace of its
-own; there `lo` is raised, every other interface is seen to be down, and the command takes over. It finds the agents by
-`BANKSMAN_AGENTS`. Where namespaces are not allowed, nothing is run: by hand that is said and is no failure, in CI it is
-one. The same goes for an agent that is not for this machine, or lacks the Node.js that it needs: its tests are left
-out.
+**Running.** An agent under test talks to a fake model on 127.0.0.1 and to no other host. The
+network namespace guarantees this: it has no other route. `unshare -n` (`-rn` if not root) starts
+this file again in a new network namespace. There the script raises `lo`, checks that every other
+interface is down, and executes the command. The command finds the agents by `BANKSMAN_AGENTS`.
 
-Only the standard library.
+Where namespaces are not allowed, the command does not run. That is a failure in CI, and only a
+message elsewhere. The same holds for an agent that is not available for this machine, or lacks the
+Node.js that it needs: its tests are skipped.
+
+Uses only the standard library.
 """
 
 from __future__ import annotations
@@ -45,17 +49,19 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 PINS = ROOT / "requirements" / "agents.json"
-# Names in the cache that are no agent's begin with a dot, or are the links'.
+# Names in the cache that belong to no agent begin with a dot or with this prefix.
 LINKS = "links"
 STAMP = ".stamp.json"
 UNFINISHED = ".unfinished-"
-# 170 MB to fetch and 350 MB to unpack, for the largest: slow lines are met, hanging ones end.
+# The largest agent has 170 MB to download and 350 MB to unpack. The limit allows slow connections
+# and ends hanging ones.
 INSTALL_SECONDS_MAX = 1200.0
 PROBE_SECONDS_MAX = 60.0
-# Those that are scripts and no programs of their own, and the oldest Node.js that they run on.
+# Agents that are Node.js scripts, and the oldest major version of Node.js that they support.
 NODE_VERSIONS_MIN = {"gemini": 20}
 
-# Of <linux/sockios.h> and <linux/if.h>. By ioctl and not by `ip`, which small machines do not have.
+# From <linux/sockios.h> and <linux/if.h>. The script uses ioctl because small machines lack the
+# `ip` program.
 SIOCGIFFLAGS = 0x8913
 SIOCSIFFLAGS = 0x8914
 IFF_UP = 0x1
@@ -72,17 +78,17 @@ def fail(*lines: str) -> NoReturn:
 
 
 def fail_in_ci(*lines: str) -> None:
-    """Something is left out. By hand that is said, and in CI nothing may be left out."""
+    """Report skipped tests; in CI this is a failure."""
     is_ci = "CI" in os.environ
     loudly(*lines, "In CI this is a failure." if is_ci else "By hand this is no failure; in CI it would be one.")
     if is_ci:
         sys.exit(1)
 
 
-# -- what is pinned --------------------------------------------------------------------------------------------------
+# ── Pins ──
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One agent as this machine can run it. `program` is a path under node_modules."""
+    """The pinned packages of one agent for this machine. `program`: a path under node_modules."""
 
     agent: str
     program: str
@@ -90,18 +96,22 @@ class Pin:
 
     @property
     def version(self) -> str:
-        """As the agent itself says it: the package's, without the platform that some have in theirs."""
+        """Version as the agent reports it: that of the package, without a platform suffix."""
         package = next(package for name, package in self.packages.items() if self.program.startswith(f"{name}/"))
         return package["version"].partition("-")[0]
 
     @property
     def folder(self) -> str:
-        """Its name in the cache: the same pins have the same, and others another."""
+        """Name of the cache folder, which depends on the pins only."""
         return f"{self.agent}-{self.version}-{digest(self.lock())}"
 
     def lock(self) -> dict[str, Any]:
-        """npm checks what it fetches against the hashes of a lock, and takes a lock without addresses."""
-        # Each package is named as if we wanted it: npm drops what is in a lock and wanted by nobody.
+        """Return a lock file for npm, with hashes and without URLs.
+
+        npm checks its downloads against the hashes, and accepts a lock without URLs.
+        """
+        # Each package is listed as a dependency of the root: npm drops locked packages that no
+        # package depends on.
         wanted = {name: package["version"] for name, package in self.packages.items()}
         locked = {f"node_modules/{name}": dict(package) for name, package in self.packages.items()}
         root = {"name": "agents", "dependencies": wanted}
@@ -110,11 +120,11 @@ class Pin:
 
 @functools.cache
 def pins() -> dict[str, Pin]:
-    """What this machine can run, by the agents' names; empty where nothing can."""
+    """Return the pins for this machine by agent; empty where no agent can run."""
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         return {}
     pinned: dict[str, dict[str, dict[str, Any]]] = json.loads(PINS.read_text())
-    # By the machine's name as the kernel has it.
+    # Keyed by the machine name of the kernel.
     machine = platform.machine()
     return {agent: Pin(agent, **machines[machine]) for agent, machines in pinned.items() if machine in machines}
 
@@ -124,7 +134,7 @@ def digest(value: object) -> str:
 
 
 def check_complete() -> None:
-    """Say which agents will be missed here, and why."""
+    """Report the agents that cannot be tested here, and why."""
     lines: list[str] = []
     missing = sorted(set(json.loads(PINS.read_text())) - set(pins()))
     if missing:
@@ -146,7 +156,7 @@ def check_complete() -> None:
 
 @functools.cache
 def node_version() -> int:
-    """The first number of Node.js's version; 0 if there is none."""
+    """Return the major version of Node.js; 0 if it is not installed."""
     node = shutil.which("node")
     if node is None:
         return 0
@@ -155,16 +165,16 @@ def node_version() -> int:
     return int(number) if number.isdigit() else 0
 
 
-# -- installing ------------------------------------------------------------------------------------------------------
+# ── Installing ──
 def cache() -> Path:
-    """Where the agents are kept, for all checkouts of this user."""
+    """Return the cache folder, which all checkouts of this user share."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # A relative one is to be ignored, says the XDG Base Directory Specification; and "" is relative.
+    # The XDG Base Directory Specification says to ignore a relative path, and "" is relative.
     return (named if named.is_absolute() else Path.home() / ".cache") / "banksman" / "agents"
 
 
 def install() -> Path:
-    """Afterwards all pinned agents are there; those that already were are left alone. Their folder of links."""
+    """Install the missing agents and return their folder of links."""
     folder = cache()
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
@@ -176,10 +186,11 @@ def install() -> Path:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Generator[None]:
-    """Of several at once, in whichever checkouts, the first installs and the others find it done."""
+    """Hold the lock of the cache: the first process installs, and the others find it done."""
     with open(folder / ".lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        # Whoever made these was ended before it was done, or it would still hold the lock.
+        # The process that made these folders died before it was done; otherwise it would still hold
+        # the lock.
         for rest in folder.glob(f"{UNFINISHED}*"):
             shutil.rmtree(rest)
         yield
@@ -201,13 +212,17 @@ def install_one(folder: Path, pin: Pin) -> None:
     (unfinished / STAMP).write_text(json.dumps(sizes(unfinished)))
     whole = folder / pin.folder
     if whole.exists():
-        # It was not whole. Renamed and not deleted in place, for nobody is to find half of it.
+        # The existing folder is incomplete. Rename it instead of deleting it in place: no process
+        # must find half of it.
         whole.rename(folder / f"{UNFINISHED}{whole.name}")
     unfinished.rename(whole)
 
 
 def is_whole(whole: Path, pin: Pin) -> bool:
-    """Whether all that was installed is there. By the sizes: the hashes of 1.3 GB at each start would be too slow."""
+    """Whether all installed files exist with their sizes.
+
+    Hashing 1.3 GB at each start would be too slow.
+    """
     try:
         stamp = json.loads((whole / STAMP).read_text())
         return stamp == sizes(whole) and os.access(whole / "node_modules" / pin.program, os.X_OK)
@@ -216,16 +231,19 @@ def is_whole(whole: Path, pin: Pin) -> bool:
 
 
 def sizes(folder: Path) -> dict[str, int]:
-    """Of every file, by its path."""
+    """Return the size of every file by its path."""
     files = (Path(place) / name for place, _, names in os.walk(folder) for name in names if name != STAMP)
     return {str(path.relative_to(folder)): path.lstat().st_size for path in files}
 
 
 def link(folder: Path) -> Path:
-    """A folder in which each agent's program has the agent's name: the tests need not know where packages keep it."""
+    """Make the folder of links, which maps each agent name to its program.
+
+    The tests therefore need not know the paths inside the packages.
+    """
     wanted = {pin.agent: f"../{pin.folder}/node_modules/{pin.program}" for pin in pins().values()}
     links = folder / f"{LINKS}-{digest(wanted)}"
-    with contextlib.suppress(OSError):  # There is none, or something in it is no link.
+    with contextlib.suppress(OSError):  # The folder does not exist, or an entry is not a link.
         if {path.name: os.readlink(path) for path in links.iterdir()} == wanted:
             return links
     unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder))
@@ -243,7 +261,8 @@ def fetch(pin: Pin, folder: Path) -> None:
             "npm is not on PATH, and the real agents come from its registry.",
             "Whoever runs this machine: install Node.js 20 or newer, which brings npm.",
         )
-    # `ci` and not `install`: what the lock does not say is an error, and the lock is not rewritten.
+    # `ci` instead of `install`: a package that the lock lacks is an error, and npm does not rewrite
+    # the lock.
     command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"]
     try:
         done = subprocess.run(
@@ -261,16 +280,20 @@ def fetch(pin: Pin, folder: Path) -> None:
         )
 
 
-# -- running ---------------------------------------------------------------------------------------------------------
+# ── Running ──
 def again(*words: str) -> list[str]:
-    """The words that start this file again, in a network namespace of its own."""
-    # A user who is not root gets a user namespace too, for in there it may make the other one.
+    """Return the command that starts this file again in a new network namespace."""
+    # A user other than root also gets a user namespace, in which it may create the network
+    # namespace.
     flags = "-n" if os.geteuid() == 0 else "-rn"
     return ["unshare", flags, sys.executable, str(Path(__file__).resolve()), "alone", *words]
 
 
 def why_not_alone() -> str | None:
-    """Why there can be no namespace, or None. Tried to the end: it may be allowed to make one and not to raise `lo`."""
+    """Return the reason why a namespace is impossible, or None.
+
+    The probe runs to the end: creating a namespace may be allowed and raising `lo` not.
+    """
     try:
         probe = subprocess.run(
             again(),
@@ -303,7 +326,10 @@ def run(command: Sequence[str]) -> NoReturn:
 
 
 def alone(command: Sequence[str]) -> None:
-    """Inside: raise `lo`, be sure that there is no other way out, and become the command."""
+    """Raise `lo`, check that no other interface is up, and execute the command.
+
+    Runs inside the namespace.
+    """
     raise_loopback()
     others = sorted(interfaces_up() - {"lo"})
     assert not others, f"a way out of the network namespace: {others}"
@@ -318,10 +344,10 @@ def raise_loopback() -> None:
 
 
 def interfaces_up() -> set[str]:
-    """The interfaces that something can be sent through.
+    """Return the interfaces that can send.
 
-    Not all that are there: some kernels put their tunnels' fallback devices (sit0, tunl0) into every new namespace.
-    Those are down, and lead nowhere.
+    Some kernels put the fallback devices of their tunnels (sit0, tunl0) into every new namespace.
+    These devices exist, but they are down and lead nowhere.
     """
     found: set[str] = set()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:

@@ -1,12 +1,13 @@
-"""Writes the classes of `banksman.threads` from the async ones, so that each signature is written once.
+"""Generate the classes of `banksman.threads` from the async classes.
 
-    .venv/bin/python tools/blocking_api.py            # writes them
-    .venv/bin/python tools/blocking_api.py --check    # says whether they are as they would be written: 1 if not
+    .venv/bin/python tools/blocking_api.py            # writes the files
+    .venv/bin/python tools/blocking_api.py --check    # exits with 1 if a file is out of date
 
-A method gets the parameters, the overloads and the docstring of the async method, and a body that calls it in the loop
-and waits. The tables below say which methods there are and how a call meets the end of its host. A method that does
-more is written by hand in `threads/blocking.py`; one that takes a `timeout` which the async one does not have says
-so here.
+Each signature is thereby written only once. A generated method has the parameters, the overloads
+and the docstring of the async method. Its body calls the async method in the loop and waits. The
+tables below list the methods, and how a call behaves when its host closes. `threads/blocking.py`
+has the methods that do more. A method with a `timeout` that the async method lacks declares it
+here.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "src" / "banksman" / "threads"
 PACKAGE = "banksman.threads"
 
-# The width of a docstring's line: 120, without the indentation.
+# Width of a docstring line: 120 without the indentation.
 DOC_COLUMNS = 112
 
-# Names that mean the blocking object in a generated signature, and where that is.
+# Names that mean the blocking object in a generated signature, with their modules.
 FACES = {
     **dict.fromkeys(("Turn", "Session"), f"{PACKAGE}.blocking_session"),
     "Command": f"{PACKAGE}.blocking_command",
     "OutputReader": f"{PACKAGE}.blocking",
 }
-# What bodies use, and where it is.
+# Names that method bodies use, with their modules.
 HELPERS = {
     **dict.fromkeys(("BlockingWrapper", "BlockingHold", "Reader", "behind"), f"{PACKAGE}.blocking"),
     **dict.fromkeys(("BlockingCommand", "BlockingHost", "BlockingSession"), f"{PACKAGE}.blocking"),
@@ -65,11 +66,16 @@ ASYNC_NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSpec:
-    """One method or property. `policy`: see `CallPolicy`. `timeout`: it takes one more parameter, of that name.
+    """One generated method.
 
-    `like`: the async method whose signature it has, if that has another name. `returns`: in place of that method's
-    result. `calls`: what is called in place of that method. `through`: what is called with that call as its argument.
-    `undo`: see `LoopThread.call`. `doc`: in place of that method's docstring. `note`: one more paragraph of it.
+    - `policy`: see `CallPolicy`.
+    - `timeout`: adds a parameter of this name.
+    - `like`: the async method with the same signature, if its name differs.
+    - `returns`: replaces the result type of the async method.
+    - `calls`: replaces the call of the async method.
+    - `through`: function that is called with that call as its argument.
+    - `undo`: see `LoopThread.call`.
+    - `doc`: replaces the docstring of the async method. `note`: adds a paragraph to it.
     """
 
     name: str
@@ -86,7 +92,11 @@ class MethodSpec:
 
 @dataclass(frozen=True)
 class PropertySpec:
-    """A property. One that the loop's thread changes is read there (`looks`). `kind`: for what has no annotation."""
+    """One generated property.
+
+    `kind`: type, for an attribute without an annotation. `looks`: the thread of the loop changes
+    the value, so it is read there. `value`: replaces the expression.
+    """
 
     name: str
     kind: str = ""
@@ -96,6 +106,8 @@ class PropertySpec:
 
 @dataclass(frozen=True)
 class ClassSpec:
+    """One generated class: its name, base class, async class, docstring and members."""
+
     name: str
     base: str
     source: type
@@ -221,14 +233,14 @@ MODULES = {
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-# -- what the async classes say --------------------------------------------------------------------------------------
+# ── Reading the async classes ──
 @functools.cache
 def tree_of(module: str) -> ast.Module:
     return ast.parse(inspect.getsource(importlib.import_module(module)))
 
 
 def definitions(source: type, name: str) -> tuple[str, list[Function]]:
-    """The module that defines a method, and the method: its overloads first, if it has some."""
+    """Return the module that defines a method, and its definitions: overloads first."""
     owner = next(each for each in source.__mro__ if name in vars(each))
     tree = tree_of(owner.__module__)
     (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner.__name__)
@@ -238,7 +250,7 @@ def definitions(source: type, name: str) -> tuple[str, list[Function]]:
 
 
 def import_of(module: str, name: str) -> str | None:
-    """The line that makes a name of this module mean the same in another one."""
+    """Return the import line that gives a name of this module the same meaning elsewhere."""
     if hasattr(builtins, name):
         return None
     for node in ast.walk(tree_of(module)):
@@ -263,7 +275,7 @@ def as_blocking(paragraph: str) -> str:
     return textwrap.fill(text, DOC_COLUMNS, break_on_hyphens=False)
 
 
-# -- what is written -------------------------------------------------------------------------------------------------
+# ── Writing the blocking classes ──
 class GeneratedModule:
     def __init__(self, name: str, doc: str, faces: tuple[ClassSpec, ...]) -> None:
         self._imports: set[str] = set()
@@ -341,7 +353,7 @@ def is_hold(node: Function) -> bool:
 
 
 def arguments(node: Function) -> str:
-    """What the async method is called with: a face is no use to it."""
+    """Return the arguments for the async method, with blocking objects unwrapped."""
     given = node.args
     words = [behind_face(each) for each in given.args[1:]]
     words += [f"{each.arg}={behind_face(each)}" for each in given.kwonlyargs]
@@ -372,7 +384,8 @@ def body(node: Function, member: MethodSpec) -> Iterator[str]:
     work = f"lambda: {method}({words})" if words else method
     if member.through:
         work = f"lambda: {member.through}({work})"
-    # Through the loop either way; what never waits may be called in the loop's own thread, too.
+    # Both ways go through the loop. A method that never waits may also be called in the thread of
+    # the loop.
     waits = isinstance(node, ast.AsyncFunctionDef) or bool(member.calls)
     way, usual = ("call", "ACTS") if waits else ("look", "READS")
     policy = member.policy or "ACTS"
@@ -383,7 +396,7 @@ def body(node: Function, member: MethodSpec) -> Iterator[str]:
 
 
 def returned(call: str, kind: str) -> Iterator[str]:
-    """Put the result behind a face."""
+    """Wrap the result in a blocking object."""
     many = re.fullmatch(r"list\[(\w+)\]", kind)
     if kind == "None":
         yield call
@@ -411,7 +424,7 @@ def indented(lines: Iterator[str] | list[str], depth: int) -> Iterator[str]:
 
 
 def tidied(text: str, name: str) -> str:
-    """As `make check` wants it: imports in order, lines broken."""
+    """Format as `make check` requires: sort the imports, wrap the lines."""
     for words in (["check", "--select", "I", "--fix"], ["format"]):
         ruff = [sys.executable, "-m", "ruff", *words, "--quiet", "--stdin-filename", str(FOLDER / name), "-"]
         text = subprocess.run(ruff, input=text, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT).stdout

@@ -1,11 +1,13 @@
-"""Runs a command on a busy machine: with busy loops beside it, six unless --loops says otherwise.
+"""Run a command on a busy machine: with busy loops beside it, six unless --loops says otherwise.
 
     python3 tools/busy.py [--loops 6] [--minutes 60] COMMAND [ARGUMENT ...]
 
-Its exit code is the command's. The loops end with it, whatever happens:
-- The command ends, or this program is interrupted or terminated: it kills its loops.
-- This program is killed: each loop sees that its parent has changed, and ends.
-- The command hangs: after --minutes the command is terminated, and each loop ends by itself shortly after.
+The exit code is that of the command. The loops end in every case:
+
+- The command ends, or this program is interrupted or terminated: this program kills its loops.
+- This program is killed: each loop notices that its parent has changed, and ends.
+- The command hangs: after --minutes this program terminates it, and each loop ends shortly after by
+  its own time limit.
 """
 
 import argparse
@@ -16,10 +18,11 @@ import subprocess
 import sys
 from collections.abc import Generator, Sequence
 
-EXIT_TIMEOUT = 124  # As timeout(1) says it.
+EXIT_TIMEOUT = 124  # Same code as timeout(1).
 STOP_SECONDS = 30.0
 
-# One core's worth of work. It looks every few milliseconds whether it may go on: argv is its parent's pid and its time.
+# Uses one core. Every few milliseconds it checks its parent's pid and its time limit, both from
+# argv.
 LOOP = """
 import os, sys, time
 parent, end = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
@@ -31,7 +34,7 @@ while os.getppid() == parent and time.monotonic() < end:
 
 @contextlib.contextmanager
 def busy(loops: int, seconds: float) -> Generator[None]:
-    """So many loops, for as long as the block runs."""
+    """Run this many busy loops while the block runs."""
     children: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(loops):
@@ -46,7 +49,7 @@ def busy(loops: int, seconds: float) -> Generator[None]:
 
 
 def run(command: Sequence[str], seconds: float) -> int:
-    """The exit code of the command, which is asked to end when its time is over."""
+    """Run a command and return its exit code; terminate it when its time is over."""
     with subprocess.Popen(command) as child:
         try:
             code = child.wait(seconds)

@@ -1,9 +1,10 @@
-"""Finds Chromium for the browser tests; where there is none, and it may, installs Debian's package.
+"""Find Chromium for the browser tests; install Debian's package if it is missing and allowed.
 
-    python3 tools/chromium.py        prints where it is
-    CHROMIUM=/path/to/chromium …     that one, and no other
+    python3 tools/chromium.py        prints its path
+    CHROMIUM=/path/to/chromium …     uses this program and no other
 
-See debian.py: afterwards there is one, or somebody was told loudly that there is none and what to do about it.
+Afterwards Chromium exists, or a loud message names the missing program and how to install it (see
+debian.py).
 """
 
 import os
@@ -17,7 +18,7 @@ PACKAGE = "chromium"
 
 
 def find() -> "str | None":
-    """The path of a Chromium: the one that `CHROMIUM` names, if it is set, else the first one on PATH."""
+    """Return the path of Chromium: the program that `CHROMIUM` names, else the first on PATH."""
     named = os.environ.get("CHROMIUM")
     for name in (named,) if named else NAMES:
         found = shutil.which(name)
@@ -27,7 +28,7 @@ def find() -> "str | None":
 
 
 def install() -> str:
-    """Why there is none; empty: there is one now."""
+    """Install Chromium and return the error; empty on success."""
     if os.environ.get("CHROMIUM"):
         return f"CHROMIUM names {os.environ['CHROMIUM']!r}, which is no program."
     return debian.why_not() or debian.install(PACKAGE)

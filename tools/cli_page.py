@@ -1,9 +1,9 @@
-"""Makes docs/cli.md from what `--help` says of each verb, so that the page cannot say anything else.
+"""Generate docs/cli.md from the `--help` text of each verb, so that both always agree.
 
-    .venv/bin/python tools/cli_page.py            # writes it
-    .venv/bin/python tools/cli_page.py --check    # says whether it is as it would be written: 1 if not
+    .venv/bin/python tools/cli_page.py            # writes the page
+    .venv/bin/python tools/cli_page.py --check    # exits with 1 if the page is out of date
 
-The width is fixed, and so is the user: the page is the same wherever it is made.
+The terminal width and the user are fixed, so the page is the same on every machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from banksman import cli
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 COLUMNS = 100
-# Whose home is shown where a folder of the user's is named.
+# HOME is the home folder that the page shows.
 _SEEN = {"COLUMNS": str(COLUMNS), "HOME": "/home/you", "NO_COLOR": "1", "TERM": "dumb"}
 _HIDDEN = ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "LINES", "FORCE_COLOR", "PYTHON_COLORS")
 
@@ -53,7 +53,7 @@ What people read goes to stdout, without colour and without any control sequence
 
 @contextmanager
 def as_seen() -> Generator[None]:
-    """The environment that the page is made in."""
+    """Set the environment in which the page is generated."""
     before = dict(os.environ)
     os.environ.update(_SEEN)
     for name in [name for name in os.environ if name in _HIDDEN or name.startswith("BANKSMAN_")]:

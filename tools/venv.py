@@ -1,14 +1,17 @@
-"""Makes a virtual environment from a hashed lock, and puts this checkout into it as an editable package.
+"""Make a virtual environment from a hashed lock, with this checkout as an editable package.
 
     python3 tools/venv.py .venv requirements/dev.txt
 
-What it promises: afterwards the environment holds what the lock names, made by the Python that ran this file. If it
-already does, nothing is done and nothing is fetched. If only pyproject.toml changed, only the package is
-installed again. If anything else changed (the lock, the Python, the place of the checkout), the environment is made
-from nothing, so that a package which left the lock leaves the environment too.
+Afterwards the environment holds the packages of the lock, for the Python that runs this file.
 
-Only the standard library, and syntax that an old Python can read: the message that it is too old must come from here,
-not from a SyntaxError. uv is used where it is on PATH, because it is fast; venv and pip otherwise.
+- If the environment is up to date, the script does and downloads nothing.
+- If only pyproject.toml changed, the script installs only the package again.
+- If another input changed (the lock, the Python, the path of the checkout), the script makes the
+  environment from scratch. A package that left the lock thereby leaves the environment too.
+
+Uses only the standard library, and syntax that an old Python can parse: an old Python must get the
+message of this script and not a SyntaxError. Uses uv if it is on PATH, because it is fast;
+otherwise venv and pip.
 """
 
 import fcntl
@@ -33,7 +36,10 @@ def digest(*parts: "str | bytes") -> str:
 
 
 def find_uv() -> "str | None":
-    """The uv on PATH, if it really starts: a version manager's shim may lie on PATH without a program behind it."""
+    """Return the uv on PATH if it starts.
+
+    The shim of a version manager may be on PATH without a program behind it.
+    """
     uv = shutil.which("uv")
     if uv is None:
         return None
@@ -50,8 +56,9 @@ def make(folder: Path, uv: "str | None") -> None:
     if uv is not None:
         run(uv, "venv", "--quiet", "--clear", "--python", sys.executable, folder)
         return
-    # Debian and Ubuntu ship Python without these two. Asked before anything is made: no half environment is left.
-    # A folder that only holds old bytecode is found too, as a package without an origin: it counts as not there.
+    # Debian and Ubuntu ship Python without these two modules. Check before creating the
+    # environment, so that no half-made one is left. A folder that only holds old bytecode is found
+    # as a package without an origin, so it counts as missing.
     specs = [importlib.util.find_spec(module) for module in ("venv", "ensurepip")]
     if any(spec is None or spec.origin is None for spec in specs):
         sys.exit(
@@ -82,10 +89,12 @@ def main() -> None:
 
     stamp = folder / ".stamp.json"
     with lock.open("rb") as held:
-        # Two runs of make at once (tests in one terminal, checks in another) must not install into one folder together.
-        # The lock file of the requirements is locked because it is there already: nothing new to ignore or to clean.
+        # Two runs of make at the same time (tests in one terminal, checks in another) must not
+        # install into the same folder. The requirements file serves as the lock file because it
+        # already exists: no new file to ignore or to clean up.
         fcntl.flock(held, fcntl.LOCK_EX)
-        # An environment has the path of its checkout and of its Python written into it: a copy of one does not work.
+        # An environment contains the paths of its checkout and of its Python, so a copy does not
+        # work.
         wanted = {
             "environment": digest(held.read(), sys.version, sys.executable, str(ROOT)),
             "package": digest((ROOT / "pyproject.toml").read_bytes()),
@@ -106,9 +115,10 @@ def main() -> None:
             run(*install, "--require-hashes", "-r", lock)
         else:
             stamp.unlink()
-        # The build backend comes from the lock; without build isolation nothing else is asked of the registry.
+        # The build backend comes from the lock. Without build isolation, nothing else is
+        # downloaded.
         run(*install, "--no-deps", "--no-build-isolation", "--editable", ROOT)
-        # Last: an install that was cut short leaves no stamp, and the next run starts again.
+        # Written last: an interrupted install leaves no stamp, and the next run starts again.
         stamp.write_text(json.dumps(wanted))
 
 

@@ -1,1 +1,1 @@
-"""Tools for tests, public: a scripted agent, virtual time and every schedule, a faulty world, nodes of NATS, checks."""
+"""Public test tools: scripted agents, virtual time, fault injection, NATS servers, checks."""

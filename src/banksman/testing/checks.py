@@ -1,14 +1,15 @@
-"""What must be true of every session, checked on what it left behind: the log, the bytes its processes were given, the
-outcomes its callers got. Each raises AssertionError with the place where it is not.
+"""Invariants of every session, checked on its log, the input of its processes, and its outcomes.
+
+Each check raises AssertionError and names the place of the violation.
 
     events = [event async for event in session.follow()]        # of a session that is closed
     checks.log(events)
     checks.turns(events)
     checks.stdin(events, [process.stdin for process in Evidence(folder).processes])
 
-They know nothing of how it came about: any script, any schedule, any agent that speaks Claude's dialect may be checked.
-And what a client of a server saw, over however many connections (`joined`, `joined_many`, `views_agree`): nothing is
-known of how it reads, only what it got.
+The checks do not depend on the script, the schedule or the agent, as long as the agent speaks
+Claude's dialect. `joined`, `joined_many` and `views_agree` check the streams that a client of a
+server received, over any number of connections. They do not depend on how the client reads.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from banksman.core.session.outcome import Outcome
 Frame = dict[str, Any]
 
 
-# -- the log ---------------------------------------------------------------------------------------------------------
+# ── Log ──
 def log(events: Sequence[Event]) -> None:
-    """A whole log as a reader sees it: one session, dense from 1, epochs that only rise."""
+    """Check a whole log: one session, seqs dense from 1, epochs that never fall."""
     for place, event in enumerate(events, 1):
         assert event.seq == place, f"event {place} has seq {event.seq}"
         assert event.session == events[0].session
@@ -40,7 +41,7 @@ def log(events: Sequence[Event]) -> None:
 
 
 def readers_agree(*readers: Sequence[Event]) -> None:
-    """Any two readers agree on what both have read, wherever each began and ended (G8)."""
+    """Check that any two readers agree on the events both have read, wherever they started (G8)."""
     known: dict[int, Event] = {}
     for events in readers:
         for before, after in pairwise(events):
@@ -49,10 +50,16 @@ def readers_agree(*readers: Sequence[Event]) -> None:
             assert known.setdefault(event.seq, event) == event, f"two readers differ at {event.cursor}"
 
 
-# -- turns and outcomes ----------------------------------------------------------------------------------------------
+# ── Turns and outcomes ──
 def turns(events: Sequence[Event], *, is_over: bool = True) -> None:
-    """At most one turn of ours is open, and one of the agent's own (G1); each that was queued or began ends once (G2);
-    nothing belongs to a turn that has ended (G4). `is_over`: none may still be open."""
+    """Check the life cycle of turns.
+
+    - At most one prompted turn is open, and at most one turn that the agent started (G1).
+    - Each turn that was queued or began ends exactly once (G2).
+    - No event belongs to a turn that has ended (G4).
+
+    `is_over`: no turn may still be open.
+    """
     queued: set[str] = set()
     ended: set[str] = set()
     running: dict[str, set[str]] = {"ours": set(), "own": set()}
@@ -87,7 +94,7 @@ def _start(event: Event, queued: Collection[str], running: Mapping[str, set[str]
         running["own"].add(event.turn)
         return
     assert event.turn in queued, f"{event.cursor}: {event.turn} was never queued"
-    # A prompt that was added to the open turn begins with it, and so do those that were collected.
+    # A prompt added to the open turn begins with that turn, and so do collected prompts.
     together = {event.turn, *(event.body.get("joined") or ())}
     if event.body.get("into") is None:
         others = running["ours"] - together
@@ -96,7 +103,7 @@ def _start(event: Event, queued: Collection[str], running: Mapping[str, set[str]
 
 
 def outcomes(events: Sequence[Event], given: Mapping[str, Outcome]) -> None:
-    """What callers were told, by turn, is what the log says (G2)."""
+    """Check that the outcomes given to callers, by turn, are those in the log (G2)."""
     logged = {event.turn: event.body["outcome"] for event in events if event.kind == kinds.TURN_ENDED}
     for turn, outcome in given.items():
         assert logged.get(turn) == outcome.kind, f"{turn}: told {outcome.kind}, logged {logged.get(turn)}"
@@ -104,10 +111,12 @@ def outcomes(events: Sequence[Event], given: Mapping[str, Outcome]) -> None:
 
 
 def attribution(events: Sequence[Event], answers: Mapping[str, str | None] | None = None) -> None:
-    """What names a prompt belongs to that prompt's turn (G4), or is late: that turn has ended, or had its boundary.
+    """Check that each frame that names a prompt belongs to the turn of that prompt (G4).
 
-    `answers`: the text of each outcome by a word that only its own prompt had the agent say; no text may have another's
-    word.
+    A late frame is exempt: its turn has ended or had its boundary.
+
+    `answers`: the text of each outcome, keyed by a word that only its own prompt made the agent
+    say. No text may contain the word of another prompt.
     """
     owners: dict[str, set[str]] = {}
     ended: set[str | None] = set()
@@ -132,7 +141,7 @@ def attribution(events: Sequence[Event], answers: Mapping[str, str | None] | Non
 
 
 def _share(event: Event, owners: Mapping[str, set[str]]) -> None:
-    """Asks that share a turn share what is said in it."""
+    """Asks that share a turn share the frames of the turn."""
     others = [*(event.body.get("joined") or ()), event.body.get("into")]
     for turns_of in owners.values():
         if event.turn in turns_of or turns_of & set(others):
@@ -140,7 +149,7 @@ def _share(event: Event, owners: Mapping[str, set[str]]) -> None:
 
 
 def _stem(ref: str) -> str:
-    # Another attempt has another name, but for its end.
+    # Attempts of one prompt have refs that differ only in their last four characters.
     return ref[:-4]
 
 
@@ -154,9 +163,9 @@ def _refs(line: bytes) -> list[str]:
     return [str(name) for name in names or ()]
 
 
-# -- the bytes an agent was given ------------------------------------------------------------------------------------
+# ── Input of the agents ──
 def frames(data: bytes, *, may_be_cut: bool = False) -> list[Frame]:
-    """The whole frames that these bytes are. `may_be_cut`: the last may lack its end, as when its reader died."""
+    """Parse complete frames. `may_be_cut`: the last may be incomplete, as when its reader died."""
     *lines, rest = data.split(b"\n")
     assert may_be_cut or not rest, f"cut: {rest[:80]!r}"
     found = [json.loads(line) for line in lines]
@@ -166,15 +175,15 @@ def frames(data: bytes, *, may_be_cut: bool = False) -> list[Frame]:
 
 
 def prompts(data: bytes, *, may_be_cut: bool = False) -> list[Any]:
-    """The contents of the prompts among these bytes, in order."""
+    """Return the contents of the prompts among these bytes, in order."""
     return [frame["message"]["content"] for frame in frames(data, may_be_cut=may_be_cut) if frame.get("type") == "user"]
 
 
 def stdin(events: Sequence[Event], given: Sequence[bytes]) -> None:
-    """What each process was given is what the log says was sent to it, byte for byte and in that order (G3).
+    """Check that each process received exactly the bytes that the log says were sent to it (G3).
 
-    It may have got less than was meant for it, because it died or did not read; it cannot have got anything else. And
-    prompts come in the order in which they were granted.
+    A process may have received less, because it died or did not read. It cannot have received other
+    bytes. Prompts come in the order of their grants.
     """
     sent: list[list[bytes]] = []
     granted: list[str] = []
@@ -192,7 +201,8 @@ def stdin(events: Sequence[Event], given: Sequence[bytes]) -> None:
             refs[event.turn] = _stem(event.body["ref"])
         elif event.kind == kinds.TURN_STARTED and "origin" not in event.body:
             granted.append(refs[event.turn])
-    # One that was stopped as it started may be missing on either side: then it was given nothing.
+    # A process that was stopped during its start may be missing on either side. It received
+    # nothing.
     streams = iter([b"".join(frames) for frames in sent])
     for number, data in enumerate(given):
         frames(data, may_be_cut=True)
@@ -205,12 +215,16 @@ def stdin(events: Sequence[Event], given: Sequence[bytes]) -> None:
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """How many bytes they begin with alike."""
+    """Return the length of the common prefix."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _in_order(prompted: Sequence[str], granted: Sequence[str]) -> None:
-    """A grant may be taken back before its prompt is sent; but no prompt is without its grant, and none overtakes."""
+    """Check the order of prompts.
+
+    A grant may be withdrawn before its prompt is sent. But every prompt has its grant, and no
+    prompt overtakes another.
+    """
     rest = iter(granted)
     for ref in prompted:
         assert ref in rest, f"the prompt {ref} was sent out of the order of grants"
@@ -221,10 +235,13 @@ def _difference(whole: bytes, data: bytes) -> str:
     return f"at byte {place} {data[place : place + 60]!r} instead of {whole[place : place + 60]!r}"
 
 
-# -- what clients of a server saw ------------------------------------------------------------------------------------
+# ── Streams of clients ──
 class Message(NamedTuple):
-    """What a client got of a stream, whole. `event`: what it is called, if it is called something. `data`: as it came.
-    NDJSON has no field for either: there the client takes them from what the line says."""
+    """One complete message of a stream, as a client received it.
+
+    `event`: its event name, if it has one. `data`: the received bytes. NDJSON has no fields for
+    `id` and `event`; the client takes them from the content of the line.
+    """
 
     id: str | None
     event: str | None
@@ -232,7 +249,7 @@ class Message(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """One connection: the cursor or position that the client came with, and what it got until it was cut off."""
+    """One connection: its starting cursor or position, and the messages until it was cut off."""
 
     after: str | None
     messages: Sequence[Message]
@@ -240,34 +257,45 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one client has seen over all its connections: each event by session and seq, in the order in which they
-    came. `gaps`: by session, the ranges that it was told retention had taken. `is_many`: ids are positions."""
+    """Events that one client has seen over all its connections.
+
+    `events`: by session and seq, in the order of arrival. `gaps`: by session, the ranges that the
+    server reported as removed by retention. `is_many`: ids are positions.
+    """
 
     events: Mapping[tuple[str, int], Message]
     gaps: Mapping[str, Sequence[tuple[int, int]]]
     is_many: bool
 
     def heads(self) -> dict[str, int]:
-        """The last seq of each session."""
-        return dict(self.events.keys())  # The later ones of a session replace the earlier.
+        """Return the last seq of each session."""
+        return dict(self.events.keys())  # The later events of a session replace the earlier ones.
 
 
 def joined(visits: Iterable[Visit]) -> View:
-    """The visits of one client to the stream of one session, in their order, are one view of it (G8): dense from the
-    first event, nothing twice, nothing left out but what it was told of. Each goes on right after the last id that came
-    whole; what was made for this one reader has no id; a stream is live once, where it has come to its end, and says
-    nothing more when it has said that it closes."""
+    """Check that the connections of one client to one session's stream form one view (G8).
+
+    - The view is dense from the first event: no event comes twice, and only reported gaps are
+      missing.
+    - Each connection continues right after the last id that arrived completely.
+    - A message made for this one reader has no id.
+    - A stream reports `stream.live` once, when it has reached the head.
+    - A stream sends nothing after `stream.closing`.
+    """
     return _Joining(is_many=False).join(visits)
 
 
 def joined_many(visits: Iterable[Visit]) -> View:
-    """The same of the stream of many sessions: dense in each session, and no position comes twice."""
+    """Check the stream of many sessions: dense in each session, and no position comes twice."""
     return _Joining(is_many=True).join(visits)
 
 
 def views_agree(*views: View) -> None:
-    """Any two clients agree on what both have seen, byte for byte, whatever they saw it through, and on the order of
-    what both have seen of many sessions, wherever they were cut off (G8)."""
+    """Check that any two clients agree on the events both have seen (G8).
+
+    They agree byte for byte, whatever stream they used. For streams of many sessions they also
+    agree on the order, wherever they were cut off.
+    """
     data: dict[tuple[str, int], bytes] = {}
     ids: dict[tuple[bool, tuple[str, int]], str | None] = {}
     for view in views:
@@ -282,13 +310,13 @@ def views_agree(*views: View) -> None:
 
 
 class _Joining:
-    """Reads one client's visits, one message at a time."""
+    """Reads the connections of one client, one message at a time."""
 
     def __init__(self, *, is_many: bool) -> None:
         self._is_many = is_many
         self._events: dict[tuple[str, int], Message] = {}
         self._gaps: dict[str, list[tuple[int, int]]] = {}
-        # Of each session the last seq, seen or told to be gone, and the last epoch.
+        # For each session, the last seq that was seen or reported as removed, and the last epoch.
         self._seqs: dict[str, int] = {}
         self._epochs: dict[str, int] = {}
         self._ids: set[str] = set()
@@ -341,17 +369,18 @@ class _Joining:
     def _see_gap(self, session: str, first: int, last: int, where: str) -> None:
         seen = self._seqs.get(session, 0)
         assert first <= last, f"{where}: a gap from {first} to {last}"
-        # Of many sessions it is told what is gone, which may be more than what this client has not seen.
+        # A stream of many sessions reports the whole removed range. That may be more than this
+        # client has missed.
         is_next = first <= seen + 1 if self._is_many else first == seen + 1
         assert is_next, f"{where}: a gap from {first} where {seen + 1} of {session} comes next"
         self._seqs[session] = max(seen, last)
         self._gaps.setdefault(session, []).append((first, last))
 
 
-# -- what is left ----------------------------------------------------------------------------------------------------
+# ── Leaks ──
 @dataclass(frozen=True, slots=True)
 class Things:
-    """The fds, threads, tasks and children that this process has."""
+    """Fds, threads, tasks and children of this process."""
 
     fds: frozenset[str]
     threads: frozenset[int]
@@ -360,7 +389,7 @@ class Things:
 
     @classmethod
     def now(cls) -> Things:
-        """Inside a running loop, its tasks too."""
+        """Take a snapshot; inside a running loop it includes the tasks of that loop."""
         try:
             tasks = asyncio.all_tasks()
         except RuntimeError:
@@ -373,7 +402,7 @@ class Things:
         )
 
     def beyond(self, before: Things) -> list[str]:
-        """What there is more than before, in words."""
+        """Describe the fds, threads, tasks and children that did not exist before."""
         more = {
             "fd": self.fds - before.fds,
             "thread": self.threads - before.threads,
@@ -388,7 +417,7 @@ def _fds() -> Iterable[str]:
         try:
             yield f"{name}: {os.readlink(f'/proc/self/fd/{name}')}"
         except OSError:
-            continue  # The one that listed the folder.
+            continue  # The fd that listed the folder.
 
 
 def _children() -> Iterable[int]:

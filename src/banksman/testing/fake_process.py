@@ -1,4 +1,4 @@
-"""A fake agent as a process: its event loop, its start, and the files that it leaves."""
+"""Process of a fake agent: its event loop, its command line, and the files that it leaves."""
 
 from __future__ import annotations
 
@@ -16,28 +16,33 @@ if TYPE_CHECKING:
     Act: TypeAlias = Generator["Wait", None, None]
 
 
-# The loop of a fake agent: tasks that are generators, one `select`, and pipes written in pieces.
+# The event loop of a fake agent: tasks that are generators, one `select`, and pipes written in
+# pieces.
 #
-# A task yields a `Wait` and is resumed when the wait is over. Nothing else suspends, so the code between two waits runs
-# undisturbed. Reads and writes never block: a pipe that `select` calls writable has room for PIPE_BUF bytes, so the
-# loop writes no more than that at once, and needs no flag on a pipe that other processes share.
+# A task yields a `Wait`, and the loop resumes the task when the wait is over. A task suspends
+# nowhere else, so no other task runs between two of its waits. Reads and writes never block: a pipe
+# that `select` reports as writable has room for PIPE_BUF bytes. The loop therefore writes at most
+# that much in one call. It does not set O_NONBLOCK, which would affect other processes that share
+# the pipe.
 
 PIECE_BYTES_MAX = 4096
-# How often a condition is looked at that no fd tells of: a file that is to appear, a reader of a fifo.
+# Poll interval for conditions that no fd reports: a file that will appear, a reader of a fifo.
 POLL_SECONDS = 0.002
 IDLE_SECONDS_MAX = 0.5
-# Tasks wake each other; one that always had a reason to run again would be a script that never lets us read.
+# Tasks wake each other. A task that always had a reason to run again would keep the loop from
+# reading. This bound makes that an error of the script.
 ROUNDS_MAX = 100_000
-# A verb that makes much output waits for the reader from here on.
+# A verb that produces more unread output than this waits for the reader.
 AHEAD_BYTES_MAX = 256 * 1024
 
-# A conversation and a record are as long as a test; beyond this something writes without end.
+# A conversation and a record are as long as a test. A longer file means that a process writes
+# without end.
 MEMORY_BYTES_MAX = 64 * 1024 * 1024
 ENV_NAMES_MAX = 10_000
 
 
 class Wait:
-    """What resumes a task: a time, a condition, an fd with something to read, or a point that is passed."""
+    """Condition that resumes a task: a time, a predicate, a readable fd, or a point of the turn."""
 
     __slots__ = ("at", "fd", "is_polled", "point", "when")
 
@@ -72,7 +77,7 @@ def pause(seconds: float) -> Wait:
 
 
 class CutShort(Exception):
-    """Raised inside a turn where it waits: its content ends here. `how` tells the turn how it is to end."""
+    """Raised inside the wait of a turn to end its content. `how` tells the turn how to end."""
 
     def __init__(self, how: str = "aborted") -> None:
         super().__init__(how)
@@ -80,7 +85,7 @@ class CutShort(Exception):
 
 
 class AgentTask:
-    """A generator, and what it waits for: None while it runs and when it is over."""
+    """A generator and its current wait; the wait is None while the task runs and after it ends."""
 
     __slots__ = ("act", "wait")
 
@@ -90,7 +95,7 @@ class AgentTask:
 
 
 class Sink:
-    """One of our output pipes and what is not yet written to it. When nobody reads it any more, all is dropped."""
+    """An output pipe with its unwritten bytes. Drops all output once the pipe has no reader."""
 
     __slots__ = ("buffer", "fd", "is_gone", "next_at", "pause_seconds", "piece_bytes")
 
@@ -110,7 +115,10 @@ class Sink:
         return bool(self.buffer) and now >= self.next_at
 
     def write(self, now: float) -> None:
-        """Write one piece. A reader that went away is no reason to end: Claude does not mind either."""
+        """Write one piece.
+
+        A broken pipe does not end the process: Claude also continues when its reader is gone.
+        """
         try:
             count = os.write(self.fd, bytes(self.buffer[: self.piece_bytes]))
         except OSError:
@@ -127,7 +135,7 @@ class Sink:
 
 
 class AgentLoop:
-    """Tasks and output pipes. An agent adds what it reads from stdin."""
+    """Event loop of tasks and output pipes. Subclasses add the reading of stdin."""
 
     def __init__(self) -> None:
         self.tasks: list[AgentTask] = []
@@ -136,14 +144,14 @@ class AgentLoop:
         self.err = Sink(2)
 
     def spawn(self, act: Act) -> AgentTask:
-        """Begin a task: it runs at once, until its first wait."""
+        """Start a task and run it until its first wait."""
         task = AgentTask(act)
         self.tasks.append(task)
         self.advance(task)
         return task
 
     def advance(self, task: AgentTask, error: Exception | None = None) -> None:
-        """Let a task run to its next wait, or raise an error inside it where it waits."""
+        """Run a task to its next wait, or raise `error` inside its current wait."""
         before, self.current = self.current, task
         task.wait = None
         try:
@@ -154,13 +162,13 @@ class AgentLoop:
             self.current = before
 
     def signal(self, point: str) -> None:
-        """A point was passed: whoever waits for it runs now, before anything else happens."""
+        """Pass a point: run the tasks that wait for it immediately, before any other task."""
         for task in [*self.tasks]:
             if task.wait is not None and task.wait.point == point:
                 self.advance(task)
 
     def settle(self, readable: Iterable[int] = ()) -> None:
-        """Run every task that has a reason to, until none has."""
+        """Run every task whose wait is over, until no such task is left."""
         for _ in range(ROUNDS_MAX):
             now, has_run = time.monotonic(), False
             for task in [*self.tasks]:
@@ -173,7 +181,7 @@ class AgentLoop:
         raise AssertionError("the script never comes to rest")
 
     def select(self, sources: list[int], *, not_before: float = 0.0) -> list[int]:
-        """Wait for something to happen, write what can be written, and say which fds can be read."""
+        """Wait for an event, write to the pipes that have room, and return the readable fds."""
         now = time.monotonic()
         waits = [task.wait for task in self.tasks if task.wait is not None]
         times = [wait.at for wait in waits if wait.at is not None]
@@ -192,7 +200,7 @@ class AgentLoop:
         return readable
 
     def drained(self) -> Wait:
-        """Wait until all output is written."""
+        """Return a wait for the end of all output."""
         return Wait(when=lambda: not self.out.buffer and not self.err.buffer)
 
     def room(self) -> Act:
@@ -207,9 +215,10 @@ class AgentLoop:
         os._exit(code)
 
 
-# A fake agent as a process: the words that start it, and the files that it leaves.
+# The command line of a fake agent, and the files that it leaves.
 #
-# It leaves evidence for the test, which `fake_agent.Evidence` reads, and conversations for the next process.
+# The process leaves evidence for the test, which `fake_agent.Evidence` reads, and conversations for
+# the next process.
 
 
 def start_words(
@@ -218,7 +227,9 @@ def start_words(
     evidence: str | os.PathLike[str] | None = None,
     memory: str | os.PathLike[str] | None = None,
 ) -> list[str]:
-    """The command line of a fake agent. `package`: the `__file__` of its package.
+    """Return the command line of a fake agent.
+
+    `package`: the `__file__` of its package.
 
     `python -I -S __main__.py` starts in half the time of `python -m`: see `fake_agent/__main__.py`.
     """
@@ -232,7 +243,7 @@ def start_words(
 
 
 def new_id() -> str:
-    """A random UUID of version 4, without importing the module that makes them."""
+    """Return a random UUID version 4 without importing `uuid`, which is slow to load."""
     text = os.urandom(16).hex()
     return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-8{text[17:20]}-{text[20:]}"
 
@@ -241,10 +252,14 @@ def new_id() -> str:
 
 
 class FakeRecord:
-    """Files of one process in a folder that many share, all by one stem, whose order is that of their starts.
+    """Evidence files of one process, in a folder that many processes share.
 
-    `.stdin`: every byte that was read, as it was read. `.argv`, `.env`: the words and the names of variables it was
-    given. `.steps`: where each step stands that was reached. `.holder`: pids of children that hold stdout.
+    All files have the same stem. The stems of several processes sort by their start times.
+
+    - `.stdin`: every byte that the process read.
+    - `.argv`, `.env`: the arguments and the names of the environment variables.
+    - `.steps`: the place in the script of each step that was reached.
+    - `.holder`: pids of children that hold stdout open.
     """
 
     def __init__(self, folder: str | None, argv: Sequence[str]) -> None:
@@ -257,12 +272,13 @@ class FakeRecord:
         self._put("env", json.dumps(sorted(os.environ)[:ENV_NAMES_MAX]))
         self._stdin = self._open("stdin")
         self._steps = self._open("steps")
-        # Last: who finds a process by its argv finds the other files too.
+        # The argv file comes last: a test that finds a process by this file also finds the other
+        # files.
         self._put("argv", json.dumps([*argv]))
 
     def _open(self, kind: str) -> int:
         fd = os.open(f"{self._stem}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        # Never one of the three first: stdin or stdout may have been closed before we came.
+        # If stdin or stdout was closed before the start, open() would return its number.
         assert fd > 2
         return fd
 
@@ -288,7 +304,10 @@ class FakeRecord:
 
 
 def read_conversation(memory: str | None, id: str) -> list[tuple[str, str]] | None:
-    """What was kept of a conversation: pairs of a kind, or of a role, and a text. None: there is no such one."""
+    """Return the stored lines of a conversation as (kind or role, text) pairs.
+
+    None: the conversation does not exist.
+    """
     try:
         with open(_path(memory or "", id), encoding="utf-8") as file:
             return [(kind, text) for kind, text in map(json.loads, file.read(MEMORY_BYTES_MAX).splitlines())]
@@ -297,7 +316,10 @@ def read_conversation(memory: str | None, id: str) -> list[tuple[str, str]] | No
 
 
 def append_conversation(memory: str | None, id: str, kind: str, text: str) -> None:
-    """Append to a conversation at once: the next process must know it however this one ends."""
+    """Append to a conversation immediately.
+
+    The next process must see the line however this process ends, so nothing is buffered.
+    """
     if memory is not None:
         os.makedirs(memory, exist_ok=True)
         fd = os.open(_path(memory, id), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -310,7 +332,7 @@ def _path(memory: str, id: str) -> str:
 
 
 class Memory:
-    """One conversation of the fake Claude: its processes, what they read, and which prompts began a turn."""
+    """A fake Claude conversation: its processes, its reads, and the prompts that began a turn."""
 
     def __init__(self, folder: str | None, id: str) -> None:
         self.id = id or new_id()
@@ -336,7 +358,7 @@ class Memory:
                 self.processes += 1
 
     def forked(self) -> Memory:
-        """Another conversation that begins with what this one knows: what is said in either is not in the other."""
+        """Return a copy of this conversation; later prompts of either are not in the other."""
         other = Memory(self._folder, "")
         for text in self.prompts:
             other.append("read", text)

@@ -1,8 +1,10 @@
-"""What the fake agents have in common that speak JSON-RPC on stdio, one message a line: ACP's and Codex's.
+"""Base of the fake agents that speak JSON-RPC on stdio, one message a line: ACP and Codex.
 
-One loop reads, and each turn is a task of it. A cancel, an answer or another prompt is read while a turn waits. The
-process ends by itself in any case: with its stdin, once its output is taken or after five seconds, and by an alarm at
-the very last.
+One loop reads stdin, and each turn is a task of that loop. The agent reads a cancel, an answer or
+another prompt while a turn waits.
+
+The process always ends without help. When stdin ends, it exits after its output is written, or
+after five seconds. An alarm ends it in every other case.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ if TYPE_CHECKING:
     Answering: TypeAlias = Generator[Wait, None, dict[str, Any]]
 
 LIFE_SECONDS_MAX = 120
-# The output that is left when stdin has ended is written within this time, or not at all.
+# Time to write the remaining output after stdin has ended; the agent drops the rest.
 LEAVE_SECONDS_MAX = 5.0
 READ_BYTES_MAX = 65536
 EXIT_USAGE = 64
 
-# A tool's tree: a shell, a plain child, one with a session of its own, and one that ignores TERM. The shell writes all
-# four pids to the file before it says that it is ready.
+# Process tree of a tool: a shell, a plain child, a child in a separate session, and a child that
+# ignores TERM. The shell writes all four pids to the file before it creates the `.ready` file.
 TREE = """
 echo $$ >> "$1"
 sleep 60 & echo $! >> "$1"
@@ -46,7 +48,7 @@ wait
 
 
 class RpcRequest:
-    """A request to the client, and the whole message that answers it when there is one."""
+    """A request to the client, and the message that answers it."""
 
     __slots__ = ("answer", "id")
 
@@ -56,7 +58,7 @@ class RpcRequest:
 
 
 class RpcAgent(ScriptAgent):
-    """One process."""
+    """Process of a fake JSON-RPC agent."""
 
     def __init__(self, record: FakeRecord, memory: str | None) -> None:
         super().__init__(record)
@@ -65,24 +67,28 @@ class RpcAgent(ScriptAgent):
         self._numbers = itertools.count()
         self._requests: dict[Any, RpcRequest] = {}
 
-    # ── What is written ──
+    # ── Output ──
 
     def write(self, message: dict[str, Any]) -> None:
-        """One message; a dialect may spell it its own way."""
+        """Write one message. A dialect may override the encoding."""
         self.out.put(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
     def request(self, method: str, params: dict[str, Any], *, prefix: str = "") -> RpcRequest:
-        """Ask the client. Ids count from 0, so they are those of the client's own; with a prefix they are words."""
+        """Send a request to the client.
+
+        Ids count from 0, so they overlap with the ids of the client. `prefix`: turns the ids into
+        strings.
+        """
         number = next(self._numbers)
         request = RpcRequest(f"{prefix}{number}" if prefix else number)
         self._requests[request.id] = request
         self.write({"method": method, "id": request.id, "params": params})
         return request
 
-    # ── What is read ──
+    # ── Input ──
 
     def run(self) -> NoReturn:
-        """Serve until stdin ends, or nobody reads what is written."""
+        """Serve until stdin ends or stdout has no reader."""
         rest, sources = b"", [0]
         while True:
             self.settle()
@@ -107,7 +113,7 @@ class RpcAgent(ScriptAgent):
         raise NotImplementedError
 
     def take_answer(self, message: dict[str, Any]) -> None:
-        """An answer to a request of ours; all others mean nothing."""
+        """Accept the answer to a request of this agent; ignore any other answer."""
         id = message.get("id")
         request = self._requests.pop(id, None) if isinstance(id, int | str) else None
         if request is not None:
@@ -119,7 +125,7 @@ class RpcAgent(ScriptAgent):
 
 
 class RpcTurn:
-    """A turn while it lasts: the task that runs it, and what is done after its end."""
+    """A running turn: its task, and the callbacks that run after its end."""
 
     def __init__(self) -> None:
         self.task: AgentTask | None = None
@@ -127,15 +133,18 @@ class RpcTurn:
         self.after: list[Callable[[], None]] = []
 
     def cut(self, agent: RpcAgent) -> None:
-        """End its content where it waits, once; it may be over by itself."""
+        """End the turn inside its current wait, at most once.
+
+        Does nothing if the turn is already over.
+        """
         if not self.is_cut and self.task is not None and self.task.wait is not None:
             self.is_cut = True
             agent.advance(self.task, CutShort("cancelled"))
 
 
 def spawn_tree(path: str) -> subprocess.Popen[bytes]:
-    """Start a tool that has children, tells their pids in that file, and never ends by itself."""
-    # Slow to load, and few turns have a tool.
+    """Start a tool with children that write their pids to `path` and run until they are killed."""
+    # The module is slow to load, and few turns run a tool.
     import subprocess  # noqa: PLC0415
 
     command = ["sh", "-c", TREE, "sh", path]
@@ -143,7 +152,10 @@ def spawn_tree(path: str) -> subprocess.Popen[bytes]:
 
 
 def run(name: str, argv: Sequence[str], make: Callable[[dict[str, str], FakeRecord], RpcAgent]) -> NoReturn:
-    """Run as the process that `argv` describes. `make` is given the flags that are ours, by their names."""
+    """Run this process as the fake agent that `argv` describes.
+
+    `make`: receives the `--fake-` flags by name, and the record, and returns the agent.
+    """
     signal.alarm(LIFE_SECONDS_MAX)
     words = dict(word.split("=", 1) for word in argv if word.startswith("--fake-"))
     try:

@@ -1,20 +1,20 @@
-"""The script engine of the fake agents: the grammar of a step, the verbs of a dialect, and the verbs that all share.
+"""Script engine of the fake agents: step grammar, verb tables, and the verbs that all share.
 
-A step is one line, `VERB ARGUMENTS`. The lines of a prompt that begin with `@@` are steps. A dialect may name points of
-a turn; there a step may also be `at POINT VERB ARGUMENTS`.
+A step is one line, `VERB ARGUMENTS`. The lines of a prompt that begin with `@@` are steps. A
+dialect may name points of a turn; its steps may then be `at POINT VERB ARGUMENTS`.
 
-Each dialect has a `VerbTable`, which parses its steps. A verb is a function that is given its turn and its step. One
-that waits is a generator of waits: the agent reads and answers meanwhile, and a turn that is interrupted ends inside
-the wait. The arguments of a verb are declared by their kinds:
+Each dialect has a `VerbTable`, which parses its steps. A verb is a function of a turn and a step. A
+verb that waits is a generator of `Wait` objects. The agent reads and answers during the wait, and
+an interrupted turn ends inside the wait. The kinds of the arguments declare how they are parsed:
 
     COUNT BYTES SECONDS CODE SIGNAL POINT    checked
     one|another                              one of these words
     STEPS                                    steps, separated by `;;`
-    LINE                                     the rest of the line as it is, perhaps nothing
-    any other                                a word, or for the last argument the rest of the line, without its spaces
+    LINE                                     the unchanged rest of the line, perhaps empty
+    any other                                a word, or for the last argument the stripped rest
 
-Brackets mark an argument that may be left out. Agents import this module at their start, so it imports nothing that
-is slow to load.
+Brackets mark an optional argument. Agents import this module when they start, so it imports no
+module that is slow to load.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from banksman.testing.fake_process import Act, FakeRecord
 
     class ScriptTurn(Protocol):
-        """What the shared verbs need of a turn."""
+        """The part of a turn that the shared verbs use."""
 
         @property
         def agent(self) -> ScriptAgent: ...
         def say(self, text: str) -> None: ...
 
-    # The turn is that of the dialect.
+    # Each dialect passes its turn class as the first argument.
     Perform: TypeAlias = Callable[[Any, "ScriptStep"], "Act | None"]
     PerformT = TypeVar("PerformT", bound=Perform)
 
-# Nothing a script asks for is without a bound: a mistake in a test must not fill the machine.
+# Every amount in a script has a bound: a mistake in a test must not fill the machine.
 COUNT_MAX = 1_000_000
 BYTES_MAX = 64 * 1024 * 1024
 SECONDS_MAX = 120.0
@@ -52,11 +52,11 @@ LINE = "LINE"
 
 
 class ScriptError(ValueError):
-    """The script cannot be meant: an unknown verb, point or section, or arguments that do not fit."""
+    """Invalid script: unknown verb, point or section, or arguments that do not fit."""
 
 
 class ScriptVerb:
-    """One word of the script language."""
+    """One verb of a script language."""
 
     __slots__ = ("arguments", "doc", "is_setting", "name", "perform")
 
@@ -69,7 +69,7 @@ class ScriptVerb:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that the first argument may be, where it is one of a few."""
+        """The words that the first argument accepts, if it accepts only a fixed set."""
         first = self.arguments.partition(" ")[0]
         return tuple(first.split("|")) if "|" in first else ()
 
@@ -78,7 +78,7 @@ class ScriptVerb:
 
 
 class ScriptStep:
-    """A verb with its arguments, checked; where it stands in the script, and at which point it is to be done."""
+    """A parsed verb with checked arguments, its place in the script, and its point in the turn."""
 
     __slots__ = ("nested", "point", "text", "verb", "where", "words")
 
@@ -106,19 +106,19 @@ class ScriptStep:
 
 
 class VerbTable(dict[str, ScriptVerb]):
-    """The verbs of one dialect by their names, and the points that its turns pass, each with what it means."""
+    """Verbs of one dialect by name, and the points of its turns by name with their meaning."""
 
     def __init__(self, points: Mapping[str, str] | None = None) -> None:
         super().__init__()
         self.points: Mapping[str, str] = points or {}
 
     def add(self, name: str, arguments: str, perform: Perform, *, is_setting: bool = False) -> None:
-        """Enter a verb. A setting is done before its turn begins."""
+        """Register a verb. A setting is performed before its turn begins."""
         assert name not in self
         self[name] = ScriptVerb(name, arguments, perform, is_setting)
 
     def verb(self, name: str, arguments: str = "", *, is_setting: bool = False) -> Callable[[PerformT], PerformT]:
-        """Enter the decorated function."""
+        """Register the decorated function as a verb."""
 
         def enter(perform: PerformT) -> PerformT:
             self.add(name, arguments, perform, is_setting=is_setting)
@@ -127,7 +127,7 @@ class VerbTable(dict[str, ScriptVerb]):
         return enter
 
     def directives(self, prompt: str) -> tuple[str, list[ScriptStep]]:
-        """A prompt's text without its `@@` lines, and the steps that those are."""
+        """Split a prompt into its text without the `@@` lines and the steps of these lines."""
         lines = prompt.split("\n")
         steps = [
             self.parse(line.removeprefix(MARK), f"{MARK}{index}")
@@ -137,7 +137,10 @@ class VerbTable(dict[str, ScriptVerb]):
         return "\n".join(line for line in lines if not line.startswith(MARK)).strip(), steps
 
     def parse(self, text: str, where: str = "") -> ScriptStep:
-        """One step from its text. Whatever is wrong with it is wrong now, and not when it is reached."""
+        """Parse one step.
+
+        Any error in it raises `ScriptError` here, and not when the turn reaches the step.
+        """
         rest, point = text.lstrip(), ""
         if self.points and rest.startswith("at "):
             point, _, rest = rest[3:].lstrip().partition(" ")
@@ -175,7 +178,7 @@ class VerbTable(dict[str, ScriptVerb]):
         return words, []
 
     def _fault(self, kind: str, word: str) -> str:
-        """What is wrong with an argument of this kind, if anything."""
+        """Describe the error in an argument of this kind; empty if the argument is valid."""
         if "|" in kind:
             return "" if word in kind.split("|") else f"none of {kind}"
         if kind == "POINT":
@@ -192,45 +195,48 @@ class VerbTable(dict[str, ScriptVerb]):
 
 
 class ScriptAgent(AgentLoop):
-    """An agent that performs steps."""
+    """An agent loop that performs script steps."""
 
     def __init__(self, record: FakeRecord) -> None:
         super().__init__()
         self.record = record
 
     def perform(self, step: ScriptStep, turn: ScriptTurn) -> Act:
-        """Do one step. That it was reached is on record before it is done: it may be our last."""
+        """Record one step, then perform it.
+
+        The record comes first because the step may end the process.
+        """
         self.record.step(step.where, step.verb.name, step.text)
         act = step.verb.perform(turn, step)
         yield from self.room() if act is None else act
 
 
-# ── The verbs that all dialects share: each enters them by its own names ──
+# ── Verbs that all dialects share; each dialect registers them under its own names ──
 
 
 def say(turn: ScriptTurn, step: ScriptStep) -> None:
-    """Say this text; in Claude's dialect the last one said is the result."""
+    """Say this text; in Claude's dialect the last text of the turn is its result."""
     turn.say(step.word(0))
 
 
 def raw(turn: ScriptTurn, step: ScriptStep) -> None:
-    """This text as a line."""
+    """Write this text as a line of output."""
     turn.agent.out.put(step.word(0).encode() + b"\n")
 
 
 def hang(_turn: ScriptTurn, _step: ScriptStep) -> Act:
-    """Nothing more, until an interrupt."""
+    """Do nothing until an interrupt."""
     while True:
         yield NEVER
 
 
 def pause_for(_turn: ScriptTurn, step: ScriptStep) -> Act:
-    """So long nothing; a handshake by a path is better wherever it can be had."""
+    """Do nothing for SECONDS; prefer a handshake through a path where possible."""
     yield pause(step.seconds(0))
 
 
 def wait_path(_turn: ScriptTurn, step: ScriptStep) -> Act:
-    """Until the path exists; if it is a fifo, until somebody writes to it or closes it."""
+    """Wait until PATH exists; if it is a fifo, wait until a process writes to it or closes it."""
     yield from exists(step.word(0))
 
 
@@ -246,7 +252,7 @@ def exists(path: str) -> Act:
 
 
 def touch(turn: ScriptTurn, step: ScriptStep) -> Act:
-    """Make a file, when all said before is written; if it is a fifo, write a line to who reads it."""
+    """Create PATH after all output is written; if it is a fifo, write a line to its reader."""
     yield turn.agent.drained()
     path = step.word(0)
     if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
@@ -259,7 +265,7 @@ def touch(turn: ScriptTurn, step: ScriptStep) -> Act:
 
 
 def _opens(path: str, opened: list[int]) -> bool:
-    """Open a fifo to write, which is refused as long as nobody reads."""
+    """Open a fifo for writing; the open fails while the fifo has no reader."""
     try:
         opened.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError:
@@ -268,5 +274,5 @@ def _opens(path: str, opened: list[int]) -> bool:
 
 
 def leave(turn: ScriptTurn, step: ScriptStep) -> Act:
-    """End with this code, when all said before is written."""
+    """Exit with CODE after all output is written."""
     yield from turn.agent.leave(step.integer(0))

@@ -1,14 +1,16 @@
-"""The parent of the nodes of `nats_servers`: a process of its own, so that no node outlives whoever started it.
+"""Parent process of the `nats-server` nodes of `nats_servers`: ends them when the test dies.
 
     python nats_keeper.py PARENT FOLDER PROGRAM
 
-It is told on stdin what to do, a line each, and answers each with a line; see `_Keeper.told`. When its parent dies, or
-stdin ends, it kills every node, removes the folder, and goes. It watches both signs, because neither is enough: a fork
-of the parent keeps the pipe open. When it is killed itself, the kernel kills the nodes: they carry the death signal of
-this one thread, which is why this is a process and not a thread of the parent, where the thread that happened to start
-a node could end before the test does.
+The keeper reads one command a line from stdin and answers each with one line; see `_Keeper.told`.
+When its parent dies or stdin ends, it kills every node, removes the folder and exits. It watches
+both signs, because the end of stdin alone is not enough: a fork of the parent keeps the pipe open.
 
-It runs without the package and without site-packages: it is there in a few milliseconds.
+If the keeper itself is killed, the kernel kills the nodes, because each node has a parent-death
+signal. That signal fires when the *thread* that forked the node ends. A thread of the test process
+could end before the test does, so the keeper is a separate process with one thread.
+
+The keeper imports neither the package nor site-packages, so it starts within a few milliseconds.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
-# As the tests of processes see it.
+# The process name under which the tests of processes see the keeper.
 NAME = b"banksman-nats"
 
 
@@ -36,8 +38,16 @@ class _Keeper:
         self._libc.prctl(PR_SET_NAME, NAME, 0, 0, 0)
 
     def told(self, line: str) -> str:
-        """`start NODE`: its pid. `kill NODE`: it is dead and reaped. `stop NODE`: it stands still. `cont NODE`: it goes
-        on. `look NODE`: its pid, or how it ended. A node is named by its configuration, FOLDER/NODE.conf."""
+        """Perform one command and return its answer.
+
+        - `start NODE`: start it and return its pid.
+        - `kill NODE`: kill and reap it.
+        - `stop NODE`: suspend it (SIGSTOP).
+        - `cont NODE`: resume it (SIGCONT).
+        - `look NODE`: return its pid, or how it ended.
+
+        FOLDER/NODE.conf is the configuration of a node.
+        """
         word, node = line.split()
         match word:
             case "start":
@@ -45,9 +55,11 @@ class _Keeper:
                 self._pids[node] = self._start(node)
                 return str(self._pids[node])
             case "stop" if node not in self._stopped:
-                # Never to a number that somebody else may have by now: it is ours until we reap it.
+                # The signal cannot reach an unrelated process: the kernel does not reuse the pid of
+                # a child that this process has not reaped.
                 os.kill(self._pids[node], signal.SIGSTOP)
-                # Each of its threads stops when it next comes by the kernel; this is told when all have.
+                # Each thread of the node stops when it next enters the kernel. `waitpid` with
+                # WUNTRACED returns when all threads have stopped.
                 _, status = os.waitpid(self._pids[node], os.WUNTRACED)
                 if not os.WIFSTOPPED(status):
                     return self._ended(node, status)
@@ -79,12 +91,13 @@ class _Keeper:
             return pid
         try:
             self._libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-            # We may have died before the line above; then nobody would have told the kernel.
+            # The keeper may have died before the `prctl` call. The kernel then sends no death
+            # signal, so the child checks its parent itself.
             if os.getppid() == us:
                 os.chdir(self._folder)
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
                 nothing = os.open(os.devnull, os.O_RDONLY)
-                # What a Go program says when it crashes goes to stderr and into no log.
+                # A Go program writes its crash report to stderr and not to its log file.
                 crash = os.open(f"{node}.stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 os.dup2(nothing, 0)
                 os.dup2(crash, 1)
@@ -114,12 +127,13 @@ class _Keeper:
 
 
 def main(parent: int, folder: str, program: str) -> None:
-    # The terminal's Ctrl-C is for the test; it ends us in its own order.
+    # Ctrl-C on the terminal is for the test, which then ends the keeper through stdin.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keeper = _Keeper(folder, program)
     try:
         watched = os.pidfd_open(parent)
-        # A pid that was somebody else's by then would be watched for ever.
+        # If the parent died before `pidfd_open`, the pid may belong to another process by that
+        # time. The keeper would then watch the wrong process forever.
         if os.getppid() != parent:
             return
         pending = b""

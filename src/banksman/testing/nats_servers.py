@@ -1,17 +1,19 @@
-"""Real `nats-server` processes for tests: one node, or three, on loopback, which can be killed, stopped and restarted.
+"""Real `nats-server` processes for tests: one node or a cluster that a test can kill and restart.
 
     with Servers(3) as servers:
         async with banksman.Host(servers.store("mine", lease=2)) as host: ...
         servers.kill(servers.leader_of("mine-events"))
 
-What it promises: when the `with` begins, JetStream answers and all nodes know each other; when it ends, no process and
-no file is left, and neither is if the test is killed (`nats_keeper` sees to that). A node that is restarted has the
-ports and the data that it had. Nothing here imports `nats`: a test of the client must not depend on the client.
+When the `with` block begins, JetStream answers and all nodes know each other. When it ends, no
+process and no file is left. The same holds if the test is killed, because `nats_keeper` cleans up.
+A restarted node keeps its ports and its data. This module does not import `nats`: a test of the
+client must not depend on the client.
 
-Ports are taken from below those that the kernel gives to connections, so that nobody gets one by chance while its node
-is down. Somebody else who looks for a free one at the same moment may still be quicker; then others are tried.
+The ports are below the range that the kernel uses for outgoing connections. No connection can
+therefore take the port of a node by chance while the node is down. Another program that looks for a
+free port at the same moment may still take one first; `open` then tries other ports.
 
-All calls block, up to their deadlines. In a loop that must go on meanwhile, use `asyncio.to_thread`.
+All calls block, up to their deadlines. Use `asyncio.to_thread` in a loop that must stay responsive.
 """
 
 from __future__ import annotations
@@ -39,11 +41,12 @@ from banksman.testing import nats_keeper
 
 T = TypeVar("T")
 
-# A node that has hundreds of streams reads them all when it starts, on a busy machine for a minute.
+# A node with hundreds of streams reads them all when it starts, which takes up to a minute on a
+# busy machine.
 READY_SECONDS_MAX = 120.0
-# A node that is stopped accepts and never answers; whoever looks goes on to the next.
+# A suspended node accepts connections and never answers. The caller then looks at the next node.
 LOOK_SECONDS_MAX = 1.0
-# There is no event to wait for: a node says what it knows when it is asked.
+# Poll interval: a node has no event for its state and only answers requests.
 LOOK_AGAIN_SECONDS = 0.01
 END_SECONDS_MAX = 10.0
 TRIES_MAX = 5
@@ -52,11 +55,11 @@ LOG_BYTES_SHOWN = 2_000
 
 
 class NotStarted(RuntimeError):
-    """The nodes are not there, or not ready, in time. What they said is in the message."""
+    """The nodes did not start or were not ready in time. The message contains their logs."""
 
 
 class Tls(NamedTuple):
-    """Files. With `ca` clients must show a certificate of its own."""
+    """Paths of TLS files. With `ca`, clients must present a certificate of that authority."""
 
     cert: str
     key: str
@@ -65,13 +68,15 @@ class Tls(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ports:
+    """Ports of one node: clients, monitoring, cluster routes."""
+
     client: int
     monitor: int
     route: int
 
 
 def program() -> str:
-    """`nats-server` of this environment, else of PATH."""
+    """Return the path of `nats-server`: next to this interpreter, else on PATH."""
     beside = os.path.join(os.path.dirname(sys.executable), "nats-server")
     found = beside if os.access(beside, os.X_OK) else shutil.which("nats-server")
     if found is None:
@@ -80,10 +85,11 @@ def program() -> str:
 
 
 class Servers:
-    """`nodes` of one cluster, numbered from 0. `sync_interval`: "always", or the server's own default if None.
+    """A cluster of `nodes` servers, numbered from 0.
 
-    `file_bytes_max`: what JetStream may keep. `user` and `password`, or `token`: how clients are let in. `more`: lines
-    for the configuration of every node.
+    `sync_interval`: "always"; None uses the default of the server. `file_bytes_max`: storage limit
+    of JetStream. `user` and `password`, or `token`: credentials of clients. `more`: additional
+    lines for the configuration of every node.
     """
 
     def __init__(
@@ -110,7 +116,8 @@ class Servers:
         self._ports: list[Ports] = []
         self._folder = Path()
         self._keeper: subprocess.Popen[bytes] | None = None
-        # The keeper is asked and answers, one at a time; threads may call. Nothing else is called while it is held.
+        # Serialises requests to the keeper, because several threads may call. No other code runs
+        # while the lock is held.
         self._asking = threading.Lock()
 
     def __repr__(self) -> str:
@@ -126,9 +133,9 @@ class Servers:
     ) -> None:
         self.close()
 
-    # -- the whole ----------------------------------------------------------------------------------------------------
+    # ── Cluster ──
     def open(self) -> None:
-        """Start every node, and wait until they are ready."""
+        """Start every node and wait until all are ready."""
         assert self._keeper is None, "it is open"
         found = program()
         for tried in range(1, TRIES_MAX + 1):
@@ -141,14 +148,15 @@ class Servers:
                     raise
 
     def _open(self, program: str) -> None:
-        # A socket's path has a hundred bytes, and so the tests' own folders are too deep for some; this one is not.
+        # The path of a socket has at most about a hundred bytes, and the folders of tests are too
+        # deep for some. A folder in the temporary directory is not.
         self._folder = Path(tempfile.mkdtemp(prefix="banksman-nats-"))
         self._keeper = subprocess.Popen(
             [sys.executable, "-IS", nats_keeper.__file__, str(os.getpid()), str(self._folder), program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            # A Ctrl-C is ours alone.
+            # Ctrl-C on the terminal must reach the test only, not the keeper.
             start_new_session=True,
         )
         numbers = free_ports(3 * self.nodes)
@@ -159,7 +167,7 @@ class Servers:
         self.wait_ready()
 
     def close(self) -> None:
-        """Kill every node and remove everything. It may be called twice."""
+        """Kill every node and remove all files. May be called twice."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             assert keeper.stdin is not None
@@ -168,25 +176,28 @@ class Servers:
             try:
                 keeper.wait(END_SECONDS_MAX)
             except subprocess.TimeoutExpired:
-                keeper.kill()  # The kernel takes the nodes along.
+                keeper.kill()  # The kernel then kills the nodes by their parent-death signal.
                 keeper.wait()
             finally:
                 keeper.stdout.close()
-        # Also of one that was killed, or never there.
+        # Also if the keeper was killed or never started.
         if self._folder.name:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def wait_ready(self, timeout: float = READY_SECONDS_MAX) -> None:
-        """Until JetStream answers on every node and, of several, all are peers of one leader and none lags."""
+        """Wait until JetStream is ready on every node.
+
+        In a cluster, also wait until all nodes are peers of one leader and no node lags.
+        """
         self._until(self._is_ready, timeout, "the nodes were not ready")
 
-    # -- where it is --------------------------------------------------------------------------------------------------
+    # ── Addresses ──
     def urls(self) -> list[str]:
-        """Of each node, with what lets a client in."""
+        """Return the client URL of each node, with credentials."""
         return [f"{self._scheme}{self._credentials}127.0.0.1:{each.client}" for each in self._ports]
 
     def store(self, prefix: str = "banksman", **settings: object) -> str:
-        """What a host is told, with all nodes in it: `nats://…/PREFIX?SETTING=VALUE`."""
+        """Return the store URL of a host, with all nodes: `nats://…/PREFIX?SETTING=VALUE`."""
         if self._token is not None:
             settings = {"token": self._token, **settings}
         places = ",".join(f"127.0.0.1:{each.client}" for each in self._ports)
@@ -194,12 +205,12 @@ class Servers:
         return f"{self._scheme}{user}{places}/{prefix}" + (f"?{urlencode(settings)}" if settings else "")
 
     def monitors(self) -> list[str]:
-        """The monitoring address of each node."""
+        """Return the monitoring URL of each node."""
         return [f"http://127.0.0.1:{each.monitor}" for each in self._ports]
 
     @property
     def folder(self) -> Path:
-        """Configurations, logs and data: `n0.conf`, `n0.log`, `n0/`."""
+        """Folder of configurations, logs and data: `n0.conf`, `n0.log`, `n0/`."""
         return self._folder
 
     @property
@@ -208,31 +219,38 @@ class Servers:
         return self._keeper.pid
 
     def fds(self) -> set[int]:
-        """Ours, to whoever counts them."""
+        """Return the fds of this object, for tests that count fds."""
         if self._keeper is None or self._keeper.stdin is None or self._keeper.stdout is None:
             return set()
         return {self._keeper.stdin.fileno(), self._keeper.stdout.fileno()}
 
-    # -- one node -----------------------------------------------------------------------------------------------------
+    # ── One node ──
     def pid(self, node: int) -> int | None:
-        """None: it does not run."""
+        """Return the pid of a node; None if it does not run."""
         answer = self._ask(f"look n{node}")
         return int(answer) if answer.isdigit() else None
 
     def kill(self, node: int) -> None:
-        """SIGKILL, also of one that is stopped. When this returns it is dead."""
+        """Kill a node with SIGKILL, even if it is suspended. Returns when it is dead."""
         self._ask(f"kill n{node}")
 
     def stop(self, node: int) -> None:
-        """SIGSTOP: its connections stay, and nothing answers. When this returns none of its threads runs."""
+        """Suspend a node with SIGSTOP.
+
+        Its connections stay open, and it does not answer. Returns when all of its threads have
+        stopped.
+        """
         self._tell("stop", node)
 
     def cont(self, node: int) -> None:
+        """Resume a suspended node."""
         self._tell("cont", node)
 
     def restart(self, node: int, *, timeout: float = READY_SECONDS_MAX) -> None:
-        """The same ports and data again, killed first if it runs. When this returns it answers; until it has caught up
-        as well, `wait_ready` waits."""
+        """Start a node again with the same ports and data; kill it first if it runs.
+
+        Returns when the node answers. `wait_ready` waits until it has also caught up.
+        """
         self.kill(node)
         self._ask(f"start n{node}")
         self._until(lambda: self.look(node, "/varz") is not None, timeout, f"node {node} was not back")
@@ -241,9 +259,9 @@ class Servers:
         if self.pid(node) is None or self._ask(f"{word} n{node}") != "done":
             raise ProcessLookupError(f"node {node} does not run")
 
-    # -- what they know -----------------------------------------------------------------------------------------------
+    # ── State of the cluster ──
     def look(self, node: int, path: str) -> dict[str, Any] | None:
-        """What its monitoring port says. None: it does not answer, or says that it is not well."""
+        """Query the monitoring port of a node; None if it is unreachable or unhealthy."""
         connection = http.client.HTTPConnection("127.0.0.1", self._ports[node].monitor, timeout=LOOK_SECONDS_MAX)
         try:
             connection.request("GET", path)
@@ -256,7 +274,7 @@ class Servers:
         return json.loads(content) if answer.status == 200 else None
 
     def meta_leader(self) -> int | None:
-        """The node that leads the cluster as a whole: the one that most of those that answer name."""
+        """Return the node that leads the cluster: the one that most of the answering nodes name."""
         named: list[str] = []
         for node in range(self.nodes):
             leader = _part(self.look(node, "/jsz"), "meta_cluster").get("leader")
@@ -265,7 +283,7 @@ class Servers:
         return int(max(named, key=named.count)[1:]) if named else None
 
     def leader_of(self, stream: str, *, timeout: float = READY_SECONDS_MAX) -> int:
-        """The node that takes what is published to it; waits while there is none."""
+        """Return the node that leads a stream; waits while the stream has no leader."""
         return self._until(lambda: self._leader_of(stream), timeout, f"nobody leads {stream}")
 
     def _leader_of(self, stream: str) -> int | None:
@@ -278,7 +296,8 @@ class Servers:
                         continue
                     if self.nodes == 1:
                         return node
-                    # Each is believed of itself only: another may still name the one that has just died.
+                    # A node is trusted only about itself: another node may still name a leader that
+                    # has just died.
                     if _part(each, "cluster").get("leader") == f"n{node}":
                         return node
         return None
@@ -297,7 +316,7 @@ class Servers:
         )
         return True if is_whole else None
 
-    # -- how --------------------------------------------------------------------------------------------------------
+    # ── Implementation ──
     def _until(self, look: Callable[[], T | None], timeout: float, what: str) -> T:
         deadline = time.monotonic() + timeout
         while True:
@@ -311,7 +330,7 @@ class Servers:
             time.sleep(LOOK_AGAIN_SECONDS)
 
     def _has_ended(self, node: int) -> str | None:
-        """How, of one that went by itself: nobody waits for what cannot come."""
+        """Describe how a node ended without being killed, so that a wait for it fails early."""
         answer = self._ask(f"look n{node}")
         return answer if answer.startswith("ended") else None
 
@@ -359,7 +378,7 @@ class Servers:
             f"listen: 127.0.0.1:{ports.client}",
             f"http: 127.0.0.1:{ports.monitor}",
             f"log_file: n{node}.log",
-            # Bounded: it is rotated, and one old one is kept.
+            # Bounded: the server rotates the log and keeps one old file.
             "logfile_size_limit: 4194304",
             "logfile_max_num: 2",
             "jetstream {",
@@ -385,12 +404,13 @@ class Servers:
 
 
 def free_ports(count: int) -> list[int]:
-    """So many that nobody has on loopback, all different, below those that the kernel gives out."""
+    """Return `count` different free ports on loopback, below the ephemeral range of the kernel."""
     try:
         highest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError):
         highest = 32_768
-    # From the system, and not from a seed that a test may have set: workers with one seed would all try the same.
+    # Random numbers from the system, not from a seed that a test may have set. Workers with the
+    # same seed would all try the same ports.
     chosen = random.SystemRandom()
     found: list[int] = []
     for _ in range(1_000):
@@ -408,5 +428,5 @@ def free_ports(count: int) -> list[int]:
 
 
 def _part(found: dict[str, Any] | None, name: str) -> dict[str, Any]:
-    """Empty where there is none: a node that has just started knows little of itself."""
+    """Return a part of an answer, or {}: a node that just started lacks some parts."""
     return (found or {}).get(name) or {}

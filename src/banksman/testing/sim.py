@@ -1,26 +1,35 @@
-"""A loop with virtual time, whose order of steps can be chosen: asyncio code run without a clock, a thread or a file.
+"""Explore the schedules of asyncio code in virtual time, without a clock, thread or file.
 
-Theory of operation. A *step* is one handle run by the loop: a callback, a timer, one leg of a task between two awaits.
-Nothing can come between two lines of one step, so every race of asyncio code is a matter of which step comes next, and
-of nothing else. `SimLoop` runs steps in asyncio's own order, unless it is told to *depart* from it at a given step.
+Theory of operation. A *step* is one handle that the loop runs: a callback, a timer, one part of a
+task between two awaits. Nothing can run between two lines of one step. Every race in asyncio code
+therefore depends only on which step comes next. `SimLoop` runs steps in asyncio's order, unless a
+schedule makes it *depart* from that order at a given step.
 
-What may be reordered? asyncio promises that callbacks run in the order of `call_soon`, and code may rely on it: a test
-that breaks the promise finds bugs that no one can meet. So each handle is in a *lane*, and a lane is always FIFO:
+Which steps may be reordered? asyncio promises that callbacks run in the order of `call_soon`, and
+code may rely on it. A test that breaks the promise finds bugs that cannot happen. So each handle is
+in a *lane*, and a lane is always FIFO:
 
-- `loop`: all of `call_soon`, and so all tasks that were not given a lane. The promise is kept.
-- one for each name given to `outside()`: the world speaks (output of a process, a commit of the store). What one pipe
-  says comes in order; two pipes, and a pipe and the loop, come in any. Without a name the handle is alone in its lane.
-- `threads`: `call_soon_threadsafe`, for another thread calls when it likes.
-- one for each name given to `create_lane_task()`: callers that know nothing of each other.
-- timers. One never overtakes another that is due earlier, as in asyncio; those due at the same instant come in any
-  order, and a due timer comes anywhere among the ready handles. So to race an event of the world against a timer, let
-  both be due at the same instant.
+- `loop`: all of `call_soon`, and so all tasks without a lane. The promise holds.
+- One lane for each name given to `outside()`, for events of the outside world (output of a process,
+  a commit of the store). The events of one pipe come in order. Events of two pipes, or of a pipe
+  and the loop, come in any order. Without a name, the handle is alone in its lane.
+- `threads`: `call_soon_threadsafe`, because another thread calls at any time.
+- One lane for each name given to `create_lane_task()`: callers that are independent of each other.
+- Timers. A timer never overtakes a timer that is due earlier, as in asyncio. Timers due at the same
+  instant come in any order, and a due timer comes anywhere among the ready handles. So to race an
+  event of the world against a timer, make both due at the same instant.
 
-At a step where several lanes have something ready, the heads of the lanes are the *alternatives*, in asyncio's order: 0
-is what asyncio would run. Two more kinds can be switched on. With `jitter_seconds`, a timer due that soon may fire
-before the handles that are ready: the loop was busy and time went by. With `postponing`, after the heads come the same
-heads once more, each meaning: this one, and its lane behind it, waits until nothing else is ready. (A word that comes
-late then costs one departure, and not one for each step that overtakes it.)
+At a step where several lanes have a ready handle, the heads of the lanes are the *alternatives*, in
+asyncio's order. Alternative 0 is the handle that asyncio would run. Two more kinds of alternatives
+can be switched on:
+
+- `jitter_seconds`: a timer due within this time may fire before the ready handles. This models a
+  busy loop while time passes.
+- `postponing`: each head appears a second time, with another meaning: this handle, and its lane
+  behind it, waits until nothing else is ready. A late event then costs one departure, and not one
+  for each step that overtakes it.
+
+Example:
 
     def test_every_ask_has_an_outcome():
         async def scenario():
@@ -32,17 +41,22 @@ late then costs one departure, and not one for each step that overtakes it.)
 
         assert sim.explore(scenario, departures_max=2).is_complete
 
-A *schedule* is a set of departures from asyncio's order: `"12:1 40:3"` is alternative 1 at step 12 and alternative 3 at
-step 40; the empty string is asyncio's own order. One that fails is printed, and `sim.replay(scenario, "12:1 40:3")`
-runs it. Most races need very few departures (one thing came too early, another too late), so schedules are run by their
-number: none, then every single one, then every pair. The first that fails therefore has as few as can be.
+A *schedule* is a set of departures from asyncio's order. `"12:1 40:3"` takes alternative 1 at step
+12 and alternative 3 at step 40. The empty string is asyncio's order. A failure prints its schedule,
+and `sim.replay(scenario, "12:1 40:3")` runs it again. Most races need very few departures: one
+event came too early, another too late. The explorer therefore runs schedules by their number of
+departures: none, then every single departure, then every pair. The first failing schedule has the
+smallest possible number of departures.
 
-Nothing is run twice: a run tells at which steps it had alternatives, and its children depart once more at one of the
-steps *after* its last departure. So each set of departures is met in one way only, in the order of its steps. A
-schedule means something only if the same one always runs the same. That is checked for free: a child must have run
-exactly as its parent did up to the step where they part.
+No schedule runs twice. A run reports the steps where it had alternatives. Its children depart once
+more, at one of the steps *after* its last departure. Each set of departures is therefore reached in
+one way only, in the order of its steps.
 
-Time stands still while something is ready and then jumps to the next timer. Nothing ready and no timer is `Deadlock`.
+A schedule has a meaning only if it always runs the same way. The explorer checks this at no extra
+cost: a child must run exactly as its parent did up to the step where they part.
+
+Time stands still while a handle is ready, and then jumps to the next timer. If no handle is ready
+and no timer is set, the run fails with `Deadlock`.
 """
 
 from __future__ import annotations
@@ -88,16 +102,17 @@ __all__ = [
 Scenario: TypeAlias = Callable[[], Awaitable[object]]
 Departures: TypeAlias = tuple[tuple[int, int], ...]
 
-# About a minute of a small scenario.
+# About a minute for a small scenario.
 SCHEDULES_MAX = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """What was explored, all of it without a failure.
+    """Result of an exploration without a failure.
 
-    `choice_points` and `steps` are the most that one run had. `left` schedules were not run, for there were more than
-    `schedules_max`: those that ran were then spread evenly over all of their number of departures.
+    `choice_points` and `steps` are the maxima over all runs. `left`: number of schedules that did
+    not run because of `schedules_max`. In that case the schedules that ran are spread evenly over
+    all schedules with that number of departures.
     """
 
     schedules: int
@@ -111,7 +126,10 @@ class Explored:
 
 
 class ScheduleFailed(SimFailure):
-    """The scenario fails under `schedule`; the failure itself is the cause. `trace` has every step."""
+    """The scenario fails under `schedule`.
+
+    The failure is the `__cause__` of this exception. `trace` has every step.
+    """
 
     def __init__(self, message: str, *, schedule: str, trace: tuple[Step, ...]) -> None:
         super().__init__(message)
@@ -148,12 +166,14 @@ def explore(
     jitter_seconds: float = 0.0,
     postponing: bool = False,
 ) -> Explored:
-    """Run `scenario()` under every schedule of at most `departures_max` departures; raise `ScheduleFailed` at the first
-    that fails.
+    """Run a scenario under every schedule of at most `departures_max` departures.
 
-    A failure is an exception of the scenario, one that nobody took in a callback or a task, a `Deadlock`, a `Livelock`,
-    or tasks left behind. The scenario is called once for each schedule, inside a fresh `SimLoop`, and must make
-    everything it uses anew. Not to be called from a running loop.
+    Raises `ScheduleFailed` for the first schedule that fails. Failures are an exception of the
+    scenario, an unhandled exception in a callback or a task, a `Deadlock`, a `Livelock`, and tasks
+    left behind.
+
+    The explorer calls `scenario()` once for each schedule, inside a fresh `SimLoop`. The scenario
+    must create all objects that it uses. Must not be called from a running loop.
     """
     assert departures_max >= 0
     assert schedules_max >= 1
@@ -171,7 +191,8 @@ def explore(
         parents = level
         level = []
         for index, (schedule, point) in enumerate(_children(parents)):
-            # As many of the total as there is room for, evenly spread: all of them if there is room for all.
+            # Take `room` of the `total` children, evenly spread; all of them if there is room for
+            # all.
             if index * room // total == (index + 1) * room // total:
                 continue
             run = _run(setting, schedule)
@@ -184,7 +205,7 @@ def explore(
                 level.append((schedule, [later for later in run.points if later.step > point.step]))
         left = total - room
         if left:
-            break  # The next level would be that of a sample: its number would mean nothing.
+            break  # The next level would extend a sample, so its number would mean nothing.
     return Explored(count, choice_points, steps, left)
 
 
@@ -196,7 +217,10 @@ def replay(
     jitter_seconds: float = 0.0,
     postponing: bool = False,
 ) -> tuple[Step, ...]:
-    """Run `scenario()` once under `schedule`: the trace, or `ScheduleFailed`. Give the same options as to `explore`."""
+    """Run a scenario once under `schedule` and return the trace, or raise `ScheduleFailed`.
+
+    The options must be those that `explore` had.
+    """
     run = _run(_Setting(scenario, steps_max, jitter_seconds, postponing), _parsed(schedule))
     if run.failure is not None:
         raise _failed(run) from run.failure
@@ -212,8 +236,11 @@ def shrink(
     jitter_seconds: float = 0.0,
     postponing: bool = False,
 ) -> str:
-    """A schedule with no departure too many that fails as `schedule` does. `explore` finds such ones by itself: this is
-    for schedules made by hand or at random."""
+    """Remove every departure that the failure of `schedule` does not need.
+
+    Returns the smaller schedule. `explore` finds minimal schedules already, so this is for
+    schedules made by hand or at random.
+    """
     setting = _Setting(scenario, steps_max, jitter_seconds, postponing)
     run = _run(setting, _parsed(schedule))
     if run.failure is None:
@@ -224,7 +251,7 @@ def shrink(
         try:
             failure = _run(setting, fewer).failure
         except NotDeterministic:
-            failure = None  # Without this departure the later ones mean nothing.
+            failure = None  # Without this departure the later ones do not fit.
         if type(failure) is type(run.failure):
             departures, index = fewer, 0
         else:
@@ -233,7 +260,7 @@ def shrink(
 
 
 def _children(parents: list[tuple[Departures, list[Point]]]) -> Iterator[tuple[Departures, Point]]:
-    """Each schedule with one departure more, and the point where it departs."""
+    """Yield each schedule with one more departure, and the point where it departs."""
     for departures, points in parents:
         for point in points:
             for alternative in range(1, point.alternatives):
@@ -253,7 +280,8 @@ def _run(setting: _Setting, departures: Departures) -> _Run:
         jitter_seconds=setting.jitter_seconds,
         postponing=setting.postponing,
     )
-    # When garbage is collected depends on all that ran before, and finalisers may call the loop.
+    # The time of a garbage collection depends on all earlier runs, and finalisers may call the
+    # loop.
     was_collecting = gc.isenabled()
     gc.disable()
     failure: BaseException | None = None
@@ -264,7 +292,8 @@ def _run(setting: _Setting, departures: Departures) -> _Run:
         raise
     except (
         BaseException
-    ) as exc:  # Kept, and raised again as the cause. (pytest.fail is no Exception, nor is a cancellation.)
+        # Kept, and raised again as the cause. (pytest.fail and cancellations are not `Exception`s.)
+    ) as exc:
         failure = exc
     finally:
         run = _Run(departures, loop.points.copy(), loop.trace.copy(), loop.digest, failure)
@@ -276,7 +305,7 @@ def _run(setting: _Setting, departures: Departures) -> _Run:
 
 
 def _check(setting: _Setting, run: _Run, *, count: int) -> None:
-    """Raise the failure, if there is one, and if it comes back when it is called."""
+    """Raise the failure of a run, if it has one and a second run fails in the same way."""
     if run.failure is None:
         _check_fits(run)
         return

@@ -1,4 +1,4 @@
-"""What can go wrong in a simulation, and how it is told."""
+"""Failures of a simulation, their reports, and the loop methods that a simulation refuses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SimFailure(AssertionError):
 
 
 class Deadlock(SimFailure):
-    """Nothing is ready and no timer is running, yet the scenario is not done."""
+    """The scenario is not done, but nothing is ready and no timer is set."""
 
 
 class Livelock(SimFailure):
@@ -23,15 +23,15 @@ class Livelock(SimFailure):
 
 
 class Unhandled(SimFailure):
-    """A callback or a task raised, and nobody took the exception."""
+    """A callback or a task raised an exception that no code handled."""
 
 
 class TasksLeft(SimFailure):
-    """The scenario is done, and tasks that it started are not."""
+    """The scenario is done, but tasks that it started are not."""
 
 
 class NotDeterministic(Exception):
-    """The same schedule ran differently, or does not fit: what was explored is then not what it seems."""
+    """The same schedule ran differently, or does not fit, so the exploration proves nothing."""
 
     def __init__(self, message: str) -> None:
         super().__init__(
@@ -55,7 +55,10 @@ def label(handle: asyncio.Handle) -> str:
 
 
 def stack(task: asyncio.Task[Any]) -> str:
-    """Where a task waits, from its outermost coroutine inwards. (`Task.get_stack` knows the outermost only.)"""
+    """Describe where a task waits, from its outermost coroutine inwards.
+
+    `Task.get_stack` knows only the outermost coroutine.
+    """
     lines = [f"  {task.get_name()}"]
     inner: Any = task.get_coro()
     while inner is not None:
@@ -69,7 +72,7 @@ def stack(task: asyncio.Task[Any]) -> str:
     return "\n".join(lines)
 
 
-# The world that is not there.
+# Loop methods that need the real world.
 _REFUSED = {
     "add_reader",
     "remove_reader",
@@ -105,7 +108,7 @@ _REFUSED = {
 
 
 def without_world(loop_class: type[LoopT]) -> type[LoopT]:
-    """Have every method that needs the world say that there is none."""
+    """Class decorator: make every loop method that needs the real world raise `NotSimulated`."""
     for name in _REFUSED:
         setattr(loop_class, name, _refusal(name))
     return loop_class

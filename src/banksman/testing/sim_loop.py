@@ -1,4 +1,4 @@
-"""The simulated loop: virtual time, lanes, departures. The theory is told in `sim`."""
+"""Simulated asyncio event loop: virtual time, lanes, departures. `sim` explains the theory."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ from banksman.testing.sim_failures import (
 
 T = TypeVar("T")
 
-# Far more than any scenario has, and yet an endless loop is noticed within a second.
+# Far more steps than any scenario has. A loop without end still fails within a second.
 STEPS_MAX = 100_000
-# What a scenario that failed may still do to clean up, when its tasks are cancelled.
+# Steps that a failed scenario may use to clean up after its tasks are cancelled.
 WIND_DOWN_STEPS_MAX = 10_000
-# As asyncio on Linux: timers closer together than this are due at the same instant.
+# Same as asyncio on Linux: timers closer together than this are due at the same instant.
 RESOLUTION_SECONDS = 1e-9
-# How many of the last steps a report shows.
+# Number of last steps that a report shows.
 REPORT_STEPS_MAX = 20
 
 LOOP, TIMER, THREADS = "loop", "timer", "threads"
 
-# Handles are ordered by `seq`: what is postponed after all that is not, and timers that are not yet due after that.
+# `seq` orders the handles. Postponed handles sort behind all others, and timers that fire early
+# sort behind postponed handles.
 _POSTPONED = 2**40
 _EARLY = 2**50
 
 
 class SimStep(NamedTuple):
-    """What one step was: when, in which lane, and the name of the task or the callback."""
+    """One step: its time, its lane, and the name of its task or callback."""
 
     at: float
     lane: str
@@ -51,7 +52,7 @@ class SimStep(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A step that had alternatives: how many, and a digest of all steps before it."""
+    """A step with alternatives: their number, and a digest of all steps before it."""
 
     step: int
     alternatives: int
@@ -73,7 +74,7 @@ _seq = attrgetter("seq")
 
 
 def current() -> SimLoop:
-    """The loop that runs the caller; for scenarios that want `outside()` or `create_lane_task()`."""
+    """Return the running loop, for scenarios that use `outside()` or `create_lane_task()`."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimLoop), "not inside a simulation"
     return loop
@@ -81,11 +82,11 @@ def current() -> SimLoop:
 
 @without_world
 class SimLoop(asyncio.BaseEventLoop):
-    """An asyncio loop with virtual time and lanes, as told in `sim`. Its time starts at 0.
+    """Asyncio loop with virtual time and lanes (see `sim`). Its time starts at 0.
 
-    `departures` says at which step to take which alternative; all other steps are in asyncio's order. `points` and
-    `trace` tell afterwards where there was a choice and what ran. May be used by itself, as
-    `asyncio.Runner(loop_factory=SimLoop)`, for tests that want virtual time only.
+    `departures`: which alternative to take at which step; all other steps run in asyncio's order.
+    Afterwards, `points` lists the steps that had alternatives, and `trace` lists the steps that
+    ran. A test that only needs virtual time may use `asyncio.Runner(loop_factory=SimLoop)`.
     """
 
     _asyncgens: weakref.WeakSet[AsyncGenerator[object, object]]
@@ -99,7 +100,8 @@ class SimLoop(asyncio.BaseEventLoop):
         steps_max: int = STEPS_MAX,
     ) -> None:
         super().__init__()
-        self.set_debug(False)  # Debug mode reads the clock, and PYTHONASYNCIODEBUG may have turned it on.
+        # Debug mode reads the real clock, and PYTHONASYNCIODEBUG may have turned it on.
+        self.set_debug(False)
         self.points: list[Point] = []
         self.trace: list[SimStep] = []
         self.digest = 0
@@ -110,10 +112,11 @@ class SimLoop(asyncio.BaseEventLoop):
         self._thread = threading.get_ident()
         self._now = 0.0
         self._seq = 0
-        self._lanes: dict[str, deque[_Handle]] = {}  # Never an empty lane.
-        self._timers: list[tuple[float, int, _Timer]] = []  # A heap: not yet due.
+        self._lanes: dict[str, deque[_Handle]] = {}  # A lane is never empty.
+        self._timers: list[tuple[float, int, _Timer]] = []  # A heap of timers that are not yet due.
         self._due: list[_Timer] = []  # By time, then by age.
-        # All tasks, and not weakly: when a forgotten one is collected is no matter of the schedule.
+        # All tasks, by strong references: the moment when the garbage collector drops a task would
+        # otherwise change the schedule.
         self._tasks: list[asyncio.Task[Any]] = []
         self._task_lanes: dict[asyncio.Task[Any], str] = {}
         self._newborn_lane: str | None = None
@@ -124,7 +127,7 @@ class SimLoop(asyncio.BaseEventLoop):
         ready = sum(map(len, self._lanes.values())) + len(self._due)
         return f"<SimLoop time={self._now:g} steps={len(self.trace)} ready={ready} timers={len(self._timers)}>"
 
-    # What asyncio asks of a loop
+    # ── Interface of asyncio ──
 
     def time(self) -> float:
         return self._now
@@ -134,7 +137,7 @@ class SimLoop(asyncio.BaseEventLoop):
         if self._newborn_lane is not None:
             lane = self._newborn_lane
         elif self._task_lanes:
-            # A task's steps are callbacks bound to it.
+            # The steps of a task are callbacks bound to it.
             owner = getattr(callback, "__self__", None)
             if isinstance(owner, asyncio.Task):
                 lane = self._task_lanes.get(owner, LOOP)  # pyright: ignore[reportUnknownArgumentType]
@@ -164,7 +167,8 @@ class SimLoop(asyncio.BaseEventLoop):
     def create_task(
         self, coro: Generator[Any, None, T] | Coroutine[Any, Any, T], *, name: object = None, **options: Any
     ) -> asyncio.Task[T]:
-        # asyncio's own names count all tasks of the process, so they differ from run to run.
+        # The default names of asyncio count all tasks of the process, so they differ from run to
+        # run.
         task = super().create_task(coro, name=name or f"task-{len(self._tasks)}", **options)
         self._tasks.append(task)
         return task
@@ -181,20 +185,27 @@ class SimLoop(asyncio.BaseEventLoop):
         self._task_lanes.clear()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass  # Cancelled ones are passed over when they come up.
+        pass  # Cancelled timers are skipped when they are due.
 
-    # What the world and the scenario ask
+    # ── Interface of the simulated world and the scenario ──
 
     def outside(self, callback: Callable[..., object], *args: Any, lane: str | None = None) -> asyncio.Handle:
-        """Let the world speak: `callback(*args)` runs as soon as it may, in any order but for its own lane."""
+        """Schedule an event of the outside world.
+
+        `callback(*args)` runs as soon as the schedule allows, in any order except within its lane.
+        """
         assert lane != TIMER, "the timers' order is their own"
         return self._make_ready(f"outside-{self._seq}" if lane is None else lane, callback, args, None)
 
     def create_lane_task(self, coro: Coroutine[Any, Any, T], *, lane: str, name: str | None = None) -> asyncio.Task[T]:
-        """A task whose steps run in `lane`. Tasks that it creates in turn do not, unless they are told to."""
+        """Create a task whose steps run in `lane`.
+
+        The tasks that it creates run in lane `loop`, unless they get a lane too.
+        """
         assert lane != TIMER, "the timers' order is their own"
         assert self._newborn_lane is None, "a task is created inside the creation of another"
-        self._newborn_lane = lane  # The first step is scheduled before there is a task to look up.
+        # asyncio schedules the first step before the task can be looked up.
+        self._newborn_lane = lane
         try:
             task = self.create_task(coro, name=name or f"{lane}-{len(self._tasks)}")
         finally:
@@ -203,7 +214,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return task
 
     def check_ended(self) -> None:
-        """Raise if something of the scenario is left: a task that is not done, an exception that nobody took."""
+        """Raise if the scenario left an unfinished task or an exception that no code handled."""
         if left := self._waiting():
             raise TasksLeft(f"tasks left behind:\n{left}")
         for task in self._tasks:
@@ -212,7 +223,10 @@ class SimLoop(asyncio.BaseEventLoop):
         self._raise_fault()
 
     def wind_down(self) -> None:
-        """End what is left, without a word, so that nothing of this run reaches the next. Bounded; then forgotten."""
+        """Cancel all remaining tasks silently, so that nothing of this run reaches the next.
+
+        The number of steps is bounded; tasks that are still not done are closed and dropped.
+        """
         self._is_winding_down = True
         self._departures = {}
         self._steps_max = len(self.trace) + WIND_DOWN_STEPS_MAX
@@ -230,9 +244,11 @@ class SimLoop(asyncio.BaseEventLoop):
                 try:
                     cast(Coroutine[Any, Any, Any], task.get_coro()).close()
                 except Exception:
-                    pass  # It would not be cancelled and now it would not be closed: the failure is told already.
+                    # The task ignored both the cancellation and the close. The run has already
+                    # reported its failure.
+                    pass
 
-    # The order of steps
+    # ── Order of steps ──
 
     def _make_ready(
         self, lane: str, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
@@ -253,9 +269,11 @@ class SimLoop(asyncio.BaseEventLoop):
             raise RuntimeError("Event loop is closed")
 
     def _run_once(self) -> None:
-        """One round, as asyncio has it: poll the timers once, then run what is ready now, but not what comes of it.
+        """Run one round as asyncio does.
 
-        The border matters, for asyncio puts due timers behind what the last round made ready.
+        A round polls the timers once, then runs the handles that are ready now, but not the handles
+        that these add. The limit matters, because asyncio puts due timers behind the handles that
+        the last round made ready.
         """
         end = self._poll()
         while (choices := self._choices()) and choices[0].seq <= end:
@@ -269,10 +287,10 @@ class SimLoop(asyncio.BaseEventLoop):
             self.stop()
 
     def _poll(self) -> int:
-        """Advance time if nothing is ready, collect the timers that are due, and say where this round ends."""
+        """Advance the time if nothing is ready, collect due timers, return the end of the round."""
         ready = self._heads()
         if ready and ready[0].seq >= _POSTPONED:
-            for handle in ready:  # Only postponed ones are left: their time has come.
+            for handle in ready:  # Only postponed handles are left, so they run now.
                 handle.seq -= _POSTPONED
         timers = self._timers
         while timers and timers[0][2].cancelled():
@@ -292,7 +310,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._seq
 
     def _heads(self) -> list[_Handle | _Timer]:
-        """The ready handles that no other of their lane precedes, in asyncio's order. Drops what was cancelled."""
+        """Return the first ready handle of each lane in asyncio's order; drop cancelled handles."""
         heads: list[_Handle | _Timer] = []
         for lane in tuple(self._lanes):
             queue = self._lanes[lane]
@@ -310,7 +328,10 @@ class SimLoop(asyncio.BaseEventLoop):
         return heads
 
     def _choices(self) -> list[_Handle | _Timer]:
-        """The heads, and behind them the timers that may fire early. None may while an earlier one is still ready."""
+        """Return the heads, followed by the timers that may fire early.
+
+        No timer fires early while an earlier timer is still ready.
+        """
         choices = self._heads()
         horizon = self._now + self._jitter_seconds + RESOLUTION_SECONDS
         if self._timers and self._timers[0][0] < horizon and not self._due:
@@ -325,7 +346,7 @@ class SimLoop(asyncio.BaseEventLoop):
         step = len(self.trace)
         movable = [handle for handle in choices if handle.seq < _POSTPONED] if self._postponing else []
         if len(movable) == 1:
-            movable = []  # It would wait for nothing.
+            movable = []  # Postponing the only handle has no effect.
         alternatives = len(choices) + len(movable)
         self.points.append(Point(step, alternatives, self.digest))
         chosen = self._departures.get(step, 0)
@@ -355,7 +376,7 @@ class SimLoop(asyncio.BaseEventLoop):
         if self._faults:
             self._raise_fault()
 
-    # Reports
+    # ── Reports ──
 
     def _raise_fault(self) -> None:
         if self._faults and not self._is_winding_down:

@@ -1,20 +1,27 @@
-"""A faulty world for sessions in virtual time: a process that misbehaves by plan, and a log that fails by plan.
+"""Fault injection for sessions in virtual time: simulated processes and a failing log.
 
     async def scenario():
-        world = World({"hi": Play(says=("hm",)), "": Play(hangs=True)}, manners=[Manner(broken_at=2)])
+        plays = {"hi": Play(says=("hm",)), "": Play(hangs=True)}
+        world = World(plays, manners=[Manner(broken_at=2)])
         session = Session("s", state, store=WorldLog(faults={3: Fault.FAILS}), spawn=world.spawn, …)
         …
 
     sim.explore(scenario, departures_max=2)
 
-`Play` says how the agent answers one prompt, `Manner` how one process behaves whatever it is asked. Everything comes
-through the loop's lanes, in any order that causality allows. What is never right, whatever the order, is noted in
-`World.violations`: two prompts at once, a frame that is not whole, a word to a process that was stopped.
+`Play` defines how the agent answers one prompt. `Manner` defines how one process behaves for every
+prompt. All reports of a process come through lanes of the loop, in any order that causality allows.
+`World.violations` collects errors that are wrong in every order: two open prompts, an incomplete
+frame, a write to a stopped process.
 
-Four lanes carry what a process says, so that the explorer may reorder them, and each of them in order: `stdin` (a frame
-was taken), `stdout` (output, and its end), `tree` (started, exited, gone), `tools` (they were swept). What rests on
-another is only scheduled after it: nothing is said by a process that has not started, and `ProcessGone` comes after
-both the exit and the end of the output.
+A process reports through four lanes. Each lane is FIFO, and the explorer may reorder the lanes:
+
+- `stdin`: the process has taken a frame.
+- `stdout`: output, and the end of output.
+- `tree`: started, exited, gone.
+- `tools`: the tools were swept.
+
+The process schedules a report only after the reports that cause it. A process that has not started
+writes nothing. `ProcessGone` follows both the exit and the end of output.
 """
 
 from __future__ import annotations
@@ -53,15 +60,23 @@ SIGKILL, SIGTERM = 9, 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
-    """How a process behaves, whatever its agent is asked. Seconds are virtual; counts are from 1.
+    """How a process behaves, whatever its prompts are.
 
-    `fails`: it cannot be started; `raises`: the attempt itself raises. `stuck_at`: the pipe is full from this write on;
-    `broken_at`: this write breaks. `exits_at`: it exits instead of its n-th act. `stop_seconds`: how long it takes no
-    notice of being stopped. `last_words`: so many of its acts are heard after its exit was. `gone_seconds`: how long
-    something holds its pipe after that. `is_told_late`: that a frame was taken is told in a lane of its own, so that
-    the answer to it may be heard before; `is_told_at_once`: inside of `write`, as by a pipe that has room. `names`,
-    `is_terse`: see `WorldAgent`. `conversation`: what it calls the conversation; None: `conversation-N`. `tools`:
-    what an interrupted turn left running, found once; `sweep_seconds`: how long it takes to end it.
+    Seconds are virtual; counts start at 1.
+
+    - `fails`: the start of the process fails. `raises`: the attempt to start it raises.
+    - `stuck_at`: the pipe is full from this write on. `broken_at`: this write fails.
+    - `exits_at`: the process exits instead of its n-th action.
+    - `stop_seconds`: how long the process ignores a stop.
+    - `last_words`: number of output actions that are still delivered after the exit.
+    - `gone_seconds`: how long another process holds the pipe open after the exit.
+    - `is_told_late`: a separate lane reports that a frame was taken, so the answer to the frame may
+      arrive before that report. `is_told_at_once`: the report comes inside `write`, as with a pipe
+      that has room.
+    - `names`, `is_terse`: see `WorldAgent`.
+    - `conversation`: conversation id that the process reports; None: `conversation-N`.
+    - `tools`: processes that an interrupted turn left running; a sweep finds them once.
+      `sweep_seconds`: how long a sweep takes.
     """
 
     start_seconds: float = 0.0
@@ -89,6 +104,8 @@ class Manner:
 
 
 class Phase(enum.Enum):
+    """Life cycle of a simulated process."""
+
     STARTING = enum.auto()
     RUNNING = enum.auto()
     EXITED = enum.auto()
@@ -96,7 +113,7 @@ class Phase(enum.Enum):
 
 
 class WorldProcess:
-    """One simulated process. It notes every way in which it was misused in `violations`, and raises for none."""
+    """Simulated process. Records each misuse in `violations` and never raises for one."""
 
     def __init__(
         self, number: int, manner: Manner, plays: Mapping[str, Play], conversation: str | None, on_report: OnReport
@@ -107,7 +124,8 @@ class WorldProcess:
         self.resumed = conversation
         self.told: list[AgentReport] = []
         self.written: list[bytes] = []
-        # Every order to sweep its tools: since when, and whether to end them. And those that are still there.
+        # Each order to sweep: the start time of the processes in question, and whether to end them.
+        # `tools` holds the tools that still run.
         self.sweeps: list[tuple[float, bool]] = []
         self.tools = manner.tools
         self.agent = WorldAgent(
@@ -119,7 +137,7 @@ class WorldProcess:
             is_terse=manner.is_terse,
         )
         self.violations = self.agent.violations
-        # While it is calm all comes in the loop's own order: there is nothing to be explored.
+        # A calm process reports in the order of the loop, so the explorer has nothing to reorder.
         self.is_calm = False
         self.is_stopped = False
         self.is_paused = False
@@ -131,7 +149,8 @@ class WorldProcess:
         self._is_exit_told = False
         self._acts = 0
         self._last_words = 0
-        # What has happened and was not told yet, oldest first: `look_now` tells it at once.
+        # Reports that have happened and are not delivered yet, oldest first. `look_now` delivers
+        # them immediately.
         self._due: list[Callable[[], None]] = []
 
     def begin(self) -> None:
@@ -146,7 +165,7 @@ class WorldProcess:
     def __repr__(self) -> str:
         return f"<WorldProcess {self.number} {self.phase.name} written={len(self.written)} told={len(self.told)}>"
 
-    # -- what a driver asks of it ------------------------------------------------------------------------------------
+    # ── Interface of the driver ──
     def write(self, data: bytes) -> None:
         self.written.append(data)
         if self.is_stopped:
@@ -175,7 +194,7 @@ class WorldProcess:
         self.is_stopped = True
         self.resume()
         if self.phase is Phase.STARTING:
-            # It is stopped before it began: there is no exit, and no tree.
+            # The process is stopped before it starts: it has neither an exit nor a tree.
             self._soon("tree", self._vanish)
             return
         if self._is_writing:
@@ -211,9 +230,9 @@ class WorldProcess:
         self.phase = Phase.GONE
         self._due.clear()
 
-    # -- what it does ------------------------------------------------------------------------------------------------
+    # ── Behaviour ──
     def exit_now(self, code: int | None = 0, signal: int | None = None) -> None:
-        """Let it end at this moment, for a test that wants the exit at a time of its own."""
+        """End the process now, for a test that chooses the time of the exit."""
         self._exit(code, signal)
 
     def _soon(self, lane: str, act: Callable[[], None]) -> None:
@@ -224,7 +243,7 @@ class WorldProcess:
                 self._due.remove(act)
                 act()
 
-        # Named after what it does, so that a schedule can be read.
+        # A schedule shows this name, so it names the action.
         come.__qualname__ = getattr(act, "__qualname__", "come").removesuffix(".<lambda>")
         if self.is_calm:
             self._loop.call_soon(come)
@@ -249,7 +268,7 @@ class WorldProcess:
             self._tell(StartFailed(AgentError("the world does not start it", process=self.number)))
 
     def _take(self, data: bytes) -> None:
-        """The pipe has taken the frame, and the agent reads it."""
+        """Take the frame from the pipe and pass it to the agent."""
         if not self._is_writing:
             return
         if self.phase is not Phase.RUNNING:
@@ -284,7 +303,7 @@ class WorldProcess:
             self._tell(SweepEnded(survivors=left))
 
     def _go_on(self) -> None:
-        """Let the agent act, once, if nothing keeps it from it and it is not about to anyway."""
+        """Schedule the agent's next action, unless one is scheduled or the process is paused."""
         if self.phase is Phase.RUNNING and not self._is_acting and not self.is_paused:
             self._is_acting = True
             self._soon("stdout", self._act)
@@ -323,7 +342,7 @@ class WorldProcess:
         self._end()
 
     def _speak_last(self) -> None:
-        """What was in the pipe when it died."""
+        """Deliver the output that was in the pipe when the process died."""
         act = self.agent.act() if self._last_words else None
         if isinstance(act, bytes):
             self._last_words -= 1
@@ -345,7 +364,7 @@ class WorldProcess:
     def _vanish(self) -> None:
         if self.phase is Phase.GONE:
             return
-        # A write that is still on its way is not answered any more, nor is it by a real process.
+        # A write that is still pending gets no answer. A real process gives none either.
         self.phase = Phase.GONE
         self._due.clear()
         manner = self.manner
@@ -353,8 +372,11 @@ class WorldProcess:
 
 
 class World:
-    """Starts simulated processes. `plays`: by the prompt's text; `""`: any other. `manners`: of the first process, the
-    second, …; those after the last are plain."""
+    """Starts simulated processes.
+
+    `plays`: by the text of the prompt; `""` matches any other prompt. `manners`: of the first
+    process, the second, and so on; later processes have a default `Manner`.
+    """
 
     def __init__(
         self,
@@ -374,7 +396,7 @@ class World:
         return f"<World {self.processes}>"
 
     def spawn(self, effect: StartProcess, on_report: OnReport) -> WorldProcess:
-        """A `Spawn`, to be handed to a session."""
+        """Start a process; a session takes this method as its `Spawn`."""
         self.spawned += 1
         manner = self.manners[self.spawned - 1] if self.spawned <= len(self.manners) else Manner()
         if manner.raises:
@@ -390,7 +412,10 @@ class World:
 
     @property
     def is_calm(self) -> bool:
-        """Whether everything comes in the loop's own order, so that an exploration begins where it matters."""
+        """Whether all reports come in the order of the loop.
+
+        A scenario that starts calm begins its exploration where the interesting part begins.
+        """
         return self._is_calm
 
     @is_calm.setter
@@ -405,5 +430,5 @@ class World:
 
     @property
     def is_over(self) -> bool:
-        """Nothing runs."""
+        """Whether every process is gone."""
         return all(process.phase is Phase.GONE for process in self.processes)

@@ -1,7 +1,8 @@
-"""The agent inside a simulated process: Claude's stream-json as a small model, told what to do by values.
+"""Simulated agent of `world`: a small in-memory model of Claude's stream-json.
 
-It is heard and spoken to line by line and has no loop of its own: `hear(line)` takes what was written to it, `act()`
-gives the next thing it does. Who calls `act()`, and when, is the process's affair; so is what becomes of the line.
+The agent has no event loop. `hear(line)` takes a line of input, and `act()` returns the next
+action: a line of output, a pause or an exit. The simulated process decides when to call `act()` and
+delivers the output.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ Frame = dict[str, Any]
 
 
 class WorldStage(enum.Enum):
-    """How far a turn has come: what was said last. A script may end the process right after any of these."""
+    """Progress of a turn, named after its last frame.
+
+    `Play.exits_after` may end the process right after any of these.
+    """
 
     READ = enum.auto()
     QUEUED = enum.auto()
@@ -31,7 +35,7 @@ class WorldStage(enum.Enum):
 
 
 class Ack(enum.Enum):
-    """When an interrupt is acknowledged: before the boundary, as it should be, after it, or not at all."""
+    """When the agent acks an interrupt: before the boundary (correct), after it, or never."""
 
     BEFORE = enum.auto()
     AFTER = enum.auto()
@@ -40,12 +44,20 @@ class Ack(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Play:
-    """How the agent answers one prompt. Seconds are virtual; 0 means: at once, in whatever order the loop has it.
+    """How the agent answers one prompt.
 
-    `says`: assistant frames before the result. `tool`: it asks whether it may use this, and waits. `hangs`: it ends
-    only when it is interrupted. `boundaries`: how often the result is said. `result_seconds`: how long it takes to the
-    result; `abort_seconds`: to the result of an interrupted turn. `is_deaf`: it acknowledges an interrupt and goes on.
-    `exits_after`: the process ends there, with `code`. `error`: the turn fails with this text.
+    Seconds are virtual. 0 means without a delay, in the order that the loop chooses.
+
+    - `says`: texts of assistant frames before the result.
+    - `tool`: the agent asks for permission to use this tool and waits for the answer.
+    - `hangs`: the turn ends only when it is interrupted.
+    - `boundaries`: how often the agent writes the result. `again_seconds`: delay between two
+      results.
+    - `result_seconds`: delay before the result. `abort_seconds`: delay before the result of an
+      interrupted turn.
+    - `is_deaf`: the agent acks an interrupt and continues the turn.
+    - `exits_after`: the process exits at this stage, with `code`.
+    - `error`: the turn fails with this text.
     """
 
     says: tuple[str, ...] = ()
@@ -67,14 +79,14 @@ class Play:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """It does nothing for so long."""
+    """The agent does nothing for this time."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The process ends."""
+    """The process exits."""
 
     code: int
 
@@ -83,9 +95,9 @@ Act = bytes | Pause | Exit
 
 
 class _Mark(enum.Enum):
-    # It waits until it is interrupted, or until its question is answered.
+    # The agent waits for an interrupt, or for the answer to its question.
     WAIT = enum.auto()
-    # What a terse agent says at once ends here.
+    # Ends one piece of output of a terse agent.
     CUT = enum.auto()
 
 
@@ -95,7 +107,7 @@ _Script = Iterator[Act | _Mark]
 
 @dataclass(slots=True)
 class Prompt:
-    """A prompt that was read, and the turn that it was read in the middle of, if there was one of ours."""
+    """A prompt that the agent has read. `is_settled`: its turn has written a boundary."""
 
     ref: str
     text: str
@@ -103,9 +115,14 @@ class Prompt:
 
 
 class WorldAgent:
-    """`handshake_seconds` None: it never answers. `owns`: turns of its own, by the number of turns that it has ended
-    before; 0: as soon as it is ready. `names` False: it says nothing of which prompt it works on, as older ones did.
-    `is_terse`: it says all up to the result in one breath, and the result with all after it in another."""
+    """Simulated agent.
+
+    `handshake_seconds`: delay of the handshake; None: the agent never answers it. `owns`: turns
+    that the agent starts without a prompt, keyed by the number of turns that ended before. Key 0
+    starts a turn as soon as the agent is ready. `names`: whether frames name the prompt they belong
+    to; older agents do not. `is_terse`: the agent writes all frames before the result as one piece
+    of output, and the result with all later frames as another.
+    """
 
     def __init__(
         self,
@@ -123,7 +140,8 @@ class WorldAgent:
         self._handshake_seconds = handshake_seconds
         self._owns = dict(owns or {})
         self._names = names
-        # All that it was given, in order; and interrupts, each with the prompts of the turn that it found open.
+        # All prompts and interrupts in order. Each interrupt comes with the prompts of the turn
+        # that was open when it arrived.
         self.prompts: list[Prompt] = []
         self.interrupts: list[tuple[str, tuple[str, ...]]] = []
         self.answers: list[Frame] = []
@@ -145,7 +163,7 @@ class WorldAgent:
     def is_working(self) -> bool:
         return self._script is not None
 
-    # -- what it hears -----------------------------------------------------------------------------------------------
+    # ── Input ──
     def hear(self, line: bytes) -> None:
         frame: Frame = json.loads(line)
         match frame["type"]:
@@ -193,7 +211,8 @@ class WorldAgent:
         if ack and play.ack_seconds:
             ack.insert(0, Pause(play.ack_seconds))
         if not self._is_interruptible or play.is_deaf:
-            # Before its init it acknowledges and goes on; when it is idle there is nothing to stop.
+            # An agent acks an interrupt before its init frame and continues. An idle agent has
+            # nothing to stop.
             self._urgent += ack
             return
         self._is_interruptible = False
@@ -207,9 +226,9 @@ class WorldAgent:
             self._question = None
             self._is_waiting = False
 
-    # -- what it does ------------------------------------------------------------------------------------------------
+    # ── Actions ──
     def act(self) -> Act | None:
-        """The next thing it does; None: nothing, before it hears something."""
+        """Return the next action; None: the agent does nothing until it reads another line."""
         while True:
             if self._urgent:
                 return self._urgent.popleft()
@@ -234,7 +253,7 @@ class WorldAgent:
             return True
         if not self._waiting:
             return False
-        # Prompts that wait are merged.
+        # The agent merges all waiting prompts into one turn.
         self._open = tuple(self._waiting)
         self._waiting.clear()
         self._play = self._play_of(self._open[0])
@@ -242,7 +261,7 @@ class WorldAgent:
         return True
 
     def _breaths(self, script: _Script) -> _Script:
-        """The script, with what a terse agent says at once as one output."""
+        """Yield the script; for a terse agent, join consecutive lines into one piece of output."""
         breath = b""
         for act in script:
             if isinstance(act, bytes) and self._is_terse:
@@ -339,7 +358,7 @@ class WorldAgent:
 
 
 def answer_to(*prompts: str) -> str:
-    """What the agent answers to prompts that nothing else was said about."""
+    """Return the default answer of the agent to these prompts."""
     return f"answer to {' and '.join(prompts)}" if prompts else "of my own accord"
 
 

@@ -1,6 +1,7 @@
-"""A log that fails by plan, in virtual time or not. Without a plan it is a log like any other, and passes their tests.
+"""Log that fails on demand, in virtual or real time.
 
-Commits come by the lane `store`, so that the explorer may have them late: behind an exit, a boundary, a second ask.
+Without faults it is a correct log and passes the tests of the log engines. Commits use the lane
+`store`, so the explorer may delay them: behind an exit, a boundary, a second ask.
 """
 
 from __future__ import annotations
@@ -20,20 +21,25 @@ STORE = "store"
 
 
 class Fault(enum.Enum):
-    """Why an append is refused: the disk, or another writer."""
+    """Why an append is refused: a disk failure, or another writer."""
 
     FAILS = enum.auto()
     NOT_OWNER = enum.auto()
 
 
 class WorldLog(MemoryLog):
-    """`faults`: what becomes of the n-th append, counted from 1 over all sessions. All of it can be changed while it
-    runs: `is_broken`: every append fails; `is_unreadable`: so does every read. `claims_failing`: so many of the next
-    claims fail, and of the calls by which an owner raises its own epoch.
+    """In-memory log with faults.
 
-    `commit_seconds`: a commit takes so long. `reads_late`: a reader gets its page a moment after it was read, as one
-    from another thread would. `refuses_at_claim`: appends that were not answered when the session is claimed anew are
-    refused, as an engine may.
+    A test may change each setting while the log is in use.
+
+    - `faults`: faults of the n-th append, counted from 1 over all sessions.
+    - `is_broken`: every append fails. `is_unreadable`: every read fails.
+    - `claims_failing`: number of the next claims and `advance` calls that fail.
+    - `commit_seconds`: how long a commit takes.
+    - `reads_late`: a reader gets its page a moment after the read, as with a page from another
+      thread.
+    - `refuses_at_claim`: a new claim of a session refuses the appends that are not answered yet, as
+      an engine may do.
     """
 
     def __init__(
@@ -52,11 +58,12 @@ class WorldLog(MemoryLog):
         self.refuses_at_claim = refuses_at_claim
         self.is_broken = False
         self.is_unreadable = False
-        # While it is calm, commits come in the loop's own order: there is nothing to be explored.
+        # A calm log commits in the order of the loop, so the explorer has nothing to reorder.
         self.is_calm = False
         self.appends = 0
         self.claims_failing = 0
-        # Those that are committed and were not told yet, as of the last commit: they are no longer to be refused.
+        # Answers of appends that the last commit made durable and that are not delivered yet. A
+        # claim must not refuse these.
         self._committed: tuple[Any, ...] = ()
 
     async def claim(self, session: str, *, name: str | None = None, agent: str | None = None) -> int:
@@ -76,7 +83,7 @@ class WorldLog(MemoryLog):
 
         self._refuse(session, epoch, fail)
 
-    def append(  # noqa: PLR0917  The protocol's own signature.
+    def append(  # noqa: PLR0917  The signature is that of the protocol.
         self,
         session: str,
         epoch: int,
@@ -140,7 +147,8 @@ class WorldLog(MemoryLog):
         return is_failing
 
     def _refuse(self, session: str, epoch: int, done: Done) -> None:
-        # No seq is negative, so it is refused, in its place among the answers, and with it what comes behind.
+        # No seq is negative, so the log refuses this append in its place among the answers, and
+        # with it the appends behind it.
         super().append(session, epoch, -1, 0.0, (), done)
 
     def _check_readable(self, session: str | None) -> None:

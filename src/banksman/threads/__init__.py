@@ -1,18 +1,21 @@
-"""Banksman for programs that have threads and no loop: the same names, blocking, to be called from any thread.
+"""Blocking API of Banksman, for programs with threads and without an event loop.
 
     with threads.Host() as host:
         session = host.open("claude")
         print(session.ask_and_wait("Why is CI red?", timeout=600).text)
 
-Each object here has an async one behind it, in a loop that runs in a thread (see `loop_thread.py`). A call waits until
-the async call has ended. Values and errors are those of `banksman`. In addition:
+The names are those of `banksman`. Each object wraps an async object of an event loop that runs in a
+separate thread (see `loop_thread.py`). A call blocks until the async call has ended. Values and
+errors are those of `banksman`. In addition:
 
-Any thread may call, at any time. Ctrl-C in the main thread, and the end of a `timeout`, do what cancellation does to
-the async call: `ask` withdraws, most others only stop waiting. Callbacks (`on_question`, `on_output`) run in the loop's
-thread, where a call that waits would wait for itself, and raises `UsageError`; what never waits may be called there.
-
-After `Host.close` calls raise `Closed`, but what was learned can still be read: an outcome, a status, the end of a
-command. Whatever did not raise was done. A fork of the program cannot use a host that was made before it.
+- Any thread may call at any time.
+- Ctrl-C in the main thread and the end of a `timeout` cancel the async call: `ask` withdraws the
+  ask, and most other calls only stop waiting.
+- Callbacks (`on_question`, `on_output`) run in the thread of the loop. A blocking call there would
+  wait for itself, so it raises `UsageError`. Calls that never wait are allowed there.
+- After `Host.close`, calls raise `Closed`. Known results can still be read: an outcome, a status,
+  the end of a command. A call that did not raise has taken effect.
+- A forked child cannot use a host that its parent made before the fork.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What the blocking classes are made of: an object with an async one behind it, an iterator and a hold that wait.
+"""Base classes of the blocking API: wrappers of async objects, blocking iterators and holds.
 
-The base classes add what is written by hand for one class; the rest of the classes is generated.
+This module also has the methods of the blocking classes that need more than a call of the async
+method. `tools/blocking_api.py` generates the other methods.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 
 class BlockingWrapper(Generic[A]):
-    """A blocking object and the async one behind it. Two faces of one object are equal."""
+    """Blocking wrapper of an async object. Two wrappers of one object are equal."""
 
     def __init__(self, bridge: LoopThread, inner: A) -> None:
         self._bridge = bridge
@@ -43,7 +44,8 @@ class BlockingWrapper(Generic[A]):
         return id(self._inner)
 
     def __repr__(self) -> str:
-        # Of the async one only what it reads in one go from a value that never changes; nothing is waited for.
+        # The repr of the async object reads only values that never change, so this needs no call
+        # through the loop.
         return f"<blocking {repr(self._inner)[1:-1]}>"
 
 
@@ -52,26 +54,32 @@ def behind(given: BlockingWrapper[A] | str) -> A | str: ...
 @overload
 def behind(given: BlockingWrapper[A] | str | None) -> A | str | None: ...
 def behind(given: BlockingWrapper[A] | str | None) -> A | str | None:
-    """The async object behind a face that a caller passes; an id as it is."""
+    """Return the async object behind a wrapper; return an id unchanged."""
     return given._inner if isinstance(given, BlockingWrapper) else given  # pyright: ignore[reportPrivateUsage]
 
 
 class BlockingIterator(Generic[T]):
-    """The end of an async generator that is in the loop: one item at a time, for whoever asks, and none is lost."""
+    """The part of a `Reader` that lives in the loop.
+
+    It hands the items of an async generator to the waiting threads one at a time, and loses none.
+    """
 
     END: Any = object()
 
     def __init__(self, items: AsyncGenerator[T]) -> None:
         self._items = items
-        # Serialises those who want the next item, in the order in which they came. Held while it is waited for; `close`
-        # ends that wait. Nothing else is taken inside it.
+        # Serialises the callers of `next` in the order of their arrival. Held while an item is
+        # fetched; `close` ends that wait. No other lock is acquired inside it.
         self._lock = asyncio.Lock()
         self._fetching: asyncio.Task[T] | None = None
         self._returned: deque[T] = deque()
         self._is_closed = False
 
     async def next(self) -> T:
-        """The next item or END. Cancelled, what is being fetched is kept for whoever asks next."""
+        """Return the next item, or END.
+
+        If this call is cancelled, the fetch continues, and the next caller gets the item.
+        """
         async with self._lock:
             if self._is_closed:
                 return self.END
@@ -95,7 +103,8 @@ class BlockingIterator(Generic[T]):
             self._fetching.cancel()
         async with self._lock:
             if self._fetching is not None:
-                # Nobody asks for it any more, nor for its error.
+                # No caller wants the item, so its error is retrieved only to silence the warning of
+                # asyncio.
                 await asyncio.wait((self._fetching,))
                 if not self._fetching.cancelled():
                     self._fetching.exception()
@@ -103,10 +112,11 @@ class BlockingIterator(Generic[T]):
 
 
 class Reader(Iterator[T]):
-    """A blocking iterator over what an async one gives. Several threads may share it: each item goes to one of them.
+    """Blocking iterator over an async generator.
 
-    It may be closed, by any thread: whoever waits in it finds its end. It may be left alone: what is behind it is ended
-    when it is collected. Ctrl-C loses no item. `Closed` is raised if the host was closed before the end was reached.
+    Several threads may share it; each item goes to one of them. Any thread may close it, which ends
+    the iteration in all waiting threads. A reader that is garbage-collected closes its generator.
+    Ctrl-C loses no item. Raises `Closed` if the host is closed before the end of the items.
     """
 
     def __init__(self, bridge: LoopThread, items: AsyncGenerator[T]) -> None:
@@ -132,7 +142,7 @@ class Reader(Iterator[T]):
         self.close()
 
     def __del__(self) -> None:
-        # Not waited for: a finaliser may run anywhere, in the loop's thread too.
+        # Does not wait: a finaliser may run anywhere, even in the thread of the loop.
         if self._bridge.is_mine and self._bridge.phase is ThreadPhase.RUNNING:
             self._bridge.post(functools.partial(_close_later, self._bridge, self._feed))
 
@@ -143,7 +153,7 @@ def _close_later(bridge: LoopThread, feed: BlockingIterator[Any]) -> None:
 
 
 class BlockingHold(AbstractContextManager[None]):
-    """What `Session.hold` gives. What the thread that entered it asks inside it belongs to the hold."""
+    """Context manager of `Session.hold`. Asks of the thread that entered it belong to the hold."""
 
     def __init__(self, bridge: LoopThread, hold: AbstractAsyncContextManager[None]) -> None:
         self._bridge = bridge
@@ -151,37 +161,38 @@ class BlockingHold(AbstractContextManager[None]):
         self._context = bridge.context()
 
     def __enter__(self) -> None:
-        # It is left in the context in which it was entered, by whichever thread.
+        # Any thread may leave the hold. It must be left in the context in which it was entered.
         self._context = self._bridge.context()
         self._bridge.call(self._hold.__aenter__, undo=self._undo)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(Closed):  # Then it was given up with the session.
+        with suppress(Closed):  # The hold ended with the session.
             self._bridge.call(self._leave, CallPolicy.FOLLOWS, context=self._context)
 
     async def _leave(self) -> None:
-        # Not with the error of the block: that belongs to another thread, and is none of the hold's concern.
+        # The exception of the block belongs to another thread and does not affect the hold, so it
+        # is not passed on.
         await self._hold.__aexit__(None, None, None)
 
     def _undo(self, _entered: None) -> None:
         self._bridge.own(self._leave(), context=self._context)
 
 
-# The blocking face of a pull reader: lines and bytes of a command's output, for any thread.
+# Blocking pull reader: lines and bytes of the output of a command, for any thread.
 #
-# What the loop's thread fetches is put where every thread finds it (`OutputReader.fetched` of the async one), and taken
-# from there. So a caller that goes away, by Ctrl-C or at the end of its timeout, loses nothing, and all faces of one
-# stream read on from the same place.
+# The thread of the loop puts fetched data into a buffer that every thread can reach (`fetched` of
+# the async `OutputReader`), and callers take it from there. So a caller that leaves, by Ctrl-C or
+# at its timeout, loses nothing. All wrappers of one stream continue from the same place.
 
 
 class OutputReader(BlockingWrapper[AsyncOutputReader]):
-    """One output stream of a command: `for line in command.stdout`, `command.stdout.read(n)`. See
-    `banksman.OutputReader`.
+    """One output stream of a command: `for line in command.stdout`, `command.stdout.read(n)`.
 
-    Several threads may read it: each line goes to one of them. Neither Ctrl-C nor a timeout loses anything: what was
-    fetched for a caller that has gone is there for the next one.
+    See `banksman.OutputReader`. Several threads may read it; each line goes to one of them. Neither
+    Ctrl-C nor a timeout loses data: the next caller gets the data that was fetched for a caller
+    that left.
     """
 
     @property
@@ -193,8 +204,10 @@ class OutputReader(BlockingWrapper[AsyncOutputReader]):
         return self._bridge.look(self._inner.at_eof)
 
     def read(self, size: int = -1, *, timeout: float | None = None) -> bytes:
-        """Up to `size` bytes, as soon as there are any; b"" at the end of the stream. -1: all up to the end. Past
-        `timeout` seconds in all: TimeoutError."""
+        """Read up to `size` bytes, as soon as any are available; b"" at the end of the stream.
+
+        `size`: -1 reads up to the end. `timeout`: seconds for the whole call; raises TimeoutError.
+        """
         check_size(size)
         if size == -1:
             return self._read_all(timeout)
@@ -211,14 +224,18 @@ class OutputReader(BlockingWrapper[AsyncOutputReader]):
         return data[:size]
 
     def _read_all(self, timeout: float | None) -> bytes:
-        """One call for all of it, so that there is one deadline. A caller that goes away leaves all of it to the next
-        one: the async read puts back what it has when it is cancelled, and `undo` does once it has answered."""
+        """Read up to the end in one call, so that one deadline covers all of it.
+
+        A caller that leaves loses nothing. The async read puts its data back when it is cancelled,
+        and `undo` puts the data back if the read has already returned.
+        """
         fetched = self._inner.fetched
 
         async def fetch() -> bytes:
             rest = await self._inner.read(-1)
             parts: list[bytes] = []
-            # Other threads may take from it at the same time, so each piece is taken by itself.
+            # Other threads may take from the buffer at the same time, so each piece is removed
+            # separately.
             with contextlib.suppress(IndexError):
                 while True:
                     parts.append(fetched.popleft())
@@ -227,12 +244,15 @@ class OutputReader(BlockingWrapper[AsyncOutputReader]):
         return self._bridge.call(fetch, CallPolicy.READS, timeout=timeout, undo=self._inner.put_back)
 
     def readline(self, *, timeout: float | None = None) -> bytes:
-        """One line with its newline; the last one may have none; b"" at the end. Past `timeout` seconds: TimeoutError.
-        A line of more than 32 MiB is returned in parts of that size."""
+        """Read one line with its newline; b"" at the end of the stream.
+
+        The last line may lack the newline. A line of more than 32 MiB is returned in parts of that
+        size. `timeout`: seconds; raises TimeoutError.
+        """
         fetched = self._inner.fetched
 
         async def fetch() -> bool:
-            # Many at once: each way through the loop costs more than a line.
+            # Fetch many lines in one call: each pass through the loop costs more than a line.
             if not fetched:
                 fetched.extend(await self._inner.read_lines())
             return bool(fetched)
@@ -257,14 +277,17 @@ class OutputReader(BlockingWrapper[AsyncOutputReader]):
         return line
 
 
-# The parts of the blocking classes that do more than call the async method and wait for it.
+# The methods of the blocking classes that do more than call the async method and wait for it.
 #
-# `tools/blocking_api.py` generates the rest: `blocking_session.py`, `blocking_command.py` and `blocking_host.py`.
+# `tools/blocking_api.py` generates the others: `blocking_session.py`, `blocking_command.py` and
+# `blocking_host.py`.
 
 
 class BlockingSession(BlockingWrapper[AsyncSession]):
+    """Hand-written methods of the blocking session."""
+
     async def _wait_outcome(self, ask: Callable[[], Coroutine[Any, Any, AsyncTurn]]) -> Outcome:
-        """Cancelled, it withdraws the turn."""
+        """Ask and wait for the outcome. Cancelling this withdraws the ask."""
         turn = await ask()
         try:
             return await turn.outcome()
@@ -274,16 +297,22 @@ class BlockingSession(BlockingWrapper[AsyncSession]):
 
 
 class BlockingCommand(BlockingWrapper[AsyncCommand]):
-    def wait(self, *, timeout: float | None = None) -> Finished:
-        """Wait for the end and return the result. Past `timeout` seconds: TimeoutError, and the command runs on. Raises
-        if it could not be started.
+    """Hand-written methods of the blocking command."""
 
-        This reports the end: `Host.take_ended` does not return the command any more.
+    def wait(self, *, timeout: float | None = None) -> Finished:
+        """Wait for the end and return the result. Raises if the command could not be started.
+
+        `timeout`: seconds until the call raises TimeoutError; the command continues to run.
+
+        This reports the end: `Host.take_ended` does not return the command afterwards.
         """
         return self._bridge.call(self._wait, CallPolicy.READS, timeout=timeout, undo=self._return_report)[1]
 
     def stop(self, *, at_once: bool = False) -> Finished:
-        """End it by the ladder, or `at_once` by KILL; returns when it is over. This reports the end, as `wait` does."""
+        """Stop the command by the ladder and return its result when it is over.
+
+        `at_once`: use KILL immediately. This reports the end, as `wait` does.
+        """
 
         async def work() -> tuple[bool, Finished]:
             self._inner.stop_nowait(at_once=at_once)
@@ -296,17 +325,17 @@ class BlockingCommand(BlockingWrapper[AsyncCommand]):
         return self._inner.take_report(), self._inner.result()
 
     def _return_report(self, taken: tuple[bool, Finished]) -> None:
-        # Ctrl-C came after the end was taken here and before the caller had it.
+        # Ctrl-C arrived after this call took the report and before the caller received it.
         if taken[0]:
             self._inner.return_report()
 
 
 class BlockingHost(BlockingWrapper[AsyncHost]):
-    """The life of a host: its thread is started here, and ended by `close`."""
+    """Life cycle of the blocking host: starts the thread of its loop; `close` ends it."""
 
     def __init__(self, inner: AsyncHost) -> None:
         super().__init__(LoopThread("banksman-host", inner.close), inner)
-        # Reports whose taker had gone before it had them.
+        # Reports that were taken for a caller that left before it received them.
         self._returned: deque[AsyncCommand] = deque()
 
     def __repr__(self) -> str:
@@ -314,7 +343,7 @@ class BlockingHost(BlockingWrapper[AsyncHost]):
 
     @property
     def is_usable(self) -> bool:
-        """Whether it belongs to this process, and is not closed or being closed."""
+        """Whether the host belongs to this process and `close` has not been called."""
         return self._bridge.is_mine and self._bridge.phase is ThreadPhase.RUNNING
 
     def __enter__(self) -> Self:
@@ -330,17 +359,22 @@ class BlockingHost(BlockingWrapper[AsyncHost]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # In a fork there is nothing of it to be closed, and an error would hide the one that came first.
+        # In a forked child there is nothing to close, and an error here would hide the first one.
         if self._bridge.is_mine:
             self.close()
 
     def close(self) -> None:
-        """Close every session, stop every command by the ladder, end the loop's thread. May be called again, and by
-        several at once; Ctrl-C only stops the waiting."""
+        """Close every session, stop every command by the ladder, and end the thread of the loop.
+
+        May be called again, and by several threads at the same time. Ctrl-C only stops the waiting.
+        """
         self._bridge.close()
 
     def drain(self, *, timeout: float | None = None) -> None:
-        """Take nothing new, finish what runs, then close. Past `timeout` seconds what still runs is stopped."""
+        """Accept nothing new, finish running turns and commands, then close.
+
+        `timeout`: seconds after which the remaining turns and commands are stopped.
+        """
         self._bridge.call(functools.partial(self._inner.drain, timeout=timeout), CallPolicy.FOLLOWS)
         self.close()
 
@@ -360,12 +394,15 @@ class BlockingHost(BlockingWrapper[AsyncHost]):
 
 
 def close_unused(session: AsyncSession) -> None:
-    """Its opener has gone before it had the session. One that was open already belongs to another caller, too."""
+    """Close a session whose opener left before it received the session.
+
+    A session that was already open also belongs to another caller, and stays open.
+    """
     if session.openings == 1 and not session.status().queue:
         session.close_nowait()
 
 
 def stop_untaken(started: AsyncCommand | Finished) -> None:
-    """The caller that started it has gone before it had the command."""
+    """Stop a command whose caller left before it received the command."""
     if isinstance(started, AsyncCommand):
         started.stop_nowait(Ended.CANCELLED)

@@ -1,4 +1,4 @@
-"""`execute` and `start` for threads, without a host of the caller's."""
+"""Blocking `execute` and `start` for callers without a `Host`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ R = TypeVar("R")
 
 
 def _in_own_loop(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
-    """The same function, run to its end in a loop for this one call."""
+    """Wrap an async function so that it runs to its end in an event loop made for the call."""
 
     @functools.wraps(function, assigned=("__name__", "__qualname__", "__doc__", "__annotations__"))
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if is_in_a_loop_thread():
             hint = "an async callback can await banksman.execute"
             raise UsageError("a blocking call in a host's loop would stop all that this host does", hint=hint)
-        # A loop for this one call: it is cheap beside a process, nothing of it is left, and a fork can have its own.
+        # A loop per call is cheap compared with a process, leaves nothing behind, and works after a
+        # fork.
         bridge = LoopThread("banksman-execute")
         try:
             return bridge.call(functools.partial(function, *args, **kwargs))
@@ -42,9 +43,10 @@ def _in_own_loop(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R
 
 execute = _in_own_loop(async_execute)
 
-# The host of commands that are started without one; made at first use, and closed at exit, as every bridge is.
+# The host of commands that are started without a host. Made at first use, and closed at exit like
+# every `LoopThread`.
 _default: Host | None = None
-# Protects `_default`. Held while a thread is started; nothing else is taken inside it.
+# Protects `_default`. Held while a thread is started; no other lock is acquired inside it.
 _default_lock = threading.Lock()
 
 
@@ -60,7 +62,7 @@ def _default_host() -> Host:
 
 
 def _renew_lock() -> None:
-    """In a forked child: the thread that held it may not be here to release it."""
+    """Replace the lock in a forked child: the thread that held it may not exist in the child."""
     global _default_lock  # noqa: PLW0603
     _default_lock = threading.Lock()
 
@@ -74,12 +76,14 @@ def start(argv: Argv, *, yield_after: None = None, **how: Unpack[StartOptions]) 
 def start(argv: Argv, *, yield_after: float, **how: Unpack[StartOptions]) -> Command | Finished: ...
 @explicit
 def start(argv: Argv, *, yield_after: float | None = None, **how: Unpack[StartOptions]) -> Command | Finished:
-    """Start a command in the background, without a `Host`: see `Host.start`, which takes the same.
+    """Start a command in the background without a `Host`; see `Host.start` for the options.
 
-    It lives until it ends or is stopped, or the interpreter exits. `Host.take_ended` knows nothing of it: wait for it.
+    The command lives until it ends or is stopped, or until the interpreter exits. `Host.take_ended`
+    does not report it: wait for it.
     """
     return _default_host().start(argv, yield_after=yield_after, **how)
 
 
-# Registered after those of the host and of the spawner, which the imports above have run: it is called before them.
+# atexit runs handlers in reverse order. The imports above have registered those of the host and the
+# spawner, so this handler runs before them.
 atexit.register(close_all)

@@ -1,21 +1,28 @@
-"""The bridge: a loop in a thread of its own, and the way for other threads to have something done there.
+"""Event loop in a dedicated thread, and calls into it from other threads.
 
-It owns the thread, its loop and the task of every call. It promises that a call which was posted is answered: by its
-result, by its error, or by `Closed`; also in the race with `close`.
+`LoopThread` owns the thread, its loop and the task of every call. It guarantees that every posted
+call is answered: by its result, by its error, or by `Closed`. This holds even when a call races
+with `close`.
 
-How it works. Callers append to an inbox and wake the loop; the loop's thread takes from it, starts tasks, and moves the
-phase. There is no lock, so a signal handler or a finaliser may come in at any moment. In its place there is an order: a
-caller appends first and looks at the phase second, the loop's thread sets ENDED first and empties the inbox second. So
-one of the two sees the other, whichever comes first, and `popleft` gives each item to one of them only. At the start it
-is the same with `_loop` in the place of the phase.
+Theory of operation. Callers append to an inbox and wake the loop. The thread of the loop takes
+items from the inbox, starts tasks, and changes the phase. There is no lock, so a signal handler or
+a finaliser may post at any moment. An ordering rule replaces the lock:
 
-A caller that stops waiting (its time is up, Ctrl-C came) says so by the same way. The loop cancels the call's task, and
-by that the async side learns of it; if the call was answered already, and nobody had taken the answer, `undo` takes
-back what was done.
+- A caller appends first and reads the phase second.
+- The thread of the loop sets ENDED first and empties the inbox second.
 
-The thread is a daemon, and `close_all` is called at exit by `atexit`: that is after the program's other threads were
-waited for, so that those which outlive the main one can use their host to their end. Were it no daemon, the interpreter
-would wait for it before that, for ever; and what comes earlier (`threading._register_atexit`) comes before all others.
+So at least one of the two sees the other in every interleaving, and `popleft` gives each item to
+only one of them. The same rule holds at the start, with `_loop` in place of the phase.
+
+A caller that stops waiting (timeout or Ctrl-C) posts that to the same inbox. The loop then cancels
+the task of the call, so the async side learns about it. If the call was already answered and the
+caller has not taken the answer, `undo` reverts the effect.
+
+The thread is a daemon, and `atexit` calls `close_all`. atexit handlers run after the interpreter
+has joined the other non-daemon threads. Threads that outlive the main thread can therefore use
+their host until they end. If this thread were not a daemon, the interpreter would wait for it
+before the atexit handlers, forever. `threading._register_atexit` is no alternative, because it runs
+before the other threads are joined.
 """
 
 from __future__ import annotations
@@ -40,16 +47,23 @@ log = logging.getLogger("banksman")
 R = TypeVar("R")
 Work = Callable[[], Coroutine[Any, Any, R]]
 
-# How long the end of a cancelled call is waited for. It takes a few passes of the loop; more only if a callback of the
-# program's blocks the loop, and nobody is to wait for that.
+# How long a caller waits for a cancelled call to end. That takes a few passes of the loop. It takes
+# longer only if a callback of the program blocks the loop, and the caller must not wait for that.
 SETTLE_SECONDS_MAX = 1.0
-# How long the exit of the interpreter waits for hosts that nobody closed. Beyond it a callback blocks their loop; the
-# spawner, which comes next at exit, ends every process without them.
+# How long the exit of the interpreter waits for hosts that were not closed. After this time a
+# callback must be blocking their loop. The spawner, whose exit handler runs next, ends every
+# process without them.
 EXIT_SECONDS_MAX = 30.0
 
 
 class ThreadPhase(enum.Enum):
-    """What is taken from the inbox: everything; what does not act; nothing; and ENDED, everything, by anybody."""
+    """Phase of the thread, which decides the items that are taken from the inbox.
+
+    - RUNNING: the loop starts every call.
+    - CLOSING: the loop starts only calls that do not act (see `CallPolicy`).
+    - SETTLING: the loop takes nothing from the inbox.
+    - ENDED: any thread may empty the inbox; every call in it is answered with `Closed`.
+    """
 
     RUNNING = "running"
     CLOSING = "closing"
@@ -58,23 +72,25 @@ class ThreadPhase(enum.Enum):
 
 
 class CallPolicy(enum.Enum):
-    """What becomes of a call that meets the end of its host."""
+    """Behaviour of a call when its host closes."""
 
     # Refused as soon as closing has begun.
     ACTS = enum.auto()
-    # The same, and it may wait for what never comes: cancelled when all else is over.
+    # Like ACTS, but the call may wait for an event that never comes. It is cancelled after the host
+    # has closed.
     WAITS = enum.auto()
-    # Begun as long as there is a loop.
+    # Started as long as the loop runs.
     FOLLOWS = enum.auto()
-    # The same, and answered after the end too, if that takes no waiting: nothing moves any more.
+    # Like FOLLOWS, and also answered after the end if the answer needs no waiting: the state cannot
+    # change after the end.
     READS = enum.auto()
 
 
 class Latch:
-    """Set once, waited for by one thread.
+    """One-shot event that one thread waits for.
 
-    A bare lock and no `threading.Event`: that has a lock of its own, in Python, which a signal handler or a finaliser
-    of the waiting thread could find held.
+    It uses a bare lock instead of `threading.Event`. An `Event` has an internal lock in Python
+    code, which a signal handler or a finaliser of the waiting thread could find held.
     """
 
     def __init__(self) -> None:
@@ -94,7 +110,10 @@ class Latch:
 
 
 class ThreadCall(Generic[R]):
-    """One call on its way through the loop. It is decided there and nowhere else; the caller's thread only waits."""
+    """One call on its way through the loop.
+
+    Only the thread of the loop changes its state; the thread of the caller only waits.
+    """
 
     def __init__(
         self,
@@ -106,7 +125,7 @@ class ThreadCall(Generic[R]):
         undo: Callable[[R], None] | None,
     ) -> None:
         self.manner = manner
-        # The loop ended without it: nothing of it was begun.
+        # The loop ended before it started the call, so the call has had no effect.
         self.was_left = False
         self._bridge = bridge
         self._work = work
@@ -120,9 +139,12 @@ class ThreadCall(Generic[R]):
         self._answered = Latch()
         self._dropped = Latch()
 
-    # -- in the caller's thread --------------------------------------------------------------------------------------
+    # ── In the thread of the caller ──
     def post(self, seconds: float | None) -> None:
-        """Send it, and return when it is answered. Whatever else ends the waiting, the loop is told."""
+        """Send the call and return when it is answered.
+
+        If an exception ends the wait, the loop learns about it.
+        """
         try:
             self._bridge.post(self._start)
             if not self._answered.wait(seconds):
@@ -130,8 +152,9 @@ class ThreadCall(Generic[R]):
                 if not self._answered.wait(SETTLE_SECONDS_MAX):
                     raise TimeoutError("the time is up, and something keeps the loop from answering")
         except BaseException:
-            # Ctrl-C, what a signal handler raised, or the line above. Told and then waited for, so that whoever catches
-            # it finds the ask withdrawn; a second Ctrl-C ends this wait too.
+            # Ctrl-C, an exception of a signal handler, or the TimeoutError above. Post first, then
+            # wait, so that the handler of the exception finds the ask withdrawn. A second Ctrl-C
+            # ends this wait too.
             self._bridge.post(self._abandon)
             self._dropped.wait(SETTLE_SECONDS_MAX)
             raise
@@ -142,19 +165,20 @@ class ThreadCall(Generic[R]):
             try:
                 raise self._error
             finally:
-                # It has this frame in its traceback, and the frame has us: a cycle, if we kept it.
+                # The traceback of the error has this frame, and the frame has `self`. Keeping the
+                # error here would make a reference cycle.
                 self._error = None
         assert self._value is not None
         return self._value[0]
 
-    # -- in the loop's thread ----------------------------------------------------------------------------------------
+    # ── In the thread of the loop ──
     def leave(self) -> None:
-        """It is not begun: the loop has ended, or takes only what reads."""
+        """Answer with `Closed` without starting: the loop has ended or accepts only reads."""
         self.was_left = True
         self._fail(self._bridge.closed())
 
     def end(self) -> None:
-        """The loop has ended: whatever is unanswered will remain so."""
+        """Answer with `Closed` if the call is still unanswered: the loop has ended."""
         if not self._answered.is_set:
             self._fail(self._bridge.closed())
 
@@ -164,12 +188,12 @@ class ThreadCall(Generic[R]):
             self._task.add_done_callback(self._on_done)
 
     def _expire(self) -> None:
-        """The caller's time is up. An answer that is there by now is given nevertheless."""
+        """Cancel the call after its timeout, unless its answer arrives before the cancellation."""
         self._is_expired = True
         self._cancel_soon()
 
     def _abandon(self) -> None:
-        """The caller has gone: stop, and take back what was done for nobody."""
+        """Cancel the call because its caller left, and revert an effect that no caller received."""
         self._is_abandoned = True
         if self._answered.is_set or self._task is None or self._bridge.phase is ThreadPhase.ENDED:
             self._drop()
@@ -177,8 +201,9 @@ class ThreadCall(Generic[R]):
             self._cancel_soon()
 
     def _cancel_soon(self) -> None:
-        # Not in this pass but in the next: what was posted is begun in any case. So a timeout of 0 gets what is there
-        # already, and a release that nobody waits for is a release.
+        # Cancel in the next pass and not in this one, so that a posted call always starts. A
+        # timeout of 0 then gets an answer that is already available, and a release without a
+        # waiting caller still releases.
         if self._task is not None and not self._answered.is_set and self._bridge.phase is not ThreadPhase.ENDED:
             self._task.get_loop().call_soon(self._task.cancel)
 
@@ -198,7 +223,7 @@ class ThreadCall(Generic[R]):
         self._answered.set()
 
     def _drop(self) -> None:
-        # After the end there is nothing to take back, and no loop to do it in.
+        # After the end there is nothing to revert, and no loop to do it in.
         if self._value is not None and self._undo is not None and self._bridge.phase is not ThreadPhase.ENDED:
             try:
                 self._undo(self._value[0])
@@ -208,10 +233,14 @@ class ThreadCall(Generic[R]):
 
 
 class LoopThread:
-    """`at_end` is what closes whatever the loop is for; it runs in it, after the last call that acts was begun."""
+    """Event loop in a dedicated thread.
+
+    `at_end`: coroutine function that closes the owner of the loop. It runs in the loop, after the
+    last acting call was started.
+    """
 
     def __init__(self, name: str, at_end: Work[None] | None = None) -> None:
-        # Written by the loop's thread only.
+        # Only the thread of the loop writes this.
         self.phase = ThreadPhase.RUNNING
         self._at_end = at_end
         self._pid = os.getpid()
@@ -235,7 +264,7 @@ class LoopThread:
     def __repr__(self) -> str:
         return f"<Bridge {self._thread.name} {self.phase.value}, {len(self._calls)} calls>"
 
-    # -- from any thread ---------------------------------------------------------------------------------------------
+    # ── From any thread ──
     def call(
         self,
         work: Work[R],
@@ -245,10 +274,11 @@ class LoopThread:
         context: contextvars.Context | None = None,
         undo: Callable[[R], None] | None = None,
     ) -> R:
-        """Have it done in the loop, and wait for it.
+        """Run `work` in the loop and wait for its result.
 
-        Past `timeout` seconds the work is cancelled and `TimeoutError` raised; Ctrl-C does the same. `undo` is then
-        called in the loop if the work was done already.
+        `timeout`: seconds until the work is cancelled and the call raises `TimeoutError`. Ctrl-C
+        also cancels the work. `undo`: called in the loop with the result if the work had already
+        ended at that time.
         """
         self.check_caller()
         if timeout is not None:
@@ -263,7 +293,10 @@ class LoopThread:
         return self._read_without_loop(work)
 
     def look(self, function: Callable[[], R], manner: CallPolicy = CallPolicy.READS) -> R:
-        """The same for what never waits; so it may be called by callbacks, in the loop's own thread, too."""
+        """Call a function that never waits in the loop; return its result.
+
+        Callbacks, which run in the thread of the loop, may use this too.
+        """
         if self.is_inside and self.is_mine:
             return function()
 
@@ -273,19 +306,26 @@ class LoopThread:
         return self.call(work, manner)
 
     def post(self, act: Callable[[], None]) -> None:
-        """Have it called in the loop's thread, soon; after the end, by whoever comes first. Never waits."""
+        """Schedule `act` in the thread of the loop. Never waits.
+
+        After the end of the loop, the first thread that gets there calls `act`.
+        """
         self._inbox.append(act)
         loop = self._loop
         if loop is not None:
             try:
                 loop.call_soon_threadsafe(self._take)
             except RuntimeError:
-                pass  # It is closed. Then ENDED is set, or about to be, and the inbox is emptied after that.
+                # The loop is closed. Then ENDED is set or about to be set, and the inbox is emptied
+                # after that.
+                pass
+        # Reading the phase after the append is the caller's half of the ordering rule. Without it,
+        # an item appended after the last `_take` of the loop would stay unanswered.
         if self.phase is ThreadPhase.ENDED:
             self._take()
 
     def close(self) -> None:
-        """End the loop and its thread. May be called again, and by several; Ctrl-C only stops the waiting."""
+        """End the loop and its thread. May be called again; Ctrl-C only stops the waiting."""
         self.check_caller()
         self.wait_gone(self.close_nowait())
         failure, self._failure = self._failure, None
@@ -298,12 +338,18 @@ class LoopThread:
         return gone
 
     def wait_gone(self, gone: Latch, seconds: float | None = None) -> None:
-        """For the thread itself too, which has nothing left to do when it has said that it is gone."""
+        """Wait for the latch of `close_nowait`, and then for the thread to end.
+
+        The thread does nothing more after it has set the latch, so the join is short.
+        """
         if gone.wait(seconds):
             self._thread.join()
 
     def context(self) -> contextvars.Context:
-        """The one in which all calls of this thread run: what one of them enters (a hold), the next ones are in."""
+        """Return the context of all calls from this thread.
+
+        A hold that one call enters therefore applies to the later calls of the thread.
+        """
         known: contextvars.Context | None = getattr(self._local, "context", None)
         if known is None:
             known = self._local.context = contextvars.Context()
@@ -316,13 +362,17 @@ class LoopThread:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this process made it: a fork inherits the object, and not the thread."""
+        """Whether this process made the object.
+
+        A forked child inherits the object, but not the thread.
+        """
         return self._pid == os.getpid()
 
     @property
     def is_inside(self) -> bool:
-        """Whether this is the loop's own thread."""
-        # Not by its number, which another thread may have once this one has ended.
+        """Whether the current thread is the thread of the loop."""
+        # Compared by object, not by ident: another thread may get the ident after this one has
+        # ended.
         return threading.current_thread() is self._thread
 
     def check_caller(self) -> None:
@@ -334,7 +384,7 @@ class LoopThread:
             raise UsageError("a blocking call in the loop's own thread would wait for itself", hint=hint)
 
     def _read_without_loop(self, work: Work[R]) -> R:
-        """What has nothing to wait for needs no loop."""
+        """Run work that has nothing to wait for, without a loop."""
         reading = work()
         try:
             reading.send(None)
@@ -343,7 +393,7 @@ class LoopThread:
         reading.close()
         raise self.closed()
 
-    # -- in the loop's thread ----------------------------------------------------------------------------------------
+    # ── In the thread of the loop ──
     def begin(self, call: ThreadCall[R], work: Work[R], context: contextvars.Context) -> asyncio.Task[R] | None:
         acts = call.manner in (CallPolicy.ACTS, CallPolicy.WAITS)
         if self.phase is ThreadPhase.ENDED or (acts and self.phase is not ThreadPhase.RUNNING):
@@ -356,7 +406,7 @@ class LoopThread:
         return task
 
     def own(self, work: Coroutine[Any, Any, None], *, context: contextvars.Context | None = None) -> None:
-        """Something to be done for nobody who waits. It is cancelled if the end comes first."""
+        """Run a task that no caller waits for. It is cancelled if the loop ends first."""
         assert self._loop is not None
         task = self._loop.create_task(work, context=context)
         self._owned.add(task)
@@ -385,10 +435,12 @@ class LoopThread:
             with asyncio.Runner() as runner:
                 runner.run(self._main())
         except Exception as exc:
-            # No fd for a loop, or a bug. Callers get it; nobody else could.
+            # No fd for a loop, or a bug. Only the callers can report it.
             self._failure = MachineError(f"the host's loop failed: {exc!r}", hint="see the cause")
             self._failure.__cause__ = exc
         finally:
+            # ENDED before the last `_take`: this is the loop's half of the ordering rule in the
+            # module docstring.
             self.phase = ThreadPhase.ENDED
             self._take()
             for call in list(self._calls.values()):
@@ -405,10 +457,11 @@ class LoopThread:
         try:
             if self._at_end is not None:
                 await self._at_end()
-        except Exception as exc:  # It is raised by `close`; the loop ends nevertheless.
+        except Exception as exc:  # `close` raises it; the loop ends in any case.
             self._failure = exc
-        # What waited for the host has been woken by its end, and needs a few passes to say so. Nothing more is begun,
-        # so this comes to an end; what is left then is cancelled with the loop.
+        # The end of the host has woken the calls that waited for it, and they need a few passes to
+        # answer. Nothing new is started in this phase, so it ends. The remaining calls are
+        # cancelled with the loop.
         self.phase = ThreadPhase.SETTLING
         for task, call in self._calls.items():
             if call.manner is CallPolicy.WAITS:
@@ -418,11 +471,11 @@ class LoopThread:
 
 
 async def _perform(work: Work[R]) -> R:
-    """In the task, so that a call with wrong arguments fails itself and not the one who takes from the inbox."""
+    """Call `work` inside the task: wrong arguments then fail this call and not the inbox loop."""
     return await work()
 
 
-# Every bridge whose thread runs. Adding and removing are atomic, and a copy is taken to go through them.
+# Every `LoopThread` whose thread runs. Adding and removing are atomic; iteration uses a copy.
 _open: set[LoopThread] = set()
 
 
@@ -431,7 +484,7 @@ def is_in_a_loop_thread() -> bool:
 
 
 def close_all() -> None:
-    """At interpreter exit: all at once, so that it takes as long as the longest."""
+    """Close all loop threads at interpreter exit, concurrently: the longest close sets the time."""
     closing = [(bridge, bridge.close_nowait()) for bridge in list(_open) if bridge.is_mine]
     deadline = time.monotonic() + EXIT_SECONDS_MAX
     for bridge, gone in closing:

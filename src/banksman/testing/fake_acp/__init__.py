@@ -1,13 +1,14 @@
-"""A scripted ACP agent: a real process that speaks the protocol on stdio, as well or as badly as a test tells it.
+"""Scripted ACP agent: a real process that speaks ACP on stdio, correctly or not, as a test asks.
 
     command = fake_acp.command(evidence=folder, memory=other, after_cancel="end_turn")
     session = await host.open("custom", command=command)
     turn = await session.ask("@@slow 3 0.01\\n@@touch /tmp/…/reached\\n@@hang")
 
-What a turn does stands in its prompt, a line each: the words are `VERBS` in acp_turn.py, each with a line that says
-what it means. A prompt without any is said back. What the process is like, whatever it is asked, is in `Character`.
+The prompt is the script of its turn: each line that starts with `@@` is one step. `VERBS` in
+acp_turn.py lists the verbs, and the first docstring line of each verb describes it. The agent
+echoes a prompt without steps. `Character` holds the behaviour that does not depend on the prompt.
 
-`Evidence` of `fake_agent` reads what the processes left.
+`Evidence` of `fake_agent` reads the files that the processes leave.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ def command(
     memory: str | os.PathLike[str] | None = None,
     **character: Any,
 ) -> list[str]:
-    """The words that start one. `evidence`: a folder where each process leaves what it was given. `memory`: a folder
-    that keeps conversations. The rest is what it is like: see `Character`. A word that is not there is a `TypeError`.
+    """Return the command line that starts a fake ACP agent.
+
+    `evidence`: folder where each process records its input. `memory`: folder that keeps
+    conversations. The other keywords are the fields of `Character`; an unknown keyword raises
+    `TypeError`.
     """
     Character(**character)
     return start_words(__file__, f"--fake-character={json.dumps(character)}", evidence=evidence, memory=memory)
@@ -39,33 +43,35 @@ def command(
 
 @dataclass(frozen=True)
 class Character:
-    """The default is an agent that does what the protocol says, and can do all of it."""
+    """Behaviour of a fake ACP agent; the default implements all of the protocol correctly."""
 
     version: int = 1
-    # What it can.
+    # Capabilities that the agent announces.
     loads: bool = True
     resumes: bool = False
     forks: bool = False
     takes: tuple[str, ...] = ("image", "audio", "embeddedContext")
-    # What it offers to choose, and how: "modes" (and models), "options", or nothing.
+    # How the agent offers its settings: "modes" (modes and models), "options" (config options), or
+    # any other value for no settings.
     offers: str = "modes"
-    # It wants a login first.
+    # The agent refuses to open a conversation before `authenticate`.
     wants_login: bool = False
-    # Of the history that it replays, all but the first line comes after the answer to `session/load`.
+    # The agent sends the first replayed line before the answer to `session/load`, the rest after
+    # it.
     replays_late: bool = False
-    # How it says that it does not know a conversation.
+    # Error code for an unknown conversation.
     unknown_code: int = -32602
-    # Its ids are words.
+    # Request ids of the agent are strings.
     has_string_ids: bool = False
-    # How it answers a prompt that was cancelled: "cancelled", "end_turn", "error", or "nothing".
+    # How the agent answers a cancelled prompt: "cancelled", "end_turn", "error", or "nothing".
     after_cancel: str = "cancelled"
-    # What a tool has started goes on after a cancel.
+    # The processes of a tool continue to run after a cancel.
     leaves_tools: bool = False
-    # Each turn's last text comes after the answer to its prompt.
+    # The agent sends the last text of each turn after the answer to the prompt.
     talks_late: bool = False
-    # The end of its stdin is nothing to it.
+    # The agent continues to run after its stdin ends.
     ignores_eof: bool = False
-    # It writes this line before anything else.
+    # Line that the agent writes before any other output.
     says_first: str = ""
 
     def capabilities(self) -> dict[str, Any]:
@@ -78,7 +84,7 @@ class Character:
         }
 
     def offered(self, mode: str, model: str) -> dict[str, Any]:
-        """What can be set in a conversation in which these are."""
+        """Return the settings that a conversation offers, with the current `mode` and `model`."""
         match self.offers:
             case "modes":
                 return {

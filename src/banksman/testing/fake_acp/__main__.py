@@ -1,4 +1,4 @@
-"""Entry of the fake ACP agent, by its path in an isolated interpreter: see `fake_agent`."""
+"""Entry point of the fake ACP agent, run by path in an isolated interpreter (see `fake_agent`)."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The fake ACP agent as a process: what it reads, and how it answers."""
+"""Process of the fake ACP agent: dispatches incoming JSON-RPC messages and answers them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 
 class FakeAcpAgent(FakeAcpWriter):
-    """One process, with any number of conversations."""
+    """Fake ACP agent process with any number of conversations."""
 
     def __init__(self, character: Character, record: FakeRecord, memory: str | None) -> None:
         super().__init__(character, record, memory)
         self.conversations: dict[str, FakeConversation] = {}
-        # The last turn of each conversation: a cancel is for that one.
+        # The last turn of each conversation. `session/cancel` names only the conversation, so it
+        # cancels this turn.
         self.turns: dict[str, FakeAcpTurn] = {}
         self.is_logged_in = not character.wants_login
         self._late_replay: list[tuple[str, str]] = []
@@ -109,13 +110,14 @@ class FakeAcpAgent(FakeAcpWriter):
             for role, text in lines:
                 append_conversation(self.memory, conversation.id, role, text)
         if how == "load":
-            # All of it now, or the first line now and the others after the answer.
+            # Replay the whole history before the answer, or only its first line and the rest after
+            # it.
             self._replay(id, lines[:1] if self.character.replays_late else lines)
             self._late_replay = lines[1:] if self.character.replays_late else []
         return {"sessionId": conversation.id, **self.character.offered(conversation.mode, conversation.model)}
 
     def _replay(self, conversation: str, lines: list[tuple[str, str]]) -> None:
-        """Say again what was said."""
+        """Send the stored messages of a conversation as session updates."""
         for role, text in lines:
             kind = "user_message_chunk" if role == "user" else "agent_message_chunk"
             self.update(conversation, kind, content={"type": "text", "text": text})
@@ -130,7 +132,7 @@ class FakeAcpAgent(FakeAcpWriter):
 
 
 class FakeRefusal(Exception):
-    """The answer is an error."""
+    """Error answer to a request."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)

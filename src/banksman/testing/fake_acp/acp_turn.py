@@ -1,4 +1,4 @@
-"""What a turn of the fake ACP agent says and does. `VERBS`: what the `@@` lines of a prompt may ask for."""
+"""One turn of the fake ACP agent, and `VERBS`, the script verbs that a prompt may use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIONS = [
 
 
 class FakeAcpWriter(RpcAgent):
-    """The process as its turns know it."""
+    """The part of the agent process that a turn uses: its character and its output."""
 
     def __init__(self, character: Character, record: FakeRecord, memory: str | None) -> None:
         super().__init__(record, memory)
@@ -46,7 +46,7 @@ class FakeAcpWriter(RpcAgent):
 
 
 class FakeConversation:
-    """A conversation as its turns know it."""
+    """State of one conversation: its id, mode and model."""
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -54,7 +54,7 @@ class FakeConversation:
 
 
 class FakeAcpTurn(RpcTurn):
-    """One prompt being worked on."""
+    """One prompt and the task that performs its script."""
 
     def __init__(self, agent: FakeAcpWriter, conversation: FakeConversation, id: Any) -> None:
         super().__init__()
@@ -64,12 +64,12 @@ class FakeAcpTurn(RpcTurn):
         self.said: list[str] = []
         self.reason = "end_turn"
         self.error: dict[str, Any] | None = None
-        # Lines that are written instead of the answer.
+        # Lines that the turn writes instead of the answer to the prompt.
         self.instead: list[bytes] | None = None
         self.tools = 0
         self.pids: str | None = None
 
-    # ── The turn ──
+    # ── Turn ──
 
     def run(self, prompt: str) -> Act:
         self.task = self.agent.current
@@ -91,7 +91,7 @@ class FakeAcpTurn(RpcTurn):
             yield from self.agent.perform(step, self)
 
     def stop(self) -> Act:
-        """It was cancelled."""
+        """End the turn after a cancel, as the character says."""
         self.reason = "cancelled"
         if self.pids is not None and not self.agent.character.leaves_tools:
             ready = f"{self.pids}.ready"
@@ -129,7 +129,7 @@ class FakeAcpTurn(RpcTurn):
         for act in self.after:
             act()
 
-    # ── What it says ──
+    # ── Output ──
 
     def say(self, text: str) -> None:
         self.said.append(text)
@@ -143,7 +143,10 @@ class FakeAcpTurn(RpcTurn):
         self.agent.update(self.conversation.id, kind, **members)
 
     def ask(self, method: str, params: dict[str, Any]) -> Answering:
-        """Ask the client, and wait for its answer, also when the turn is cancelled: the client has to give one."""
+        """Send a request to the client and wait for its answer.
+
+        A cancelled turn waits too: the client has to answer every request, even after a cancel.
+        """
         prefix = "request-" if self.agent.character.has_string_ids else ""
         request = self.agent.request(method, {"sessionId": self.conversation.id, **params}, prefix=prefix)
         answered = Wait(when=lambda: request.answer is not None)
@@ -167,7 +170,7 @@ VERBS.add("exit", "CODE", fake_script.leave)
 
 @VERBS.verb("slow", "COUNT SECONDS")
 def slow(turn: FakeAcpTurn, step: ScriptStep) -> Act:
-    """Say so many words, with so long between them."""
+    """Say COUNT words, with SECONDS between them."""
     for number in range(step.integer(0)):
         turn.say(f"tick{number} ")
         yield pause(step.seconds(1))
@@ -175,26 +178,26 @@ def slow(turn: FakeAcpTurn, step: ScriptStep) -> Act:
 
 @VERBS.verb("think", "LINE")
 def think(turn: FakeAcpTurn, step: ScriptStep) -> None:
-    """WORDS: think them."""
+    """LINE: send it as a thought."""
     turn.update("agent_thought_chunk", content={"type": "text", "text": step.word(0)})
 
 
 @VERBS.verb("plan", "LINE")
 def plan(turn: FakeAcpTurn, step: ScriptStep) -> None:
-    """WORDS: make a plan of one entry."""
+    """LINE: send a plan with this one entry."""
     turn.update("plan", entries=[{"content": step.word(0), "priority": "medium", "status": "pending"}])
 
 
 @VERBS.verb("update", "LINE")
 def update(turn: FakeAcpTurn, step: ScriptStep) -> None:
-    """JSON: any update."""
+    """JSON: send it as a session update."""
     update = json.loads(step.word(0))
     turn.update(update.pop("sessionUpdate"), **update)
 
 
 @VERBS.verb("tool", "PATH")
 def tool(turn: FakeAcpTurn, step: ScriptStep) -> Act:
-    """Run a tool that has children, tells their pids in that file, and never ends by itself."""
+    """Run a tool whose processes write their pids to PATH and run until they are killed."""
     turn.tools += 1
     call = f"call-{turn.id}-{turn.tools}"
     turn.update("tool_call", toolCallId=call, title="a tree", kind="execute", status="in_progress")
@@ -207,7 +210,7 @@ def tool(turn: FakeAcpTurn, step: ScriptStep) -> Act:
         turn.update("tool_call_update", toolCallId=call, status="failed")
         yield from turn.stop()
         if turn.agent.character.leaves_tools:
-            # It is left running, so the turn is over before the tool is.
+            # The tool is left running, so the turn answers its prompt before the tool ends.
             turn.finish()
             turn.instead = []
         yield from _ended(process)
@@ -225,7 +228,7 @@ def _ended(process: subprocess.Popen[bytes]) -> Act:
 
 @VERBS.verb("ran", "LINE")
 def ran(turn: FakeAcpTurn, step: ScriptStep) -> None:
-    """WORDS: a tool that is over at once, with these as its output."""
+    """LINE: report a tool call that completes immediately, with this text as its output."""
     words = step.word(0)
     turn.tools += 1
     call = f"call-{turn.id}-{turn.tools}"
@@ -236,7 +239,7 @@ def ran(turn: FakeAcpTurn, step: ScriptStep) -> None:
 
 @VERBS.verb("permission", "LINE")
 def permission(turn: FakeAcpTurn, step: ScriptStep) -> Act:
-    """COMMAND: ask for leave to run it, and say what was answered."""
+    """COMMAND: request permission to run it, and say the answer."""
     command = step.word(0)
     call = {"toolCallId": f"asked-{turn.id}", "title": command, "kind": "execute", "rawInput": {"command": command}}
     answer = yield from turn.ask("session/request_permission", {"toolCall": call, "options": OPTIONS})
@@ -245,14 +248,14 @@ def permission(turn: FakeAcpTurn, step: ScriptStep) -> Act:
 
 @VERBS.verb("request", "METHOD [JSON]")
 def request(turn: FakeAcpTurn, step: ScriptStep) -> Act:
-    """Ask the client anything, and say what was answered."""
+    """Send the client a request with any METHOD, and say the answer."""
     answer = yield from turn.ask(step.word(0), json.loads(step.word(1, "{}")))
     turn.say(f"answered {json.dumps(answer.get('result') if 'result' in answer else answer['error']['message'])}")
 
 
 @VERBS.verb("terminal", "LINE")
 def terminal(turn: FakeAcpTurn, step: ScriptStep) -> Act:
-    """COMMAND: run it in a terminal of the client's, and say what it wrote and how it ended."""
+    """COMMAND: run it in a terminal of the client; say its output and its exit code."""
     program, *args = shlex.split(step.word(0))
     created = yield from turn.ask("terminal/create", {"command": program, "args": args})
     if "error" in created:
@@ -267,49 +270,49 @@ def terminal(turn: FakeAcpTurn, step: ScriptStep) -> Act:
 
 @VERBS.verb("never")
 def never(turn: FakeAcpTurn, step: ScriptStep) -> None:
-    """This prompt has no answer, cancelled or not."""
+    """Never answer this prompt, cancelled or not."""
     turn.instead = []
 
 
 @VERBS.verb("silence")
 def silence(turn: FakeAcpTurn, step: ScriptStep) -> None:
-    """Nothing: the turn ends without a word."""
+    """Do nothing; the turn ends without text."""
 
 
 @VERBS.verb("stop", "LINE")
 def stop(turn: FakeAcpTurn, step: ScriptStep) -> None:
-    """REASON: how the turn ends."""
+    """REASON: set the stop reason of the turn."""
     turn.reason = step.word(0)
 
 
 @VERBS.verb("error", "LINE")
 def error(turn: FakeAcpTurn, step: ScriptStep) -> None:
-    """CODE MESSAGE: the prompt is answered with an error."""
+    """CODE MESSAGE: answer the prompt with an error."""
     code, _, message = step.word(0).partition(" ")
     turn.error = {"code": int(code), "message": message}
 
 
 @VERBS.verb("late", "LINE")
 def late(turn: FakeAcpTurn, step: ScriptStep) -> None:
-    """WORDS: say them after the answer to the prompt."""
+    """LINE: say it after the answer to the prompt."""
     turn.after.append(lambda: turn.update("agent_message_chunk", content={"type": "text", "text": step.word(0)}))
 
 
 @VERBS.verb("twice")
 def twice(turn: FakeAcpTurn, step: ScriptStep) -> None:
-    """The prompt is answered a second time."""
+    """Answer the prompt a second time."""
     turn.after.append(lambda: turn.agent.write({"id": turn.id, "result": {"stopReason": "end_turn"}}))
 
 
 @VERBS.verb("stray", "LINE")
 def stray(turn: FakeAcpTurn, step: ScriptStep) -> None:
-    """ID: an answer to a request that nobody made, or made long ago."""
+    """ID: answer a request that the client never sent, or sent long ago."""
     turn.agent.write({"id": json.loads(step.word(0)), "result": {"stopReason": "end_turn"}})
 
 
 @VERBS.verb("huge", "BYTES")
 def huge(turn: FakeAcpTurn, step: ScriptStep) -> None:
-    """The answer is so long, and its id comes last."""
+    """Answer with a filler of BYTES; the id is the last member of the message."""
     filler = b"x" * step.integer(0)
     line = b'{"jsonrpc":"2.0","result":{"_meta":{"filler":"%s"},"stopReason":"end_turn"},"id":%d}\n'
     turn.instead = [line % (filler, turn.id)]
@@ -317,7 +320,7 @@ def huge(turn: FakeAcpTurn, step: ScriptStep) -> None:
 
 @VERBS.verb("mode", "LINE")
 def mode(turn: FakeAcpTurn, step: ScriptStep) -> None:
-    """MODE: change it by itself."""
+    """MODE: change the mode without a request from the client."""
     mode = step.word(0)
     turn.conversation.mode = mode
     turn.update("current_mode_update", currentModeId=mode)
@@ -325,5 +328,5 @@ def mode(turn: FakeAcpTurn, step: ScriptStep) -> None:
 
 @VERBS.verb("status")
 def status(turn: FakeAcpTurn, step: ScriptStep) -> None:
-    """Say which mode and model this conversation has."""
+    """Say the mode and the model of this conversation."""
     turn.say(f"{turn.conversation.mode} {turn.conversation.model}")

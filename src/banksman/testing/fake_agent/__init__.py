@@ -1,11 +1,13 @@
-"""A scripted agent that misbehaves: a real process that speaks Claude's stream-json, and does what a test tells it.
+"""Scripted agent that misbehaves on demand: a real process that speaks Claude's stream-json.
 
-    command = fake_agent.command({"prompt 1": ["say hello", "at result exit 3"]}, evidence=folder, memory=other)
+    script = {"prompt 1": ["say hello", "at result exit 3"]}
+    command = fake_agent.command(script, evidence=folder, memory=other)
     session = await host.open("claude", command=command)
     turn = await session.ask("@@stream 3 0.01\\n@@touch /tmp/…/reached\\n@@hang")
 
-What a script looks like is in `script.py`; the words it may use are `VERBS` and `POINTS`, each with a line that says
-what it means. A word that is not there ends the agent with code 64, loudly. `Evidence` reads what the processes left.
+`claude_turn.py` describes the form of a script. A script uses the verbs in `VERBS` and the points
+in `POINTS`; each has a line that describes it. An unknown word ends the agent with code 64 and a
+message on stderr. `Evidence` reads the files that the processes leave.
 """
 
 from __future__ import annotations
@@ -35,18 +37,21 @@ def command(
     memory: str | os.PathLike[str] | None = None,
     remembers_at_home: bool = False,
 ) -> list[str]:
-    """The words that start a fake agent with this script; what is added to them is recorded, and ignored.
+    """Return the command line that starts a fake agent with this script.
 
-    `evidence`: a folder where each process leaves what it was given. `memory`: a folder that keeps conversations, for
-    `--resume` to find and `--fork-session` to copy. `remembers_at_home`: they are kept where Claude keeps them, in the
-    home of whoever starts it. Raises `ScriptError` if the script cannot be meant.
+    The agent records further arguments and otherwise ignores them. `evidence`: folder where each
+    process records its input. `memory`: folder that keeps conversations, for `--resume` to find and
+    `--fork-session` to copy. `remembers_at_home`: keep the conversations where Claude keeps them,
+    in the home folder of the user that starts the agent. Raises `ScriptError` if the script is
+    invalid.
     """
     Script(script)
     words = start_words(__file__, f"--fake-script={json.dumps(sections_of(script))}", evidence=evidence, memory=memory)
     return [*words, "--fake-memory=~"] if remembers_at_home and memory is None else words
 
 
-# Loaded when first used: the agent imports this package at its start, and needs none of it.
+# Imported on first use: the agent imports this package when it starts and needs none of these
+# names.
 _LAZY = {"Evidence": "Evidence", "Process": "ProcessEvidence", "unused_verbs": "unused_verbs"}
 
 

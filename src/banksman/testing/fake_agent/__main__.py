@@ -1,7 +1,8 @@
-"""Entry of the fake agent: `python -m banksman.testing.fake_agent`, or by its path in an isolated interpreter.
+"""Entry point of the fake agent, as `python -m banksman.testing.fake_agent` or by its path.
 
-`python -I -S __main__.py` starts in half the time: it has neither site-packages nor the script's folder on its path.
-The one folder it needs is put there by hand, last. With `--replay FILE` it follows a recording instead of a script.
+`python -I -S __main__.py` starts in half the time, because its path has neither site-packages nor
+the folder of the script. This module therefore appends the one folder that it needs. With `--replay
+FILE` the agent follows a recording instead of a script.
 """
 
 import sys

@@ -1,10 +1,12 @@
-"""The fake Claude as a process: what it reads, how it answers, and when it ends.
+"""Process of the fake Claude: reads frames, answers control requests, runs turns, and exits.
 
-One thread and one `select`, so it reads while it streams. Prompts go through one task in the order they were read, and
-another runs the turns: it takes all that is queued at once, as Claude merges what it was sent while busy. Control
-requests are answered beside both.
+The process has one thread and one `select`, so it reads while it streams. One task takes in the
+prompts in the order in which they were read. Another task runs the turns. It takes all queued
+prompts as one turn, as Claude merges the prompts that it receives while it is busy. Further tasks
+answer control requests concurrently.
 
-It ends by itself in any case: soon after its stdin, later when something keeps it, and by an alarm at the very last.
+The process always ends without help: soon after the end of stdin, later if a turn is still busy,
+and by an alarm in every other case.
 """
 
 from __future__ import annotations
@@ -38,9 +40,11 @@ if TYPE_CHECKING:
     from banksman.testing.fake_agent.frames import Frame
     from banksman.testing.fake_process import Act
 
-# A process that hears nothing for so long ends itself. One that is used, as in a soak, lives on.
+# A process that reads nothing for this time ends. Each read restarts the time, so a process in a
+# soak test continues to live.
 SILENCE_SECONDS_MAX = 120
-# A real agent that is busy outlives its stdin and its parent, and so do we, long enough for a test to see who is left.
+# A real agent that is busy outlives its stdin and its parent. The fake does too, long enough for a
+# test to see which processes are left.
 EOF_SECONDS_MAX = 30.0
 ORPHAN_SECONDS_MAX = 20.0
 LINE_BYTES_MAX = 64 * 1024 * 1024
@@ -54,21 +58,25 @@ class FakeClaudeAgent(FakeClaudeProcess):
     def __init__(self, script: Script, memory: Memory, record: FakeRecord, argv: Sequence[str]) -> None:
         super().__init__(script, memory, record, argv)
         self.script = script
-        self.inbox: list[Frame] = []  # User frames that were read and not looked at.
+        self.inbox: list[Frame] = []  # User frames that were read and not yet taken in.
         self.queue: list[FakePrompt] = []
         self.is_taking_in = False
         self.has_started = False
         self.input = bytearray()
         self.next_read_at = 0.0
         self.orphan_at: float | None = None
-        self.holding = 0  # Tasks that must be over before EOF may end us.
+        # Number of tasks that must end before the end of stdin may end the process.
+        self.holding = 0
         self.parent = os.getppid()
         self.wakeup = -1
 
-    # ── The loop ──
+    # ── Event loop ──
 
     def run(self, missing: str) -> None:
-        """Serve until there is a reason to end. `missing`: the conversation to resume, which nobody knows."""
+        """Serve until the process has a reason to end.
+
+        `missing`: the id of the conversation to resume, if that conversation does not exist.
+        """
         self._hear_signals()
         self.spawn(self._start(missing))
         while True:
@@ -107,7 +115,7 @@ class FakeClaudeAgent(FakeClaudeProcess):
         signal.alarm(SILENCE_SECONDS_MAX)
         self.record.stdin(data)
         self.next_read_at = time.monotonic() + self.read_seconds if self.read_seconds else 0.0
-        # An unterminated last line is a line.
+        # At the end of stdin, an unterminated last line counts as a line.
         self.input += data or b"\n"
         if b"\n" in (data or b"\n"):
             *lines, rest = self.input.split(b"\n")
@@ -142,8 +150,9 @@ class FakeClaudeAgent(FakeClaudeProcess):
                 self.fail("the parent went long ago", 75)
 
     def _hear_signals(self) -> None:
-        """Claude ends on TERM and HUP without a word, and on INT as if interrupted."""
-        # Its default action is the kernel's, so it ends us in whatever we are stuck.
+        """Install signal handlers: TERM and HUP end Claude silently, INT interrupts it."""
+        # SIGALRM keeps its default action, which the kernel performs. It ends the process even if
+        # the process is blocked.
         signal.alarm(SILENCE_SECONDS_MAX)
         signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(143))
         signal.signal(signal.SIGHUP, lambda _number, _frame: os._exit(129))
@@ -162,10 +171,13 @@ class FakeClaudeAgent(FakeClaudeProcess):
             yield Wait(when=lambda: turn.phase is FakePhase.OVER)
         yield from self.leave(0)
 
-    # ── What is read ──
+    # ── Input ──
 
     def _understand(self, line: bytearray) -> None:
-        """One line. Claude ends at one that is no JSON, and takes no notice of one that is no object."""
+        """Parse one line.
+
+        Claude exits at a line that is not JSON, and ignores JSON that is not an object.
+        """
         try:
             frame: object = json.loads(line.decode(errors="replace"))
         except ValueError:
@@ -195,7 +207,7 @@ class FakeClaudeAgent(FakeClaudeProcess):
                 pass
 
     def _take_in(self) -> Act:
-        """Each prompt in the order they came: read, then `queued`, then in the queue."""
+        """Take in each prompt in its order: read it, report it as `queued`, then queue it."""
         while True:
             yield Wait(when=lambda: bool(self.inbox))
             frame = self.inbox.pop(0)
@@ -218,7 +230,7 @@ class FakeClaudeAgent(FakeClaudeProcess):
             self.is_taking_in = False
 
     def _run_turns(self) -> Act:
-        """One turn after the other. All that is queued when one begins is one turn."""
+        """Run one turn after the other; each takes all prompts that are queued when it begins."""
         while True:
             yield Wait(when=lambda: bool(self.queue) and self.turn is None and not self.is_taking_in)
             prompts, self.queue = self.queue, []
@@ -260,7 +272,7 @@ class FakeClaudeAgent(FakeClaudeProcess):
             self.write(frames.answered(request_id, {"mode": self.mode}))
 
     def _interrupt(self, request_id: str, *, is_dropping: bool) -> Act:
-        """Ack, then boundary: or whichever of the two the script wants, in the order it wants them."""
+        """Ack an interrupt, then write the boundary; the script may omit or reorder them."""
         yield from (self.turn or self.process).pass_point("interrupt")
         turn = self.turn
         how = (turn or self.process).settings.on_interrupt
@@ -297,18 +309,21 @@ class FakeClaudeAgent(FakeClaudeProcess):
         yield from (turn or self.process).pass_point("acked")
 
     def cut(self, turn: FakeClaudeTurn, how: str) -> None:
-        """End the content of a turn where it waits; it may have ended by itself meanwhile."""
+        """End the content of a turn inside its current wait.
+
+        Does nothing if the turn has already ended.
+        """
         if turn is self.turn and turn.phase < FakePhase.CUT and turn.task is not None and turn.task.wait is not None:
             self.advance(turn.task, CutShort(how))
 
     def fail(self, why: str, code: int = EXIT_USAGE) -> NoReturn:
-        """End the process loudly and at once."""
+        """Write the reason to stderr and end the process immediately."""
         os.write(2, f"fake_agent: {why}\n".encode(errors="replace"))
         os._exit(code)
 
 
 def _text_of(content: object) -> str:
-    """The text of a message: it is one string, or blocks of which some are text."""
+    """Return the text of a message; its content is a string or a list of blocks."""
     if isinstance(content, str):
         return content
     texts: list[str] = []
@@ -319,7 +334,10 @@ def _text_of(content: object) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run as the process that `argv` describes. Flags that are not ours are kept in the record and mean nothing."""
+    """Run as the process that `argv` describes.
+
+    Unknown flags are recorded and otherwise ignored.
+    """
     options = _options(argv)
     record = FakeRecord(options.get("--fake-evidence"), argv)
     memory = Memory(_folder(options.get("--fake-memory")), options.get("--resume") or options.get("--session-id") or "")
@@ -347,7 +365,10 @@ def _refuse(why: str, code: int) -> NoReturn:
 
 
 def _folder(memory: str | None) -> str | None:
-    """As Claude has it: for each folder that it works in, one in its own that is named by its path."""
+    """Return the folder of conversations; "~" means the place that Claude uses.
+
+    Claude keeps one folder for each working directory, named after its path.
+    """
     if memory != "~":
         return memory
     named = "".join(each if each.isascii() and each.isalnum() else "-" for each in os.getcwd())
@@ -359,7 +380,7 @@ def _mapping(text: str) -> Mapping[str, Sequence[str]]:
 
 
 def _options(argv: Sequence[str]) -> dict[str, str]:
-    """The flags that mean something to us, as `--flag=value` or `--flag value`."""
+    """Parse the flags that the fake agent uses, as `--flag=value` or `--flag value`."""
     ours = ("--fake-script", "--fake-evidence", "--fake-memory", "--resume", "--session-id")
     found: dict[str, str] = {}
     for index, word in enumerate(argv):

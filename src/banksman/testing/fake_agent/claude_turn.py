@@ -1,26 +1,32 @@
-"""One turn of the fake Claude: its prompts, its frames, and how it ends; and the state of the process that it changes.
+"""Turns, scripts and process state of the fake Claude.
+
+A turn passes these stages:
 
     read → queued → started → init → content → result → completed
 
-A turn of the agent's own has no prompts, and so neither lifecycle nor user_message_uuids. Frames that belong to no turn
-(a script may want some) are those of the process's own `FakeClaudeTurn`, which is never run; its settings are what
-every turn begins with.
+The agent may open a turn without a prompt. That turn has neither lifecycle frames nor
+user_message_uuids. A script may also write frames outside of any turn. These belong to the
+`FakeClaudeTurn` of the process, which never runs. Every turn starts with a copy of its settings.
 
-The script of the fake Claude: its sections, the points of its turns, and which step is done when.
+A script defines the behaviour of the agent. It is a mapping from sections to steps, or only the
+steps of the process:
 
-A script is what a test says shall happen. It is a mapping of sections to steps, or only the steps of the process:
+    {"process": ["split 7"], "process 2": […],
+     "prompt": […], "prompt 2": […], "prompt what is 2+2?": […]}
 
-    {"process": ["split 7"], "process 2": […], "prompt": […], "prompt 2": […], "prompt what is 2+2?": […]}
+- `process` applies to every process of a conversation, and `process N` to the Nth. The agent
+  performs their steps once, when the process starts.
+- `prompt TEXT` applies to the prompts with exactly that text. Otherwise `prompt N` applies to the
+  Nth prompt that the conversation has read. Otherwise `prompt` applies.
+- The agent counts processes and prompts over the conversation if it has a memory, else within the
+  process.
+- Lines of a prompt that begin with `@@` are steps too. They follow the steps of the script.
 
-`process` holds for every process of a conversation and `process N` for its Nth; their steps are performed once, at the
-start. `prompt TEXT` is for the prompts with exactly that text, else `prompt N` for the Nth prompt that the conversation
-has read, else `prompt` for any. Processes and prompts are counted over the conversation when the agent has a memory,
-else within the process. Lines of a prompt that begin with `@@` are steps too, and come after those of the script.
-
-A step is `VERB ARGUMENTS`, or `at POINT VERB ARGUMENTS` for what is to happen at a point of the turn instead of in its
-content. A turn without content says its prompt back. Each step is done once: one of the process that names a point, the
-first time that any turn passes it. Settings (`omit`, `refuse`, `on_interrupt`) hold from before `read`, wherever they
-stand.
+A step is `VERB ARGUMENTS` and belongs to the content of the turn. `at POINT VERB ARGUMENTS` is
+performed at a point of the turn instead. A turn without content echoes its prompt. Each step is
+performed once. A step of the process that names a point is performed the first time that any turn
+passes that point. Settings (`omit`, `refuse`, `on_interrupt`) apply from before `read`, at any
+place in the script.
 """
 
 from __future__ import annotations
@@ -41,7 +47,8 @@ if TYPE_CHECKING:
     from banksman.testing.fake_script import ScriptStep
 
 
-# Each point is passed just after what it names: a frame was written, or a request was read and not yet answered.
+# A turn passes each point just after the event it names: a frame was written, or a request was read
+# and not yet answered.
 POINTS = {
     "start": "the process has started and has read nothing; the only point of a process's step that names none",
     "initialize": "initialize was read",
@@ -57,14 +64,14 @@ POINTS = {
     "eof": "stdin came to its end",
 }
 
-# `verbs` enters them.
+# The `verbs` module registers the verbs.
 VERBS = VerbTable(POINTS)
 
 READ_BYTES_MAX = 65536
 
 
 class Plan:
-    """The steps of one process or turn, by when they are done."""
+    """Steps of one process or turn: settings, content, and hooks by point."""
 
     __slots__ = ("content", "hooks", "settings")
 
@@ -78,7 +85,7 @@ class Plan:
 
     @classmethod
     def joined(cls, plans: Sequence[Plan]) -> Plan:
-        """The steps of several, as if one had them all."""
+        """Return one plan with the steps of all `plans`."""
         whole = cls()
         for plan in plans:
             whole.settings += plan.settings
@@ -88,12 +95,12 @@ class Plan:
         return whole
 
     def take(self, point: str) -> list[ScriptStep]:
-        """What is hooked to a point, once: the next time that the point is passed there is nothing."""
+        """Remove and return the steps of a point, so that each step is performed once."""
         return self.hooks.pop(point, [])
 
 
 class Script:
-    """All sections, parsed."""
+    """A parsed script: steps by section."""
 
     __slots__ = ("sections",)
 
@@ -115,7 +122,7 @@ class Script:
         return []
 
     def steps(self) -> Iterator[ScriptStep]:
-        """Every step, with those nested in others."""
+        """Yield every step, including nested steps."""
         for steps in self.sections.values():
             for step in steps:
                 yield step
@@ -123,7 +130,7 @@ class Script:
 
 
 def sections_of(script: Mapping[str, Sequence[str]] | Sequence[str]) -> dict[str, list[str]]:
-    """The long form of a script: steps alone are those of the process."""
+    """Return the long form of a script: a plain list of steps becomes the section `process`."""
     if isinstance(script, str):
         raise ScriptError(f"a script is a mapping or a list of steps, not the one text {script!r}")
     if hasattr(script, "items"):
@@ -132,18 +139,21 @@ def sections_of(script: Mapping[str, Sequence[str]] | Sequence[str]) -> dict[str
 
 
 def echo(words: str) -> ScriptStep:
-    """What a prompt gets that asks for nothing: itself."""
+    """Return the step for a prompt without steps: say the prompt back."""
     return ScriptStep("", VERBS["say"], [words or "ok"], nested=[], text="say", where="echo")
 
 
 class FakePhase(enum.IntEnum):
-    """How far a turn has come. CUT: an interrupt has ended its content, and the boundary is still to be written."""
+    """Progress of a turn.
+
+    CUT: an interrupt has ended the content, and the boundary is not written yet.
+    """
 
     NEW, STARTED, OPEN, CUT, ENDED, OVER = range(6)
 
 
 class FakePrompt:
-    """A user frame that was read."""
+    """A user frame that the agent has read, with its plan and settings."""
 
     __slots__ = ("plan", "settings", "text", "uuid")
 
@@ -155,7 +165,7 @@ class FakePrompt:
 
 
 class FakeSettings:
-    """What a turn leaves out, which requests it refuses, and what it does when it is interrupted."""
+    """Frames that a turn omits, requests that it refuses, and its reaction to an interrupt."""
 
     __slots__ = ("omitted", "on_interrupt", "refused")
 
@@ -171,7 +181,7 @@ class FakeSettings:
 
 
 class FakeQuestion:
-    """A permission, or anything else, that was asked for, and its answer when there is one."""
+    """A pending permission or other request to the host, and its answer once it arrives."""
 
     __slots__ = ("answer", "id")
 
@@ -181,7 +191,7 @@ class FakeQuestion:
 
 
 class FakeClaudeProcess(ScriptAgent):
-    """What the turns of one process share, and what their steps change. `claude_agent` adds what is read."""
+    """State that the turns of one process share; `claude_agent` adds the input."""
 
     def __init__(self, script: Script, memory: Memory, record: FakeRecord, argv: Sequence[str]) -> None:
         super().__init__(record)
@@ -219,7 +229,7 @@ class FakeClaudeProcess(ScriptAgent):
 
 
 class FakeClaudeTurn:
-    """The state of a turn, and the only place where its frames are written."""
+    """State of a turn, and the only writer of its frames."""
 
     def __init__(
         self,
@@ -239,7 +249,7 @@ class FakeClaudeTurn:
         self.task: AgentTask | None = None
         self.remaining: list[ScriptStep] = [*plan.content]
         self.answer = ""
-        self.streamed = ""  # What was streamed of a message that is not yet complete.
+        self.streamed = ""  # Streamed part of an incomplete message.
         self.message_id = f"msg_{new_id()}"
         self.is_streaming = False
         self.tool_use_id = ""
@@ -247,10 +257,13 @@ class FakeClaudeTurn:
         self.denials: list[Frame] = []
         self.last_state = ""
 
-    # ── The course of a turn ──
+    # ── Stages of a turn ──
 
     def run(self) -> Act:
-        """The whole turn. Only the agent's runner, or a verb that opens a turn of the agent's own, does this."""
+        """Run the whole turn.
+
+        Only the runner of the agent and the verb `own` call this.
+        """
         agent = self.agent
         assert agent.turn is None
         agent.turn, self.task = self, agent.current
@@ -293,18 +306,18 @@ class FakeClaudeTurn:
                 self.emit({**replay, "parent_tool_use_id": None, "uuid": prompt.uuid, "isReplay": True})
 
     def perform(self) -> Act:
-        """The content: each step in turn, as long as none takes the rest away."""
+        """Perform the content step by step; the verb `detach` removes the remaining steps."""
         while self.remaining:
             yield from self.agent.perform(self.remaining.pop(0), self)
 
     def pass_point(self, point: str) -> Act:
-        """Let those run who wait for this point, then do what is hooked to it."""
+        """Run the tasks that wait for this point, then perform the steps hooked to it."""
         self.agent.signal(point)
         for step in (*self.plan.take(point), *self.agent.process.plan.take(point)):
             yield from self.agent.perform(step, self)
 
     def _abort(self) -> Act:
-        """The end of an interrupted turn, frame by frame as recorded."""
+        """Write the end of an interrupted turn, with the same frames as a recorded one."""
         suffix = ""
         if self.is_streaming and self.streamed:
             self.assistant({"type": "text", "text": self.streamed})
@@ -319,10 +332,13 @@ class FakeClaudeTurn:
             yield from self.fail(diagnostic, reason)
         self.lifecycle("cancelled")
 
-    # ── What a turn says ──
+    # ── Output ──
 
     def emit(self, frame: Frame, *, uuids: bool = False) -> None:
-        """Write a frame, with the ids that the agent gives it: the session's, and those of the prompts it answers."""
+        """Write a frame with the session id.
+
+        `uuids`: also add the uuids of the prompts that the frame answers.
+        """
         frame["session_id"] = self.agent.session_id
         known = [prompt.uuid for prompt in self.prompts if prompt.uuid]
         if uuids and known and not self.is_omitted("uuids"):
@@ -335,7 +351,7 @@ class FakeClaudeTurn:
         return what in self.settings.omitted
 
     def lifecycle(self, state: str) -> None:
-        """What became of the prompts of this turn."""
+        """Report a state for each prompt of this turn."""
         for prompt in self.prompts:
             if state != "completed" or not self.is_omitted("completed"):
                 self._emit_lifecycle(prompt, state)
@@ -390,9 +406,10 @@ class FakeClaudeTurn:
         self.tool_use_id = ""
 
     def succeed(self, text: str, *, api_error_status: int | None = None, members: Frame | None = None) -> Act:
-        """The boundary of a turn that went well, or of one whose model call failed: that too is called a success.
+        """Write the boundary of a successful turn.
 
-        `members` come in place of its own.
+        Claude also uses the subtype `success` for a turn whose model call failed. `members`:
+        replace members of the frame.
         """
         is_error = api_error_status is not None
         reason = "api_error" if is_error else "completed"
@@ -400,7 +417,7 @@ class FakeClaudeTurn:
         yield from self._bound({**frame, "api_error_status": api_error_status, "result": text, **(members or {})})
 
     def fail(self, text: str, terminal_reason: str | None = None) -> Act:
-        """The boundary of a turn that did not run to its end. It has errors and no text."""
+        """Write the boundary of a turn that did not run to its end: errors and no text."""
         index = self.agent.count_result()
         frame = frames.result("error_during_execution", is_error=True, terminal_reason=terminal_reason, index=index)
         yield from self._bound({**frame, "errors": [text]})

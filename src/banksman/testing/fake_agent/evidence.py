@@ -1,4 +1,4 @@
-"""The test's side of the fake agent: what its processes left in the evidence folder, and which words nobody uses."""
+"""Read the evidence that fake agent processes leave, and find script verbs that no test uses."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEvidence:
-    """What one process of the agent was given and did."""
+    """Input and performed steps of one agent process."""
 
     pid: int
     stem: Path
 
     @property
     def stdin(self) -> bytes:
-        """Every byte it read, verbatim."""
+        """Every byte that the process read, unchanged."""
         return self._file("stdin").read_bytes()
 
     @property
     def frames(self) -> list[dict[str, Any]]:
-        """The frames it read. Each line must be whole JSON, but for a last one that has no end."""
+        """The frames that the process read.
+
+        Each line must be complete JSON, except for an unterminated last line, which is left out.
+        """
         *lines, _cut = self.stdin.split(b"\n")
         return [json.loads(line) for line in lines if line.strip()]
 
@@ -40,18 +43,18 @@ class ProcessEvidence:
 
     @property
     def env(self) -> list[str]:
-        """The names of its variables."""
+        """The names of the environment variables."""
         return json.loads(self._file("env").read_text())
 
     @property
     def steps(self) -> list[tuple[str, str, str]]:
-        """Each step it reached: where it stands, its verb, its text."""
+        """Each step that the process reached: its place in the script, its verb, its text."""
         lines = self._file("steps").read_text().splitlines()
         return [(where, verb, text) for where, verb, text in map(json.loads, lines)]
 
     @property
     def holders(self) -> list[int]:
-        """The children that it left holding its stdout."""
+        """Pids of the children that hold the stdout of the process open."""
         file = self._file("holder")
         return [int(line) for line in file.read_text().split()] if file.exists() else []
 
@@ -60,7 +63,7 @@ class ProcessEvidence:
 
 
 class Evidence:
-    """An evidence folder: the processes that had it, in the order they started."""
+    """An evidence folder: the processes that wrote to it, in the order of their starts."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -71,7 +74,7 @@ class Evidence:
         return [ProcessEvidence(int(stem.name.rpartition("-")[2]), stem) for stem in stems]
 
     def unused(self, script: Mapping[str, Sequence[str]] | Sequence[str]) -> list[ScriptStep]:
-        """The steps of a script that no process reached."""
+        """Return the steps of a script that no process reached."""
         reached = {where for process in self.processes for where, _verb, _text in process.steps}
         return [step for step in Script(script).steps() if step.where not in reached]
 
@@ -80,9 +83,10 @@ class Evidence:
 
 
 def unused_verbs(sources: Iterable[Path]) -> set[str]:
-    """The verbs, and the choices of those that have some, that no step in these Python files uses.
+    """Return the verbs, and the choices of verbs with choices, that no step in these files uses.
 
-    A step is a string, or a line of one, that parses as one; docstrings do not count.
+    `sources`: Python files. A step is a string literal, or a line of one, that parses as a step.
+    Docstrings do not count.
     """
     wanted = {name for name, verb in VERBS.items() if not verb.choices}
     wanted |= {f"{name} {choice}" for name, verb in VERBS.items() for choice in verb.choices}
@@ -103,7 +107,7 @@ def _uses(text: str) -> Iterator[str]:
 
 
 def _strings(tree: ast.AST) -> Iterator[str]:
-    """Every string of a file that is not a docstring; what an f-string puts in stands as one word."""
+    """Yield every string literal except docstrings; each value in an f-string becomes one word."""
     skipped: set[int] = set()
     for node in ast.walk(tree):
         match node:

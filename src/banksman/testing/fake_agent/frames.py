@@ -1,4 +1,7 @@
-"""The frames that the fake agent writes, in the shapes of Claude Code 2.1.325, each as recorded but for its bulk."""
+"""Frames that the fake agent writes, in the shapes that Claude Code 2.1.325 was recorded with.
+
+Long parts of the recorded frames are left out.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,7 @@ def message(message_id: str, content: list[Frame], model: str) -> Frame:
 
 
 def assistant(message_id: str, block: Frame, model: str) -> Frame:
-    """One content block; the stop reason of the message inside is always null."""
+    """Return an assistant frame with one content block; its message has a null stop reason."""
     return {
         "type": "assistant",
         "message": message(message_id, [block], model),
@@ -169,7 +172,7 @@ def control_request(request_id: str, request: Frame) -> Frame:
 
 
 def result(subtype: str, *, is_error: bool, terminal_reason: str | None, index: int) -> Frame:
-    """What all results have; the text or the errors are the caller's to add."""
+    """Return the members that all results have. The caller adds the text or the errors."""
     frame: Frame = {
         "type": "result",
         "subtype": subtype,

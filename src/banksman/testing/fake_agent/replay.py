@@ -1,22 +1,26 @@
-"""An agent that says again what one was recorded to say: `--replay FILE`, whatever else the command line has.
+"""Agent that replays a recording: `--replay FILE`, whatever other arguments it has.
 
-The file is a bundle (store/bundle.py), or a recording of the wire: one JSON object a line with `t`, `d` ("in", "out",
-"err", "ev") and `v`. Frames are said in their order and at once. Before what the agent said *after* it was told
-something, it waits until it is told the same: a prompt, a request of that subtype, an answer to that question. What
-the host does rests on what it was told before, so whatever it did in the recording it will come to do again.
+The file is a bundle (store/bundle.py) or a recording of the wire. A recording of the wire has one
+JSON object a line with `t`, `d` ("in", "out", "err", "ev") and `v`. The agent writes the recorded
+frames in their order, without delays. Where the recorded agent had read a frame, the replay waits
+for an equal frame: a prompt, a request of that subtype, or an answer to that question. The actions
+of the host depend only on the frames it received before. The host therefore repeats every action of
+the recording.
 
-What is different this time is what the host makes up, the uuids of its prompts and the names of its requests: the
-recorded ones are replaced by the ones that came. All else is said byte for byte.
+The host generates new uuids for its prompts and new ids for its requests. The replay replaces the
+recorded ones with the ones that arrived. It writes all other bytes unchanged.
 
-    A request that was never made in the recording      is answered, with success and nothing else.
-    An interrupt that was repeated until it was taken   is not waited for again, and its answer not said.
-    A prompt more than were recorded                    ends the agent, with code 64.
-    A process that died by itself                       does so again, with its code.
-    One that was stopped, or lives                      waits for the end of its stdin, or for a signal.
-    Several processes of one session                    are told apart by their first request, which numbers them.
+    A request that is not in the recording              is answered with an empty success.
+    An interrupt repeated until the agent took it       is not awaited again, nor answered.
+    More prompts than the recording has                 end the agent with code 64.
+    A process that died without being stopped           dies again, with its code.
+    A process that was stopped, or still lives          waits for the end of stdin, or for a signal.
+    Several processes of one session                    are told apart by their first request id.
 
-Codex's and ACP's recordings are not played: their replies have other names. What the agent wrote to stderr is not in a
-bundle, but for one thing: a conversation that could not be resumed is known by what it writes there, and it is written.
+Recordings of Codex and ACP are not supported, because their replies have other names. A bundle does
+not contain stderr, so its replay writes nothing there, with one exception. The host recognises a
+failed resume by a message on stderr. The replay writes that message where the bundle records a lost
+context.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
 
     from banksman.testing.fake_agent.frames import Frame
 
-    # What is done: "hear", "say", "err", "exit", and with what.
+    # An action ("hear", "say", "err" or "exit") and its value.
     Step: TypeAlias = tuple[str, Any]
 
 FLAG = "--replay"
@@ -46,17 +50,18 @@ LINE_BYTES_MAX = 64 * 1024 * 1024
 EXIT_USAGE = 64
 FORGOTTEN = b"No conversation found\n"
 
-# Words of a recording's own for what is no death of the process's own.
+# Events of a recording that tell a stopped process from a process that died.
 _CLOSED = "stdin closed"
 _EXITED = "exit "
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """Play the file that `argv` names, to its end."""
+    """Replay the file that `argv` names, to its end."""
     place = next(index for index, word in enumerate(argv) if word.partition("=")[0] == FLAG)
     _, equals, value = argv[place].partition("=")
     path = value if equals else "".join(argv[place + 1 : place + 2])
-    # Its default action is the kernel's, so it ends us in whatever we are stuck.
+    # SIGALRM keeps its default action, which the kernel performs. It ends the process even if the
+    # process is blocked.
     signal.alarm(LIFE_SECONDS_MAX)
     signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(143))
     signal.signal(signal.SIGHUP, lambda _number, _frame: os._exit(129))
@@ -68,11 +73,11 @@ def main(argv: Sequence[str]) -> NoReturn:
     Player(lives).play()
 
 
-# ── What is in the file ──
+# ── Parsing the file ──
 
 
 def read(lines: Sequence[bytes]) -> list[list[Step]]:
-    """What each process of the recording did, in their order. Raises ValueError if it is no recording."""
+    """Return the steps of each recorded process, in order. Raises ValueError for any other file."""
     values: list[Any] = [json.loads(line) for line in lines if line.strip()]
     if not values or not all(isinstance(value, dict) for value in values):
         raise ValueError("a JSON object a line is wanted")
@@ -120,8 +125,14 @@ def _lives_of_bundle(values: Sequence[Frame]) -> list[list[Step]]:
 
 
 def _is_own_death(rest: Sequence[Frame], turns: set[str]) -> bool:
-    """Whether a process ended by itself. What comes after tells: a turn that was open failed by it; if none was, the
-    session was not closed and has not left, because then it was asked to end."""
+    """Tell whether a process died without being asked to end.
+
+    The later events decide:
+
+    - If a turn was open, the exit of the process made the turn fail.
+    - If no turn was open, the session was neither closed nor left. The host asks the process to end
+      in both of these cases.
+    """
     if not turns:
         return all(later["kind"] not in ("session.closed", "session.left") for later in rest)
     ends: list[Frame] = [later.get("body") or {} for later in rest if later["kind"] == "turn.ended"]
@@ -143,7 +154,8 @@ def _life_of_recording(values: Sequence[Frame]) -> list[Step]:
             case "in", frame:
                 life.append(("hear", frame))
             case "out", frame:
-                # How it was spaced is not known any more; this is how the agent most likely had it.
+                # The recording does not keep the original spacing. The agent most likely used this
+                # one.
                 life.append(("say", json.dumps(frame, ensure_ascii=False, separators=(",", ":")).encode()))
             case "err", str(text):
                 life.append(("err", text.encode()))
@@ -160,19 +172,19 @@ def _frame_of(value: Frame) -> bytes:
     return base64.b64decode(value["frame64"]) if "frame64" in value else value["frame"].encode()
 
 
-# ── How it is played ──
+# ── Playing the steps ──
 
 
 class Player:
-    """One process. It waits in one place only, for the next line of its stdin."""
+    """Player of one process. It waits in one place only: for the next line of stdin."""
 
     def __init__(self, lives: list[list[Step]]) -> None:
         self.lives = lives
         self.life: list[Step] = []
         self.input = b""
-        # What was heard and not waited for yet, with what it is.
+        # Frames that were read before the player waited for them, with their labels.
         self.heard: list[tuple[str, Frame]] = []
-        # Each uuid of a prompt that was recorded, with the one that came in its place; and each name of a request.
+        # Recorded prompt uuids mapped to the uuids that arrived instead; likewise the request ids.
         self.uuids: dict[bytes, bytes] = {}
         self.requests: dict[str, str] = {}
         self.unasked: set[str] = set()
@@ -197,7 +209,10 @@ class Player:
         os._exit(0)
 
     def _choose(self) -> list[Step]:
-        """Which of the processes we are: that whose first request has the name of ours. Else the first."""
+        """Choose the recorded process that this process replays.
+
+        It is the one whose first request has the id of the first request read here, else the first.
+        """
         if len(self.lives) == 1 or not self._hear(None):
             return self.lives[0]
         first = self.heard[0][1].get("request_id")
@@ -207,10 +222,10 @@ class Player:
                 return life
         return self.lives[0]
 
-    # ── Hearing ──
+    # ── Input ──
 
     def _await(self, recorded: Frame, label: str, place: int, *, is_optional: bool) -> None:
-        """Until we are told what the agent was told here."""
+        """Wait for the frame that the recorded agent read at this place."""
         came = self._take(label)
         if came is None and is_optional:
             self.unasked.add(str(recorded.get("request_id")))
@@ -236,7 +251,10 @@ class Player:
         return None
 
     def _hear(self, awaited: Sequence[str] | None) -> bool:
-        """Read one frame; False if there will be no more. What is not among `awaited` is not kept; None: all is."""
+        """Read one frame; return False at the end of stdin.
+
+        `awaited`: labels of the frames to keep; None keeps every frame.
+        """
         while b"\n" not in self.input:
             data = os.read(0, READ_BYTES_MAX)
             if not data:
@@ -261,11 +279,11 @@ class Player:
         elif label == "user":
             _leave("the recording has no more prompts", EXIT_USAGE)
         elif frame.get("type") == "control_request":
-            # Nobody was recorded to answer this. The host would wait for it, and for nothing else.
+            # The recording has no answer to this request, and the host would wait for one forever.
             answer = frames.answered(str(frame.get("request_id")), {})
             _write(1, json.dumps(answer, separators=(",", ":")).encode() + b"\n")
 
-    # ── Saying ──
+    # ── Output ──
 
     def _say(self, line: bytes) -> None:
         if b'"control_response"' in line:
@@ -275,13 +293,14 @@ class Player:
             line = said
         found = [uuid for uuid in self.uuids if uuid in line]
         if found:
-            # All at once: one that came in the place of another may be the recorded one of a third.
+            # One pass for all uuids: the new uuid of one prompt may equal the recorded uuid of
+            # another.
             pattern = b"|".join(map(re.escape, found))
             line = re.sub(pattern, lambda match: self.uuids[match[0]], line)
         _write(1, line + b"\n")
 
     def _answer(self, line: bytes) -> bytes | None:
-        """An answer to what was asked this time; None if it was not asked."""
+        """Rewrite a recorded answer for the request of this run; None if there was no request."""
         try:
             frame: Frame = json.loads(line)
         except ValueError:
@@ -300,19 +319,22 @@ class Player:
 
 
 def label_of(frame: Frame) -> str:
-    """What a frame from the host is, as far as it must be the same again."""
+    """Return the part of a host frame that must be the same in recording and replay."""
     match frame:
         case {"type": "control_request", "request": {"subtype": str(subtype)}}:
             return subtype
         case {"type": "control_response", "response": {"request_id": str(request)}}:
-            # The question is ours, and has the name that it had.
+            # This agent asked the question, so the question has the recorded id.
             return f"control_response {request}"
         case _:
             return str(frame.get("type"))
 
 
 def _write(fd: int, data: bytes) -> None:
-    """All of it. A reader that went away is no reason to end: Claude does not mind either."""
+    """Write all of `data`.
+
+    A broken pipe does not end the process: Claude also continues when its reader is gone.
+    """
     try:
         while data:
             data = data[os.write(fd, data) :]

@@ -1,6 +1,6 @@
-"""The verbs of the fake Claude: how a turn speaks, ends and waits, and how the agent misbehaves.
+"""Script verbs of the fake Claude: output, boundaries, waits, and misbehaviour.
 
-Importing this makes `VERBS` whole. What all dialects share is in `fake_script`.
+Importing this module completes `VERBS`. `fake_script` has the verbs that all dialects share.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ def _arguments(text: str) -> Frame:
     return value  # pyright: ignore[reportReturnType]
 
 
-# ── Saying ──
+# ── Output ──
 
 
 @VERBS.verb("think", "TEXT")
 def think(turn: FakeClaudeTurn, step: ScriptStep) -> None:
-    """A thinking_tokens frame and an assistant frame with a thinking block."""
+    """Write a thinking_tokens frame and an assistant frame with a thinking block."""
     turn.emit(frames.thinking_tokens())
     turn.assistant({"type": "thinking", "thinking": step.word(0), "signature": "ZmFrZQ=="})
 
 
 @VERBS.verb("stream", "COUNT SECONDS [TEXT]")
 def stream(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """So many stream_event deltas, each so long after the last, then the assistant frame."""
+    """Write COUNT stream_event deltas, SECONDS apart, then the assistant frame."""
     turn.stream_begin()
     for number in range(step.integer(0)):
         if number and step.seconds(1):
@@ -67,7 +67,7 @@ def stream(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
 
 @VERBS.verb("speak", "SECONDS TEXT")
 def speak(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """This text word by word, a stream_event delta each and so long after the last, then the assistant frame."""
+    """Stream TEXT word by word as stream_event deltas, SECONDS apart, then the assistant frame."""
     turn.stream_begin()
     for number, word in enumerate(_words(step.word(1))):
         if number and step.seconds(0):
@@ -79,14 +79,14 @@ def speak(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
 
 
 def _words(text: str) -> list[str]:
-    """With the space before each, so that together they are the text."""
+    """Split a text into words with their leading space; joined, they give the text."""
     first, *rest = text.split(" ")
     return [first, *(f" {word}" for word in rest)]
 
 
 @VERBS.verb("thinking", "COUNT SECONDS")
 def thinking(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """So many stream_event deltas of thinking, each so long after the last, and nothing else."""
+    """Write COUNT stream_event deltas of thinking, SECONDS apart, and no assistant frame."""
     turn.stream_begin()
     for number in range(step.integer(0)):
         if number and step.seconds(1):
@@ -98,13 +98,13 @@ def thinking(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
 
 @VERBS.verb("tool_use", "NAME [JSON]")
 def tool_use(turn: FakeClaudeTurn, step: ScriptStep) -> None:
-    """An assistant frame that calls a tool; the tool runs until `tool_result`."""
+    """Write an assistant frame that calls a tool; the tool runs until `tool_result`."""
     turn.tool_use(step.word(0), _arguments(step.word(1)))
 
 
 @VERBS.verb("tool_result", "[TEXT]")
 def tool_result(turn: FakeClaudeTurn, step: ScriptStep) -> None:
-    """The user frame with the result of the tool that runs."""
+    """Write the user frame with the result of the running tool."""
     turn.tool_result(step.word(0))
 
 
@@ -137,7 +137,7 @@ def ask(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
 
 @VERBS.verb("ask_withdrawn", "NAME PATH")
 def ask_withdrawn(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """Ask for a permission, and withdraw the question when the path exists."""
+    """Ask for a permission, and withdraw the question when PATH exists."""
     question = _question(turn, step.word(0), {})
     yield from exists(step.word(1))
     turn.agent.write({"type": "control_cancel_request", "request_id": question.id})
@@ -147,7 +147,7 @@ def ask_withdrawn(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
 
 @VERBS.verb("request", "JSON")
 def request(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """A control request with this body (a hook, a tool's message, an elicitation), and wait for the answer."""
+    """Send a control request with this body (hook, elicitation, …); wait for the answer."""
     question = _requested(turn, _arguments(step.word(0)))
     yield Wait(when=lambda: question.answer is not None or turn.agent.eof_at is not None)
     _settled(turn, question)
@@ -155,7 +155,7 @@ def request(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
 
 @VERBS.verb("request_withdrawn", "PATH JSON")
 def request_withdrawn(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """A control request with this body, which is withdrawn when the path exists."""
+    """Send a control request with this body, and withdraw it when PATH exists."""
     question = _requested(turn, _arguments(step.word(1)))
     yield from exists(step.word(0))
     turn.agent.write({"type": "control_cancel_request", "request_id": question.id})
@@ -187,54 +187,54 @@ def _settled(turn: FakeClaudeTurn, question: FakeQuestion) -> None:
     del turn.agent.questions[question.id]
 
 
-# ── Ending a turn ──
+# ── End of a turn ──
 
 
 @VERBS.verb("result", "TEXT")
 def result(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """The boundary, now; a second one is a second boundary."""
+    """Write the boundary now; a second `result` writes a second boundary."""
     yield from turn.succeed(step.word(0))
 
 
 @VERBS.verb("boundary", "JSON")
 def boundary(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """The boundary, with these members in place of its own: a structured_output, a cost, a way to fail, …"""
+    """Write the boundary with these members replaced: structured_output, cost, and so on."""
     yield from turn.succeed(turn.answer, members=_arguments(step.word(0)))
 
 
 @VERBS.verb("error", "TEXT")
 def error(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """The boundary after a failed model call: subtype success with is_error."""
+    """Write the boundary of a failed model call: subtype success with is_error."""
     yield from turn.succeed(step.word(0), api_error_status=400)
 
 
 @VERBS.verb("failure", "TEXT")
 def failure(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """The boundary error_during_execution, with errors and without a text."""
+    """Write the boundary error_during_execution, with errors and without a text."""
     yield from turn.fail(step.word(0))
 
 
 @VERBS.verb("huge_tool_result", "BYTES")
 def huge_tool_result(turn: FakeClaudeTurn, step: ScriptStep) -> None:
-    """The user frame with the result of the tool that runs, whose text alone has so many bytes."""
+    """Write the user frame with the result of the running tool, with a text of BYTES bytes."""
     turn.tool_result("x" * step.integer(0))
 
 
 @VERBS.verb("huge_result", "BYTES")
 def huge_result(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """The boundary, whose text alone has so many bytes."""
+    """Write the boundary with a text of BYTES bytes."""
     yield from turn.succeed("x" * step.integer(0))
 
 
 @VERBS.verb("lifecycle", "queued|started|completed|cancelled")
 def lifecycle(turn: FakeClaudeTurn, step: ScriptStep) -> None:
-    """A command_lifecycle frame for each prompt of the turn, now."""
+    """Write a command_lifecycle frame for each prompt of the turn now."""
     turn.lifecycle(step.word(0))
 
 
 @VERBS.verb("detach")
 def detach(turn: FakeClaudeTurn, step: ScriptStep) -> None:
-    """The turn is over here, unsaid; the steps that follow are done beside the next ones."""
+    """End the turn here without a boundary; perform its remaining steps beside the next turns."""
     rest, turn.remaining = turn.remaining, []
     turn.settings.omitted.update(("result", "completed"))
 
@@ -251,13 +251,13 @@ def detach(turn: FakeClaudeTurn, step: ScriptStep) -> None:
     is_setting=True,
 )
 def omit(turn: FakeClaudeTurn, step: ScriptStep) -> None:
-    """Never write this: in this turn, or in this process."""
+    """Never write this, in this turn or in this process."""
     turn.settings.omitted.add(step.word(0))
 
 
 @VERBS.verb("refuse", "initialize|set_model|set_permission_mode", is_setting=True)
 def refuse(turn: FakeClaudeTurn, step: ScriptStep) -> None:
-    """Answer this request with an error: in this turn, or in this process."""
+    """Answer this request with an error, in this turn or in this process."""
     turn.settings.refused.add(step.word(0))
 
 
@@ -267,13 +267,13 @@ def refuse(turn: FakeClaudeTurn, step: ScriptStep) -> None:
     is_setting=True,
 )
 def on_interrupt(turn: FakeClaudeTurn, step: ScriptStep) -> None:
-    """What an interrupt does: ack and boundary; or without the ack, with it last, without the boundary, …"""
+    """Set the effect of an interrupt: ack and boundary, no ack, late ack, no boundary, …."""
     turn.settings.on_interrupt = step.word(0)
 
 
 @VERBS.verb("own", "task-notification|auto-continuation|none STEPS")
 def own(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """A turn of the agent's own with these steps and this origin, as soon as no other is open."""
+    """Open a turn without a prompt, with this origin and STEPS, once no other turn is open."""
     agent = turn.agent
     if agent.turn is turn:
         raise ScriptError(f"{step!r}: no turn can be opened inside another")
@@ -285,21 +285,21 @@ def own(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     yield from mine.run()
 
 
-# ── Waiting ──
+# ── Waits ──
 
 
 @VERBS.verb("await", "POINT")
 def await_point(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """Until this point is next passed, by whichever turn; what follows happens at that point."""
+    """Wait until any turn passes this point; the next step is performed at that point."""
     yield Wait(point=step.word(0))
 
 
-# ── On the wire ──
+# ── Wire format ──
 
 
 @VERBS.verb("junk", "text|blank|unknown|not_utf8|not_object")
 def junk(turn: FakeClaudeTurn, step: ScriptStep) -> None:
-    """A line that is no frame of the dialect."""
+    """Write a line that is no frame of the dialect."""
     lines = {
         "text": b"Info: this is not for you\n",
         "blank": b"\n  \n\r\n",
@@ -312,7 +312,7 @@ def junk(turn: FakeClaudeTurn, step: ScriptStep) -> None:
 
 @VERBS.verb("half", "TEXT")
 def half(turn: FakeClaudeTurn, step: ScriptStep) -> None:
-    """The first half of an assistant frame; whatever is said next is in the same line."""
+    """Write the first half of an assistant frame; the next output continues the same line."""
     before = len(turn.agent.out.buffer)
     turn.say(step.word(0))
     buffer = turn.agent.out.buffer
@@ -321,7 +321,7 @@ def half(turn: FakeClaudeTurn, step: ScriptStep) -> None:
 
 @VERBS.verb("flood", "COUNT BYTES")
 def flood(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """So many deltas with so many bytes of text each, as fast as they are read."""
+    """Write COUNT deltas with BYTES bytes of text each, as fast as the host reads them."""
     turn.stream_begin()
     event = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "x" * step.integer(1)}}
     for _ in range(step.integer(0)):
@@ -332,13 +332,13 @@ def flood(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
 
 @VERBS.verb("huge", "BYTES")
 def huge(turn: FakeClaudeTurn, step: ScriptStep) -> None:
-    """One assistant frame with so many bytes of text, which is not the result."""
+    """Write one assistant frame with BYTES bytes of text, which is not the result."""
     turn.assistant({"type": "text", "text": "x" * step.integer(0)})
 
 
 @VERBS.verb("split", "BYTES [SECONDS]")
 def split(turn: FakeClaudeTurn, step: ScriptStep) -> None:
-    """From now on write so many bytes at once, and each so long after the last."""
+    """From now on write at most BYTES bytes in one call, SECONDS apart."""
     if not 0 < step.integer(0) <= 4096:
         raise ScriptError(f"{step!r}: pieces are of 1 to 4096 bytes")
     turn.agent.out.piece_bytes, turn.agent.out.pause_seconds = step.integer(0), step.seconds(1)
@@ -346,13 +346,13 @@ def split(turn: FakeClaudeTurn, step: ScriptStep) -> None:
 
 @VERBS.verb("stderr", "TEXT")
 def stderr(turn: FakeClaudeTurn, step: ScriptStep) -> None:
-    """A line on stderr."""
+    """Write a line to stderr."""
     turn.agent.err.put(step.word(0).encode() + b"\n")
 
 
 @VERBS.verb("stderr_flood", "BYTES")
 def stderr_flood(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """So many bytes on stderr, in lines of 100, as fast as they are read."""
+    """Write BYTES bytes to stderr in lines of 100, as fast as the host reads them."""
     left = step.integer(0)
     while left > 0:
         turn.agent.err.put((b"e" * 99 + b"\n")[-left:])
@@ -360,12 +360,12 @@ def stderr_flood(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
         yield from turn.agent.room()
 
 
-# ── As a process ──
+# ── Process behaviour ──
 
 
 @VERBS.verb("ignore", "term|int|eof")
 def ignore(turn: FakeClaudeTurn, step: ScriptStep) -> None:
-    """Take no notice of this; with eof ignored only the alarm is left."""
+    """Ignore this signal or the end of stdin; with eof ignored only the alarm ends the process."""
     if step.word(0) == "term":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     turn.agent.ignored.add(step.word(0))
@@ -373,7 +373,7 @@ def ignore(turn: FakeClaudeTurn, step: ScriptStep) -> None:
 
 @VERBS.verb("stop_reading", "[PATH]")
 def stop_reading(turn: FakeClaudeTurn, step: ScriptStep) -> None:
-    """Read nothing more from stdin, or nothing until the path exists."""
+    """Stop reading stdin, until PATH exists if given."""
     agent = turn.agent
     agent.is_reading = False
 
@@ -387,32 +387,33 @@ def stop_reading(turn: FakeClaudeTurn, step: ScriptStep) -> None:
 
 @VERBS.verb("read_slowly", "BYTES SECONDS")
 def read_slowly(turn: FakeClaudeTurn, step: ScriptStep) -> None:
-    """From now on read so many bytes at once, and each so long after the last."""
+    """From now on read at most BYTES bytes in one call, SECONDS apart."""
     turn.agent.read_bytes, turn.agent.read_seconds = max(1, step.integer(0)), step.seconds(1)
 
 
 @VERBS.verb("close_stdin")
 def close_stdin(turn: FakeClaudeTurn, step: ScriptStep) -> None:
-    """Close our end of stdin and go on: whoever writes there has a broken pipe."""
+    """Close stdin and continue; the host gets EPIPE when it writes."""
     turn.agent.is_reading = turn.agent.has_stdin = False
     os.close(0)
 
 
 @VERBS.verb("close_stdout")
 def close_stdout(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """Close stdout when all said before is written, and go on."""
+    """Close stdout after all output is written, and continue."""
     yield turn.agent.drained()
     turn.agent.out.close()
 
 
 @VERBS.verb("hold", "SECONDS [setsid|child]")
 def hold(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """Fork a child that keeps stdout and stderr open for so long, in a session of its own if asked."""
+    """Fork a child that holds stdout and stderr open for SECONDS; `setsid`: in a new session."""
     yield turn.agent.drained()
     ready, done = os.pipe()
     pid = os.fork()
     if pid == 0:
-        # The child must do nothing of ours: it never leaves this block.
+        # The child is a copy of the agent and must run none of its code, so it never leaves this
+        # block.
         try:
             if step.word(1) == "setsid":
                 os.setsid()
@@ -428,14 +429,15 @@ def hold(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
             os._exit(0)
     turn.agent.record.holder(pid)
     os.close(done)
-    # The next step may be our exit, and a test then looks for a holder that is where it was asked to be.
+    # The next step may end this process, and a test then looks for the holder. So wait until the
+    # holder is in its final session: it closes its end of the pipe after that.
     yield Wait(fd=ready)
     os.close(ready)
 
 
 @VERBS.verb("kill", "SIGNAL")
 def kill(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
-    """End by this signal, when all said before is written."""
+    """End by this signal, after all output is written."""
     yield turn.agent.drained()
     os.kill(os.getpid(), step.integer(0))
     yield NEVER

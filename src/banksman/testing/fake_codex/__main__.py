@@ -1,4 +1,4 @@
-"""Entry of the fake Codex, by its path in an isolated interpreter: see `fake_agent`."""
+"""Entry point of the fake Codex, run by path in an isolated interpreter (see `fake_agent`)."""
 
 import sys
 

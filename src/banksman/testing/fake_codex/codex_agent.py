@@ -1,6 +1,6 @@
-"""The fake Codex as a process: what it reads, how it answers, and its turns.
+"""Process of the fake Codex agent: request dispatch, turns, and the script verbs.
 
-`VERBS`: what the `@@` lines of a prompt may ask for.
+`VERBS` lists the verbs that the `@@` lines of a prompt may use.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from banksman.testing.fake_process import Act
     from banksman.testing.fake_rpc import Answering
 
-# What a call of the model uses.
+# Tokens that one model call uses.
 TOKENS = 15
 INVALID_REQUEST = -32600
 
 
 class FakeCodexAgent(RpcAgent):
-    """One process with one thread of conversation."""
+    """Process of the fake Codex agent, with one thread."""
 
     def __init__(self, record: FakeRecord, memory: str | None) -> None:
         super().__init__(record, memory)
@@ -48,7 +48,10 @@ class FakeCodexAgent(RpcAgent):
         self.write({"method": method, "params": {"threadId": self.thread, **params}})
 
     def begin(self, request: Any, params: dict[str, Any]) -> None:
-        """Begin a turn. `request`: what is owed for it; None: nobody asked for it."""
+        """Begin a turn.
+
+        `request`: id of the request to answer; None for a turn that no client asked for.
+        """
         self.turn = FakeCodexTurn(self, request, params)
         self.spawn(self.turn.run())
 
@@ -98,7 +101,7 @@ class FakeCodexAgent(RpcAgent):
     def _start(self, id: Any, params: dict[str, Any]) -> None:
         self.settings |= {name: params[name] for name in ("model", "approvalPolicy") if name in params}
         if self.turn is not None:
-            # The real one adds it to the turn that runs, and says so.
+            # The real agent adds the prompt to the running turn, and its answer names that turn.
             self.turn.waiting.append(params)
             self.write({"id": id, "result": {"turn": {"id": self.turn.id, "status": "inProgress"}}})
         else:
@@ -124,7 +127,7 @@ class FakeCodexAgent(RpcAgent):
 
 
 class FakeCodexTurn(RpcTurn):
-    """Work on one prompt, and on those that are added while it lasts."""
+    """One turn: its first prompt, and the prompts that are added while it runs."""
 
     def __init__(self, agent: FakeCodexAgent, request: Any, params: dict[str, Any]) -> None:
         super().__init__()
@@ -140,11 +143,11 @@ class FakeCodexTurn(RpcTurn):
         self.open_requests: list[int | str] = []
         self._numbers = itertools.count(1)
 
-    # ── The turn ──
+    # ── Turn ──
 
     def run(self) -> Act:
         self.task = self.agent.current
-        # These decide how the turn opens, so they are looked for before it does.
+        # These verbs decide how the turn opens, so the turn looks for them first.
         _, steps = VERBS.directives(_text(self.waiting[0]))
         names = {step.verb.name for step in steps}
         is_late = "late_reply" in names
@@ -187,18 +190,19 @@ class FakeCodexTurn(RpcTurn):
             self.agent.notice("serverRequest/resolved", requestId=id)
 
     def reply(self, *, is_huge: bool = False) -> None:
-        """To the prompt that opened it."""
+        """Answer the `turn/start` request that opened the turn."""
         if self.request is None:
             return
         turn = {"id": self.id, "status": "inProgress"}
         if is_huge:
-            # Nothing of it is where it could be kept, but for the id, which comes last.
+            # The line is too long for the host to keep; only the id, which comes last, can be
+            # found.
             result = json.dumps({"filler": "x" * (4 << 20), "turn": turn})
             self.agent.out.put(f'{{"result":{result},"id":{json.dumps(self.request)}}}\n'.encode())
         else:
             self.agent.write({"id": self.request, "result": {"turn": turn}})
 
-    # ── What it says ──
+    # ── Output ──
 
     def start(self, **item: Any) -> dict[str, Any]:
         item = {"id": f"item-{self.id[:8]}-{next(self._numbers)}", **item}
@@ -227,7 +231,7 @@ class FakeCodexTurn(RpcTurn):
         self.agent.notice("thread/tokenUsage/updated", turnId=self.id, tokenUsage={**usage, "modelContextWindow": 1000})
 
     def ask(self, method: str, params: dict[str, Any]) -> Answering:
-        """Ask the client, and wait for its answer. A turn that is stopped waits no more."""
+        """Send a request to the client and wait for its answer; an interrupt ends the wait."""
         request = self.agent.request(method, {"threadId": self.agent.thread, "turnId": self.id, **params})
         self.open_requests.append(request.id)
         yield Wait(when=lambda: request.answer is not None)
@@ -252,7 +256,7 @@ VERBS.add("exit", "CODE", fake_script.leave)
 
 @VERBS.verb("slow", "COUNT SECONDS")
 def slow(turn: FakeCodexTurn, step: ScriptStep) -> Act:
-    """Say so many words, with so long between them. If the turn is stopped, the message is never complete."""
+    """Say COUNT words, SECONDS apart; an interrupt leaves the message incomplete."""
     item = turn.start(type="agentMessage", text="")
     words = [f"tick{number} " for number in range(step.integer(0))]
     for word in words:
@@ -263,9 +267,9 @@ def slow(turn: FakeCodexTurn, step: ScriptStep) -> Act:
 
 @VERBS.verb("tool", "PATH")
 def tool(turn: FakeCodexTurn, step: ScriptStep) -> Act:
-    """Run a command that has children, tells their pids in that file, and never ends by itself.
+    """Run a command with children that write their pids to PATH and run until they are killed.
 
-    An interrupt leaves all of it running.
+    An interrupt leaves all of these processes running.
     """
     turn.start(type="commandExecution", command="a tree", cwd="/", status="inProgress")
     spawn_tree(step.word(0))
@@ -274,7 +278,7 @@ def tool(turn: FakeCodexTurn, step: ScriptStep) -> Act:
 
 @VERBS.verb("permission", "LINE")
 def permission(turn: FakeCodexTurn, step: ScriptStep) -> Act:
-    """COMMAND: ask for leave to run it, and say what was answered."""
+    """COMMAND: request approval to run it, and say the answer."""
     command = step.word(0)
     item = turn.start(type="commandExecution", command=command, cwd="/", status="inProgress")
     decisions = ["accept", {"acceptWithExecpolicyAmendment": {"execpolicy_amendment": [command]}}, "cancel"]
@@ -289,14 +293,14 @@ def permission(turn: FakeCodexTurn, step: ScriptStep) -> Act:
 
 @VERBS.verb("request", "METHOD [JSON]")
 def request(turn: FakeCodexTurn, step: ScriptStep) -> Act:
-    """Ask the client anything, and say what was answered."""
+    """Send the client a request with any METHOD, and say the answer."""
     answer = yield from turn.ask(step.word(0), json.loads(step.word(1, "{}")))
     turn.say(f"answered {json.dumps(answer.get('result') if 'result' in answer else answer['error']['code'])}")
 
 
 @VERBS.verb("think", "LINE")
 def think(turn: FakeCodexTurn, step: ScriptStep) -> None:
-    """WORDS: think them."""
+    """LINE: send it as reasoning."""
     words = step.word(0)
     item = turn.start(type="reasoning", summary=[], content=[])
     turn.agent.notice("item/reasoning/summaryTextDelta", turnId=turn.id, itemId=item["id"], delta=words, summaryIndex=0)
@@ -305,7 +309,7 @@ def think(turn: FakeCodexTurn, step: ScriptStep) -> None:
 
 @VERBS.verb("ran", "LINE")
 def ran(turn: FakeCodexTurn, step: ScriptStep) -> None:
-    """WORDS: a command that is over at once, with these as its output."""
+    """LINE: report a command that completes immediately, with this text as its output."""
     words = step.word(0)
     item = turn.start(type="commandExecution", command=f"echo {words}", cwd="/", status="inProgress")
     turn.complete(item, status="completed", aggregatedOutput=f"{words}\n", exitCode=0)
@@ -313,7 +317,7 @@ def ran(turn: FakeCodexTurn, step: ScriptStep) -> None:
 
 @VERBS.verb("error", "LINE")
 def error(turn: FakeCodexTurn, step: ScriptStep) -> None:
-    """MESSAGE: something is retried, then the turn fails with this."""
+    """MESSAGE: report a retry, then fail the turn with this message."""
     error = {"message": "once more", "codexErrorInfo": None}
     turn.agent.notice("error", turnId=turn.id, willRetry=True, error=error)
     turn.agent.notice("warning", message="this is none")
@@ -322,56 +326,56 @@ def error(turn: FakeCodexTurn, step: ScriptStep) -> None:
 
 @VERBS.verb("late_reply")
 def late_reply(turn: FakeCodexTurn, step: ScriptStep) -> None:
-    """The prompt's request is answered when its turn is over."""
+    """Answer the request of the prompt after the turn is over."""
 
 
 @VERBS.verb("huge_reply")
 def huge_reply(turn: FakeCodexTurn, step: ScriptStep) -> None:
-    """The prompt's request is answered by a line that is too long to keep, with the id at its end."""
+    """Answer the request of the prompt with a line too long to keep, with the id at its end."""
 
 
 @VERBS.verb("twice")
 def twice(turn: FakeCodexTurn, step: ScriptStep) -> None:
-    """The prompt's request is answered again, now and when the turn is over."""
+    """Answer the request of the prompt a second time, and again after the turn is over."""
     turn.reply()
     turn.after.append(turn.reply)
 
 
 @VERBS.verb("stray", "LINE")
 def stray(turn: FakeCodexTurn, step: ScriptStep) -> None:
-    """ID: an answer to a request that nobody made."""
+    """ID: answer a request that the client never sent."""
     turn.agent.write({"id": json.loads(step.word(0)), "result": {"turn": {"id": "stray"}}})
 
 
 @VERBS.verb("again")
 def again(turn: FakeCodexTurn, step: ScriptStep) -> None:
-    """When the turn is over, its boundary is said once more."""
+    """Write a second boundary after the turn is over."""
     over = {"id": turn.id, "status": "failed"}
     turn.after.append(lambda: turn.agent.notice("turn/completed", turn=over))
 
 
 @VERBS.verb("huge", "BYTES")
 def huge(turn: FakeCodexTurn, step: ScriptStep) -> None:
-    """An answer of so many bytes, and so a boundary."""
+    """Say a text of BYTES bytes, which the boundary repeats."""
     turn.say("x" * step.integer(0))
 
 
 @VERBS.verb("deaf")
 def deaf(turn: FakeCodexTurn, step: ScriptStep) -> None:
-    """From now on no prompt can be added to the turn: they are refused as if it were over."""
+    """From now on refuse added prompts, as if the turn were over."""
     turn.takes_prompts = False
 
 
 @VERBS.verb("own", "LINE")
 def own(turn: FakeCodexTurn, step: ScriptStep) -> None:
-    """WORDS: when the turn is over, begin another one, which nobody asked for, and say them."""
+    """LINE: after this turn, begin a turn that no client asked for, and say the text in it."""
     params = {"input": [{"type": "text", "text": f"@@text {step.word(0)}"}]}
     turn.after.append(lambda: turn.agent.begin(None, params))
 
 
 @VERBS.verb("settings")
 def settings(turn: FakeCodexTurn, step: ScriptStep) -> None:
-    """Say which model and policy the thread has."""
+    """Say the model and the approval policy of the thread."""
     turn.say(json.dumps(turn.agent.settings))
 
 

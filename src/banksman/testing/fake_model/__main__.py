@@ -1,4 +1,4 @@
-"""`python -m banksman.testing.fake_model [--port N] [--log FILE]`: the fake model as a process.
+"""Run the fake model as a process: `python -m banksman.testing.fake_model [--port N] [--log FILE]`.
 
 Prints its URL on stdout once it listens, and ends with SIGTERM or SIGINT.
 """
@@ -18,7 +18,8 @@ def main() -> None:
     parser.add_argument("--log", type=Path, help="append each request and its outcome to this file, as JSON lines")
     arguments = parser.parse_args()
     ends = {signal.SIGTERM, signal.SIGINT}
-    # Before any thread starts, so that all inherit it and the signal waits for sigwait().
+    # Blocked before any thread starts: all threads inherit the mask, so the signal waits for
+    # sigwait().
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     with FakeModel(port=arguments.port, log=arguments.log) as model:
         print(model.url, flush=True)

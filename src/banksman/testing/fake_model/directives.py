@@ -1,7 +1,8 @@
-"""The directives of a prompt, as values. Pure: text in, steps out.
+"""Parse the `@@` directives of a prompt into steps.
 
-Each directive is one frozen value that knows its line. Nothing is expanded here: a `@@big` of megabytes is still one
-small value, and what it says is made while it is played.
+Pure functions: text in, steps out. Each directive is one frozen value with its source line. Parsing
+expands nothing: a `@@big` of megabytes is one small value, and the server generates its text while
+it plays the step.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 from typing import cast
 
 MARK = "@@"
-# A script is written by hand into a prompt. More than this is a mistake, and each bound keeps one from filling memory
-# or outliving every test.
+# Scripts are written by hand, so a larger value is a mistake. Each bound keeps a mistake from
+# filling the memory or from outliving the test.
 DIRECTIVES_MAX = 1_000
 SECONDS_MAX = 3_600.0
 DELTAS_MAX = 1_000_000
@@ -23,7 +24,7 @@ TIMES_MAX = 1_000_000
 
 
 class BadDirective(ValueError):
-    """A line that begins with the mark and means nothing. The message names it."""
+    """A line that begins with the mark and is no valid directive. The message names the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class Drop:
 
 Directive = Text | Slow | Big | Think | ToolCall | Sleep | Hang | Stall | Overflow | HttpError | SseError | Drop
 Step = tuple[Directive, ...]
-# After one of these an HTTP status is on its way, and can be no other.
+# One of these sends the HTTP status, so no other status can follow.
 SPOKEN = (Text, Slow, Big, Think, Stall)
 
 
@@ -112,12 +113,12 @@ def has_directive(text: str) -> bool:
 
 
 def _lines(text: str) -> list[str]:
-    # Not splitlines(), which also cuts at characters that may well be among the words.
+    # Not splitlines(), which also splits at characters that may be part of the words.
     return [line.removesuffix("\r") for line in text.split("\n") if line.startswith(MARK)]
 
 
 def parse(text: str) -> tuple[Step, ...]:
-    """The steps that a prompt spells out, in order; none of them is empty. Raises BadDirective."""
+    """Return the steps of a prompt in order, without empty steps. Raises BadDirective."""
     steps: list[list[Directive]] = [[]]
     lines = _lines(text)
     if len(lines) > DIRECTIVES_MAX:
@@ -130,7 +131,7 @@ def parse(text: str) -> tuple[Step, ...]:
             steps.append([])
             continue
         directive = _directive(line)
-        # The agent must run the tools and call again before anything else can be said.
+        # The agent must run the tools and call again before the model can send more.
         if step and isinstance(step[-1], ToolCall) and not isinstance(directive, ToolCall):
             steps.append([])
             step = steps[-1]
@@ -151,7 +152,7 @@ def _directive(line: str) -> Directive:
         raise BadDirective(f"{line!r}: {exc}") from exc
 
 
-# ── One reader for each kind. What they raise is a ValueError without the line, which _directive adds. ──
+# ── One parser per directive. Each raises a ValueError without the line; _directive adds it. ──
 
 
 def _text(line: str, rest: str) -> Text:
@@ -241,8 +242,11 @@ _READERS: dict[str, Callable[[str, str], Directive]] = {
 
 
 def _fields(rest: str, least: int, most: int) -> Sequence[str | None]:
-    """Exactly `most` fields, of which those beyond `least` may be None. The last takes the rest of the line."""
-    fields = rest.split(maxsplit=most - 1)  # -1, where none is wanted, is no limit.
+    """Split into exactly `most` fields; the last takes the rest of the line.
+
+    Fields beyond `least` may be None.
+    """
+    fields = rest.split(maxsplit=most - 1)  # -1, where no field is allowed, means no limit.
     if not least <= len(fields) <= most:
         raise ValueError(f"it takes {least if least == most else f'{least} to {most}'} arguments, not {len(fields)}")
     return [*fields, *[None] * (most - len(fields))]
@@ -256,7 +260,7 @@ def _words(rest: str) -> str:
 
 def _whole(field: str, least: int, most: int) -> int:
     field = field.rstrip()
-    # Not int() alone, which also takes "1_0", "+1" and digits of other scripts.
+    # int() alone would also accept "1_0", "+1" and digits of other scripts.
     if not (field.isascii() and field.isdigit() and len(field) < 12 and least <= int(field) <= most):
         raise ValueError(f"{field!r} is not a whole number from {least} to {most}")
     return int(field)
@@ -271,6 +275,6 @@ def _seconds(field: str) -> float:
         seconds = float(field)
     except ValueError:
         seconds = math.nan
-    if not 0 <= seconds <= SECONDS_MAX:  # False for NaN, too.
+    if not 0 <= seconds <= SECONDS_MAX:  # Also false for NaN.
         raise ValueError(f"{field!r} is not a number of seconds up to {SECONDS_MAX:g}")
     return seconds

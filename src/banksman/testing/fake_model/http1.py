@@ -1,11 +1,12 @@
-"""One connection of a client, and as much of HTTP/1.1 (RFC 9112) as an agent's client needs.
+"""Server side of one HTTP/1.1 connection (RFC 9112), limited to the needs of agent clients.
 
-A blocking recv() hears neither the client leave nor the server stop. So the socket never blocks, and each wait is a
-poll() of three things: what is awaited, the client's hang-up, and an eventfd that the server writes once, at its end,
-and that nobody reads: it stays readable for every thread.
+A blocking recv() notices neither that the client disconnects nor that the server stops. So the
+socket is non-blocking, and each wait is a poll() of three things: the awaited event, the hang-up of
+the client, and an eventfd. The server writes the eventfd once, when it ends. No thread reads it, so
+it stays readable for every thread.
 
-HTTP is read strictly: what is not understood is answered with an error and the connection is closed, so nothing is ever
-guessed.
+The parser is strict: the server answers any other input with an error and closes the connection, so
+it never guesses.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from typing import Any
 
 from banksman.testing.fake_model.apis import Api, ModelEvent, new_id
 
-# A client is on the same machine. One that sends half a request, or reads nothing, for so long is stuck.
+# The client is on the same machine. A client that sends half a request, or reads nothing, for this
+# time is stuck.
 READ_SECONDS_MAX = 60.0
 WRITE_SECONDS_MAX = 300.0
-# What is read at once.
+# Maximum of one recv() call.
 CHUNK_BYTES = 1 << 16
 HEAD_BYTES_MAX = 1 << 16
-# The real API's own limit; beyond it the answer is 413, there as here.
+# The limit of the real API. Both answer a larger body with 413.
 BODY_BYTES_MAX = 32 << 20
-# An agent keeps a connection for its next call. Nobody waits for this to end: the server's end is heard at once.
+# An agent keeps a connection for its next call. This timeout delays no shutdown, because the end of
+# the server interrupts the wait.
 IDLE_SECONDS_MAX = 600.0
 
 
@@ -43,32 +46,32 @@ class Stopped(Exception):
 
 
 class Stuck(Exception):
-    """The client stopped in the midst of something, and its time is up."""
+    """The client stopped in the middle of a request or a reply, and the deadline passed."""
 
 
 class TooLong(Exception):
-    """More bytes came than there may be before what was looked for."""
+    """The limit of bytes was reached before the delimiter."""
 
 
 class Ending(enum.Enum):
-    """How a connection is closed: so that the client gets what was sent, or so that it sees a reset."""
+    """How to close a connection: deliver all sent bytes, or send a reset."""
 
     ORDERLY, RESET = range(2)
 
 
 class ModelConnection:
-    """The server's end of one connection. Used by one thread only."""
+    """Server side of one connection. Used by one thread only."""
 
     def __init__(self, sock: socket.socket, *, stop_fd: int) -> None:
         self._sock = sock
         self._sock.setblocking(False)
-        # A delta is to be seen when it is said, not when enough of them fill a packet.
+        # The client must see each delta when it is sent, not when enough deltas fill a packet.
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._stop_fd = stop_fd
         self._buffer = bytearray()
 
     def has_bytes(self, timeout: float) -> bool:
-        """Wait for the next byte; False if there will be none, or none in time."""
+        """Wait for the next byte; return False at the end of input or at the timeout."""
         if self._buffer:
             return True
         try:
@@ -77,7 +80,7 @@ class ModelConnection:
             return False
 
     def read_until(self, end: bytes, *, bytes_max: int) -> bytes:
-        """Everything up to and with `end`."""
+        """Read up to and including `end`."""
         deadline = time.monotonic() + READ_SECONDS_MAX
         while (at := self._buffer.find(end)) < 0:
             if len(self._buffer) > bytes_max:
@@ -96,7 +99,7 @@ class ModelConnection:
         return self._take(size)
 
     def write(self, data: bytes) -> None:
-        """Hand all of it to the kernel."""
+        """Pass all of `data` to the kernel."""
         deadline = time.monotonic() + WRITE_SECONDS_MAX
         view = memoryview(data)
         while view:
@@ -109,7 +112,7 @@ class ModelConnection:
                 raise ClientGone from exc
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, unless the client leaves (ClientGone) or the server ends (Stopped)."""
+        """Wait, unless the client disconnects (ClientGone) or the server ends (Stopped)."""
         try:
             self._poll(0, time.monotonic() + seconds)
         except Stuck:
@@ -117,16 +120,17 @@ class ModelConnection:
         raise AssertionError("a poll for nothing came true")
 
     def close(self, ending: Ending) -> None:
-        """Close it, at once."""
+        """Close the connection immediately."""
         if ending is Ending.RESET:
-            # Lingering for no time at all is how close() sends a reset instead of a FIN.
+            # With a linger time of zero, close() sends a reset instead of a FIN.
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._sock.close()
 
     def drain(self, *, bytes_max: int, timeout: float) -> None:
-        """Say that we are done, and read what the client still sends, up to a point.
+        """Shut down the sending side and read the remaining input, up to a limit.
 
-        To close a socket with bytes unread is to reset it, and a reset may overtake the answer that explains it.
+        Closing a socket with unread bytes resets it, and the reset may overtake the answer that
+        explains it.
         """
         deadline = time.monotonic() + timeout
         try:
@@ -135,7 +139,7 @@ class ModelConnection:
             while drained < bytes_max and self._fill(deadline):
                 drained += len(self._take(len(self._buffer)))
         except (ClientGone, Stopped, Stuck, OSError):
-            pass  # It is being closed in any case.
+            pass  # The connection is closed in any case.
 
     def _take(self, size: int) -> bytes:
         taken = bytes(memoryview(self._buffer)[:size])
@@ -143,7 +147,7 @@ class ModelConnection:
         return taken
 
     def _fill(self, deadline: float) -> bool:
-        """Wait for more bytes; False at the end of the client's."""
+        """Wait for more bytes; return False when the client has ended its side."""
         while True:
             self._poll(select.POLLIN, deadline)
             try:
@@ -156,15 +160,16 @@ class ModelConnection:
             return bool(data)
 
     def _poll(self, wanted: int, deadline: float) -> None:
-        """Return when the socket is ready for what is wanted; raise if something else ends the wait."""
+        """Return when the socket is ready for `wanted`; raise if another event ends the wait."""
         poll = select.poll()
         poll.register(self._stop_fd, select.POLLIN)
-        # RDHUP, and not a look whether recv() would give nothing: bytes of a next request may be waiting before the
-        # end. While reading it is not wanted, since what was sent before the end is still to be read.
+        # Poll for RDHUP instead of testing whether recv() returns nothing: bytes of a next request
+        # may precede the end of input. A read does not poll for RDHUP, because bytes sent before
+        # the end must still be read.
         is_reading = wanted == select.POLLIN
         poll.register(self._sock, wanted if is_reading else wanted | select.POLLRDHUP)
         left = max(0.0, deadline - time.monotonic())
-        # Rounded up, so that a rest of less than a millisecond is no busy loop.
+        # Rounded up, so that a remainder below a millisecond does not become a busy loop.
         ready = dict(poll.poll(int(left * 1000) + 1))
         if self._stop_fd in ready:
             raise Stopped
@@ -179,7 +184,7 @@ class ModelConnection:
 
 
 class HttpRefusal(Exception):
-    """Answer with an error instead, in the shape that the API has for it; `kind` is the API's name of the error."""
+    """Answer with an error in the format of the API; `kind` is the API's name of the error."""
 
     def __init__(self, status: int, message: str, *, kind: str | None = None) -> None:
         super().__init__(message)
@@ -206,14 +211,17 @@ class HttpHead:
 
 
 def read_head(connection: ModelConnection) -> HttpHead | None:
-    """The next request, or None if there is none. After a Refusal the connection must be closed."""
+    """Read the head of the next request; None if the client sends no other request.
+
+    After an `HttpRefusal` the connection must be closed.
+    """
     if not connection.has_bytes(IDLE_SECONDS_MAX):
         return None
     try:
         raw = connection.read_until(b"\r\n\r\n", bytes_max=HEAD_BYTES_MAX)
     except TooLong as exc:
         raise HttpRefusal(431, f"the head is longer than {HEAD_BYTES_MAX} bytes") from exc
-    # A header may hold any byte; Latin-1 has a character for each.
+    # A header may contain any byte, and Latin-1 has a character for each.
     first, *lines = raw.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     match first.split(" "):
         case [method, target, "HTTP/1.1"] if method and target:
@@ -226,7 +234,7 @@ def read_head(connection: ModelConnection) -> HttpHead | None:
     for line in lines:
         name, colon, value = line.partition(":")
         key = name.lower()
-        # Twice the same header would leave open which one counts, and no agent sends one twice.
+        # With a duplicate header it would be unclear which one counts, and no agent sends one.
         if not colon or not name or name != name.strip() or key in headers:
             raise HttpRefusal(400, f"this header is malformed or a second one of its name: {name[:100]!r}")
         headers[key] = value.strip()
@@ -234,7 +242,11 @@ def read_head(connection: ModelConnection) -> HttpHead | None:
 
 
 def read_body(connection: ModelConnection, head: HttpHead) -> bytes:
-    """The body. After a Refusal the connection must be closed, for the body is still on its way."""
+    """Read the body of a request.
+
+    After an `HttpRefusal` the connection must be closed, because the client is still sending the
+    body.
+    """
     if "transfer-encoding" in head.headers:
         raise HttpRefusal(411, "a body must come with its Content-Length")
     spelled = head.headers.get("content-length", "0")
@@ -248,7 +260,7 @@ def read_body(connection: ModelConnection, head: HttpHead) -> bytes:
 
 
 class HttpReply:
-    """The answer to one request, in one piece or as a stream of events."""
+    """Answer to one request, in one piece or as a stream of events."""
 
     def __init__(self, connection: ModelConnection, head: HttpHead | None) -> None:
         self._connection = connection
@@ -257,13 +269,13 @@ class HttpReply:
         self.is_begun = False
 
     def send(self, status: int, body: dict[str, Any]) -> None:
-        """All of it."""
+        """Send a complete answer."""
         data = json.dumps(body).encode()
         head = self._head(status, {"Content-Type": "application/json", "Content-Length": str(len(data))})
         self._connection.write(head if self._is_head_only else head + data)
 
     def send_part(self, body: dict[str, Any]) -> None:
-        """The first half of an answer; the rest must never come."""
+        """Send the first half of an answer; the rest must never follow."""
         data = json.dumps(body).encode()
         head = self._head(200, {"Content-Type": "application/json", "Content-Length": str(len(data))})
         self._connection.write(head + data[: len(data) // 2])
@@ -275,7 +287,7 @@ class HttpReply:
     def send_events(self, events: list[ModelEvent]) -> None:
         assert self.is_begun
         data = b"".join(event.encode() for event in events)
-        # A chunk of no bytes is the end of the stream.
+        # An empty chunk would end the stream.
         assert data
         self._connection.write(b"%x\r\n%b\r\n" % (len(data), data))
 

@@ -1,7 +1,8 @@
-"""The server: its threads, and their end.
+"""Server of the fake model: the accept loop, one thread per connection, and the shutdown.
 
-One thread accepts; each connection has one of its own. They are ended by one fact, the eventfd becoming readable, which
-every wait of every thread hears (see `http1`). Who closes the server joins them all, so that nothing runs after.
+One thread accepts connections, and each connection has its own thread. The server ends when its
+eventfd becomes readable, and every wait of every thread watches that fd (see `http1`). `close`
+joins all threads, so that no thread runs after it.
 """
 
 from __future__ import annotations
@@ -22,19 +23,22 @@ from banksman.testing.fake_model.routes import ModelServer, serve
 from banksman.testing.fake_model.setups import setup
 
 HOST = "127.0.0.1"
-# An agent has one or two. One more than this is answered with 503 and closed.
+# An agent opens one or two connections. The server answers a connection beyond this limit with 503
+# and closes it.
 CONNECTIONS_MAX = 256
 BACKLOG = 128
-# Every wait of every thread ends at once when the server does; what remains is to be scheduled, on a busy machine.
+# Every wait of every thread ends immediately when the server ends. The remaining time is scheduling
+# delay on a busy machine.
 JOIN_SECONDS_MAX = 30.0
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class FakeModel:
-    """A model API on loopback, from `with` to the end of its block.
+    """A model API on loopback, for the duration of a `with` block.
 
-    `port` 0 lets the kernel choose. `log` gets a JSON line for each request as it begins, with its body, and one as it
-    ends. All members but `close` may be used from any thread, and after the end too.
+    `port`: 0 lets the kernel choose. `log`: file that gets a JSON line when a request begins, with
+    its body, and another when the request ends. All members except `close` may be used from any
+    thread, and after the end.
     """
 
     def __init__(self, *, port: int = 0, log: Path | str | None = None) -> None:
@@ -45,7 +49,7 @@ class FakeModel:
 
     def __enter__(self) -> Self:
         assert self._records is None, "a FakeModel is started once"
-        # The port first: if that fails there is nothing to undo.
+        # The port comes first: if the bind fails, there is nothing to undo.
         listener = socket.create_server((HOST, self._port), backlog=BACKLOG)
         try:
             self._records = RequestRecords(log=self._log)
@@ -65,7 +69,7 @@ class FakeModel:
 
     @property
     def url(self) -> str:
-        """Where it listens: `http://127.0.0.1:PORT`."""
+        """Base URL of the server: `http://127.0.0.1:PORT`."""
         assert self._records is not None, "not started"
         return f"http://{HOST}:{self._port}"
 
@@ -76,19 +80,21 @@ class FakeModel:
         return self._records.all()
 
     def wait_request(self, n: int, timeout: float) -> ModelRequest:
-        """The n-th request, from 1, that plays a script, as soon as it begins. Raises TimeoutError; blocks the thread.
+        """Wait for the n-th request (from 1) that plays a script; return it as soon as it begins.
 
-        A prompt without directives plays a script too: an empty one.
+        A prompt without directives counts too: its script is empty. Blocks the thread; raises
+        TimeoutError.
         """
         assert self._records is not None, "not started"
         return self._records.wait_play(n, timeout)
 
     def env(self, home: Path | str, agent: str = "claude") -> dict[str, str]:
-        """The whole environment in which an agent uses this model and nothing else; its folders and files are made.
+        """Return the whole environment of an agent that uses this model and nothing else.
 
-        Meant to replace the environment, not to be added to one: a key or a proxy of the machine must not get through.
-        Some agents need words on their command line, too: `args`. `agent` is one of claude, codex, codex-acp, gemini,
-        opencode; ValueError for any other.
+        Creates the folders and files that the agent needs. The result must replace the environment
+        and not extend one: a key or a proxy of the machine must not reach the agent. Some agents
+        also need `args` on their command line. `agent`: claude, codex, codex-acp, gemini or
+        opencode; raises ValueError for any other.
         """
         home = Path(home).absolute()
         made = setup(agent, self.url, home)
@@ -96,19 +102,19 @@ class FakeModel:
         for name, text in made.files.items():
             path = home / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Not again if it is the same: an agent may be reading it.
+            # An unchanged file is not written again, because an agent may be reading it.
             if not path.exists() or path.read_text() != text:
                 path.write_text(text)
         return dict(made.variables)
 
     def args(self, agent: str = "claude") -> list[str]:
-        """The words of an agent's command line that make it use this model, to be added at its end; often none."""
+        """Return the arguments, often none, that an agent needs at the end of its command line."""
         return list(setup(agent, self.url, Path("/")).arguments)
 
     def close(self) -> None:
-        """End every thread and connection, also those that hang; requests under way get the outcome `stopped`.
+        """End every thread and connection, including those that hang.
 
-        May be called again, from the same thread.
+        Running requests get the outcome `stopped`. May be called again, from the same thread.
         """
         running, self._running = self._running, None
         if running is not None:
@@ -118,23 +124,24 @@ class FakeModel:
 
 
 class _ServerThreads:
-    """The threads, and the two fds that they need."""
+    """The threads of the server, and the two fds that they share."""
 
     def __init__(self, listener: socket.socket, server: ModelServer) -> None:
         self._listener = listener
         self._server = server
         self._stop_fd = os.eventfd(0)
-        # Only the accepting thread touches it, until that one is joined.
+        # Only the accepting thread uses this list, until `end` has joined that thread.
         self._threads: list[threading.Thread] = []
-        # Accepting must not block: between poll() and accept() the client may have left.
+        # accept() must not block: the client may disconnect between poll() and accept().
         self._listener.setblocking(False)
-        # Daemons, so that a program that forgot to close us can still end.
+        # Daemon threads, so that a program that forgot to close the server can still end.
         self._accepting = threading.Thread(target=self._accept_all, name="fake-model", daemon=True)
         self._accepting.start()
 
     def end(self) -> None:
         os.eventfd_write(self._stop_fd, 1)
-        # First the one that makes threads, then those it made, then what they used.
+        # The order matters: first the thread that creates threads, then those it created, then the
+        # fds that they use.
         for thread in (self._accepting, *self._threads):
             thread.join(JOIN_SECONDS_MAX)
             assert not thread.is_alive(), f"{thread.name} did not hear the end"
@@ -151,7 +158,8 @@ class _ServerThreads:
             except BlockingIOError:
                 continue
             except OSError as exc:
-                # The client left before it was accepted. Anything else is for whoever runs the machine.
+                # The client disconnected before it was accepted. Any other error is a problem of
+                # the machine.
                 if exc.errno != errno.ECONNABORTED:
                     raise
                 continue
@@ -162,7 +170,7 @@ class _ServerThreads:
             thread.join()
             self._threads.remove(thread)
         if len(self._threads) >= CONNECTIONS_MAX:
-            with sock, contextlib.suppress(OSError):  # It may have left already.
+            with sock, contextlib.suppress(OSError):  # The client may have disconnected already.
                 # The buffer of a new connection has room for it.
                 sock.send(FULL)
             return

@@ -1,15 +1,16 @@
-"""Which step of a script a request plays, and how the step is played onto the reply.
+"""Choose the script step that a request plays, and play it onto the reply.
 
-An agent sends the whole conversation with each call. What the user said last is in it, among things that the user did
-not say: results of tools, reminders, where the agent works, that a turn was interrupted. Those are told by where they
-stand (see each API) and by how they are framed. Of several texts in one message the last one counts that is the user's,
-and not the last that has a script: after an interrupt the old prompt may stand before the new one.
+An agent sends the whole conversation with each call. It contains the last text of the user, among
+texts that the user did not write: tool results, reminders, the working directory, notes about an
+interrupt. Their position (see each API) and their framing identify them. If one message has several
+texts of the user, the last of these counts, even if an earlier text has a script. After an
+interrupt, the old prompt may precede the new one.
 
-The only thing the server remembers of what it played is how often a failure happened that is to happen only so often.
-That count is of a prompt, not of a session.
+The server keeps only one kind of state about played steps: how often a failure with TIMES has
+happened. It counts per prompt, not per session.
 
-Streamed or whole, the same directives mean the same. What differs is only when bytes go out: a stream begins with the
-first thing that is said; a whole answer leaves at the end.
+A directive means the same in a streamed and in a whole answer. Only the time of sending differs: a
+stream begins with the first output, and a whole answer is sent at the end.
 """
 
 from __future__ import annotations
@@ -28,37 +29,39 @@ from banksman.testing.fake_model.http1 import HttpRefusal, HttpReply, ModelConne
 
 Words = ParamSpec("Words")
 
-# Longer than any test, and still an end.
+# Longer than any test, but finite.
 HANG_SECONDS_MAX = 3_600.0
 BIG_DELTA_BYTES = 4_096
-# Lines, as a model's text has them.
+# Lines of realistic length for the text of a model.
 BIG_LINE = "x" * 63 + "\n"
-# A text that is framed by one tag, as in "<system-reminder>…</system-reminder>" and "<environment_context>…".
+# A text framed by one tag, as in "<system-reminder>…</system-reminder>" and
+# "<environment_context>…".
 FRAMED = re.compile(r"\s*<([a-z_-]+)>.*</\1>\s*", re.DOTALL)
-# How texts begin that the agent wrote in the user's name.
+# Beginnings of texts that the agent wrote in the name of the user.
 AGENTS_WORDS = ("[Request interrupted by user", "[structured-output-enforce]", "# AGENTS.md instructions")
-# Prompts with a TIMES in them that are remembered; the oldest is forgotten first, and would fail anew.
+# Number of counters for directives with TIMES. The oldest is dropped first, and its directive would
+# fail again.
 PROMPTS_MAX = 10_000
 LIMITED = (directives.HttpError, directives.Overflow, directives.SseError, directives.Drop)
 
 
-# ── Which step ──
+# ── Choice of the step ──
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPrompt:
-    """What the user said last, or "" for nothing, and how many model calls have answered it already."""
+    """The last text of the user, or "", and the number of model calls that have answered it."""
 
     text: str
     calls_before: int
 
 
 def last_prompt(entries: Sequence[Entry]) -> ModelPrompt:
-    """Look from the end for the last thing that the user said."""
+    """Search backwards for the last text of the user."""
     calls, who_after = 0, None
     for entry in reversed(entries):
         if entry.who is Who.MODEL:
-            # Neighbours are one call's answer, cut in pieces.
+            # Adjacent model messages are pieces of the answer to one call.
             calls += who_after is not Who.MODEL
         else:
             text = _said(entry)
@@ -69,9 +72,13 @@ def last_prompt(entries: Sequence[Entry]) -> ModelPrompt:
 
 
 def _said(entry: Entry) -> str | None:
-    """What the user said in a message; None if it has only what the agent said and tools gave."""
+    """Return the last text of the user in a message.
+
+    None: the message has only texts of the agent and tool results.
+    """
     for text in reversed(entry.texts):
-        # A script is the user's wherever it stands. Plain words are theirs only where the agent adds none of its own.
+        # A script comes from the user wherever it stands. Plain words come from the user only in
+        # messages where the agent adds none.
         if directives.has_directive(text) or (entry.who is Who.USER and not entry.has_result and not _is_agents(text)):
             return text
     return None
@@ -83,19 +90,20 @@ def _is_agents(text: str) -> bool:
 
 
 class Chooser:
-    """Safe from any thread."""
+    """Chooses the step for a conversation and counts limited failures. Thread-safe."""
 
     def __init__(self) -> None:
         # Protects the counts; held for arithmetic only.
         self._lock = threading.Lock()
-        # By a prompt's hash and the place of the directive among all of the prompt's.
+        # Keyed by the hash of the prompt and the index of the directive in the prompt.
         self._counts: collections.OrderedDict[tuple[bytes, int], int] = collections.OrderedDict()
 
     def choose(self, conversation: Sequence[Entry]) -> directives.Step:
-        """The step for this conversation; () where there is none. Raises BadDirective."""
+        """Return the step for this conversation; () if no step is left. Raises BadDirective."""
         said = last_prompt(conversation)
         steps = directives.parse(said.text)
-        # Stripped, for an agent adds a newline when it sends the same prompt again before another.
+        # Stripped, because an agent adds a newline when it sends the same prompt again before
+        # another.
         digest = hashlib.sha256(said.text.strip().encode("utf-8", "surrogatepass")).digest()
         with self._lock:
             live = self._live(steps, digest)
@@ -106,7 +114,7 @@ class Chooser:
         return tuple(directive for _, directive in step)
 
     def _live(self, steps: tuple[directives.Step, ...], digest: bytes) -> list[list[tuple[int, directives.Directive]]]:
-        """The steps without the failures that have happened often enough, and without steps that had nothing else."""
+        """Drop the failures that have happened often enough, and the steps that become empty."""
         live: list[list[tuple[int, directives.Directive]]] = []
         place = 0
         for step in steps:
@@ -128,15 +136,15 @@ class Chooser:
                     self._counts[key] = self._counts.get(key, 0) + 1
                     if len(self._counts) > PROMPTS_MAX:
                         self._counts.popitem(last=False)
-                # The first one ends the reply; those after it did not happen.
+                # The first failure ends the reply, so the failures after it did not happen.
                 return
 
 
-# ── The reply ──
+# ── Reply ──
 
 
 class Broken(Exception):
-    """The connection can carry nothing more, as the script or the limit of a hang wanted it."""
+    """The connection cannot carry more data: the script broke it, or a hang reached its limit."""
 
     def __init__(self, outcome: str) -> None:
         super().__init__(outcome)
@@ -144,7 +152,7 @@ class Broken(Exception):
 
 
 class StepPlayer:
-    """One reply while it is played."""
+    """Plays one step onto one reply."""
 
     def __init__(self, connection: ModelConnection, reply: HttpReply, api: Api, call: ModelCall) -> None:
         self._connection = connection
@@ -154,12 +162,17 @@ class StepPlayer:
         self._is_streamed = api.is_streamed(call)
 
     def play(self, step: directives.Step) -> str:
-        """The outcome. Raises Refusal before anything was sent, Broken after, and what the connection raises."""
+        """Play a step and return the outcome.
+
+        Raises `HttpRefusal` before any output, `Broken` after it, and the exceptions of the
+        connection.
+        """
         for directive in step:
             outcome = self._perform(directive)
             if outcome is not None:
                 return outcome
-        # Nothing but pauses, or no step at all. A message without content is no answer.
+        # The step has only pauses, or there is no step. A message without content is not a valid
+        # answer.
         if self._message.is_empty:
             self._say(self._message.text, "ok")
         self._say(self._message.finish)
@@ -206,7 +219,7 @@ class StepPlayer:
             self._send(self._message.start())
 
     def _say(self, say: Callable[Words, list[ModelEvent]], *words: Words.args, **more: Words.kwargs) -> None:
-        # Before it is said: events may be counted.
+        # The start comes before `say` creates its events, because the events may be numbered.
         self._start()
         self._send(say(*words, **more))
 

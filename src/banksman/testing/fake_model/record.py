@@ -1,4 +1,7 @@
-"""What was asked of the model, and how each request went. Written by the threads of connections, read by the test."""
+"""Records of the requests to the fake model and their outcomes.
+
+The threads of the connections write them, and the test reads them.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Enough for any test; in a server that runs for days the oldest are forgotten.
+# Enough for any test. A server that runs for days drops the oldest records.
 REQUESTS_KEPT_MAX = 10_000
 
 
 class ModelRequest:
-    """One HTTP request, and how it went.
+    """One HTTP request and its outcome.
 
-    `number` counts all requests from 1, `play` those that play a script (None for the others: side calls without tools,
-    GET, …). `step` has the lines of the directives that were chosen for it: none where the script was used up.
-    `api` is the API by which a reply of the model was wanted ("anthropic", "responses", "chat", "gemini"), or None.
-    `body` is the decoded JSON, or None. Safe from any thread.
+    `number` counts all requests from 1. `play` counts the requests that play a script; None for the
+    others (side calls without tools, GET, …). `step`: lines of the directives chosen for the
+    request; empty when no step was left. `api`: the API of a model call ("anthropic", "responses",
+    "chat", "gemini"), or None. `body`: the decoded JSON, or None. Thread-safe.
     """
 
     def __init__(
@@ -50,39 +53,42 @@ class ModelRequest:
 
     @property
     def outcome(self) -> str | None:
-        """None while it runs; then one of
+        """Outcome of the request; None while it runs.
 
-        `done`, `http_STATUS`, `sse_TYPE` (an error event was sent), `dropped`: as the script wanted it;
-        `client_gone`: the client left before the end, which is how a test sees that an agent gave up its call;
-        `client_stuck`: the client read nothing for minutes; `stopped`: the server was closed;
-        `hung_up`: a hang that lasted as long as one may.
+        - `done`, `http_STATUS`, `sse_TYPE` (an error event was sent), `dropped`: the script asked
+          for it.
+        - `client_gone`: the client disconnected before the end. A test sees by this that an agent
+          aborted its call.
+        - `client_stuck`: the client read nothing for minutes.
+        - `stopped`: the server was closed.
+        - `hung_up`: a hang reached its time limit.
         """
         return self._outcome
 
     def wait_outcome(self, timeout: float) -> str:
-        """Wait until it is over. Raises TimeoutError; blocks the thread."""
+        """Wait for the outcome. Blocks the thread; raises TimeoutError."""
         if not self._over.wait(timeout):
             raise TimeoutError(f"{self!r} was not over after {timeout:g} s")
         assert self._outcome is not None
         return self._outcome
 
     def set_outcome(self, outcome: str) -> None:
-        """For the server only."""
+        """Set the outcome. Only the server calls this."""
         assert self._outcome is None
         self._outcome = outcome
         self._over.set()
 
 
 class RequestRecords:
-    """All requests in the order in which they had arrived in full."""
+    """All requests, in the order in which they arrived completely."""
 
     def __init__(self, *, log: Path | None) -> None:
-        # Protects everything below. Nothing but the log's file is touched while it is held.
+        # Protects all fields below. Only the log file is used while it is held.
         self._changed = threading.Condition()
         self._requests: collections.deque[ModelRequest] = collections.deque(maxlen=REQUESTS_KEPT_MAX)
         self._count = 0
         self._play_count = 0
-        # Line by line, so that whoever follows the file sees each at once.
+        # Line-buffered, so that a reader of the file sees each line immediately.
         self._log = log.open("a", buffering=1, encoding="utf-8") if log else None
 
     def begin(
@@ -95,7 +101,7 @@ class RequestRecords:
         body: Any,
         step: tuple[str, ...] | None,
     ) -> ModelRequest:
-        """A request has arrived; `step` is None if it plays no script."""
+        """Record a request that has arrived. `step` is None if it plays no script."""
         with self._changed:
             self._count += 1
             self._play_count += step is not None

@@ -1,4 +1,4 @@
-"""What each request of one connection is answered with."""
+"""Request handling of the fake model: route each request to its API and send the answer."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from banksman.testing.fake_model.record import RequestRecords
 
 # After an answer that ends the connection, the client may still be sending.
 DRAIN_SECONDS_MAX = 2.0
-# In whose shape those are refused who called none.
+# The error format for requests that use no known API.
 ANY_API = anthropic.API
 DRAIN_BYTES_MAX = 2 * http1.BODY_BYTES_MAX
-# An agent is given a base address of ours with or without something before the version, as its API is used to.
+# Paths are matched by their end: the base URL given to an agent may have a prefix before the
+# version, as its API expects.
 _PATHS = {
     "/v1/messages": anthropic.API,
     "/v1/responses": responses.API,
     "/v1/chat/completions": chat.API,
 }
 _GEMINI = re.compile(r"/v1(?:beta)?/models/[^/:]+:(?:generate|streamGenerate)Content\Z")
-# The models that there are, for agents that ask. Any other name does as well.
-# Two vendors answer at one path. Each field is in the shape of one of them, and the other's clients pass over it.
+# The models that the server lists. It also accepts any other name. Two vendors use the same path,
+# so each field has the format of one vendor, and the clients of the other ignore it.
 MODELS: dict[str, Any] = {
     "object": "list",
     "data": [
@@ -72,14 +73,14 @@ GEMINI_MODELS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class ModelServer:
-    """What all connections share."""
+    """State that all connections share."""
 
     records: RequestRecords
     chooser: Chooser
 
 
 def serve(connection: ModelConnection, server: ModelServer) -> None:
-    """Answer requests until one of the two sides ends the connection; then close it."""
+    """Answer requests until the client or the server ends the connection, then close it."""
     ending = Ending.ORDERLY
     try:
         while _serve_one(connection, server):
@@ -87,13 +88,13 @@ def serve(connection: ModelConnection, server: ModelServer) -> None:
     except Broken:
         ending = Ending.RESET
     except (ClientGone, Stopped, Stuck):
-        pass  # The outcome of the request that this cut short, if there was one, tells it.
+        pass  # The outcome of the interrupted request, if there was one, records the reason.
     finally:
         connection.close(ending)
 
 
 def _serve_one(connection: ModelConnection, server: ModelServer) -> bool:
-    """One request; False if there is no next one on this connection."""
+    """Serve one request; return False if the connection ends with it."""
     try:
         head = http1.read_head(connection)
         if head is None:
@@ -132,7 +133,7 @@ def _refuse_and_drain(
 
 @dataclass(frozen=True, slots=True)
 class _Understood:
-    """What a request turned out to be: its API, its step if it plays one, or why it is refused."""
+    """A parsed request: its API, its step if it plays one, or the reason for a refusal."""
 
     api: Api | None
     body: Any
@@ -141,7 +142,7 @@ class _Understood:
 
 
 class _ModelAnswer:
-    """The answer to one request that arrived in full."""
+    """Answer to one request that arrived completely."""
 
     def __init__(
         self, connection: ModelConnection, server: ModelServer, head: http1.HttpHead, reply: http1.HttpReply
@@ -152,7 +153,7 @@ class _ModelAnswer:
         self._reply = reply
 
     def give(self, raw: bytes) -> None:
-        """Answer, and record how it went, also when an exception ends the connection."""
+        """Send the answer and record its outcome, even if an exception ends the connection."""
         understood = _understand(self._head, raw, self._server.chooser)
         head, step = self._head, understood.step
         request = self._server.records.begin(
@@ -163,7 +164,7 @@ class _ModelAnswer:
             body=understood.body,
             step=None if step is None else tuple(directive.line for directive in step),
         )
-        outcome = "failed"  # Never seen, unless there is a bug in here.
+        outcome = "failed"  # Visible only if this module has a bug.
         try:
             outcome = self._answer(understood, input_tokens=len(raw) // TOKEN_CHARACTERS + 1)
         except Broken as exc:
@@ -199,7 +200,7 @@ class _ModelAnswer:
 
 
 def _listing(head: http1.HttpHead, input_tokens: int) -> dict[str, Any]:
-    """What agents ask for beside replies of the model."""
+    """Answer a request that is not a model call."""
     match head.method, head.path:
         case "POST", path if path.endswith("/v1/messages/count_tokens"):
             return {"input_tokens": input_tokens}
@@ -212,14 +213,14 @@ def _listing(head: http1.HttpHead, input_tokens: int) -> dict[str, Any]:
         case "GET", path if path.endswith("/v1beta/models"):
             return GEMINI_MODELS
         case "GET" | "HEAD", "/":
-            # They look whether somebody is there at all.
+            # Agents probe whether the server is reachable.
             return {}
         case method, path:
             raise http1.HttpRefusal(404, f"there is no {method} {path}")
 
 
 def _api_of(method: str, path: str) -> Api | None:
-    """The API by which this request wants a reply of the model; None for every other request."""
+    """Return the API of a model call; None for every other request."""
     if method != "POST":
         return None
     if _GEMINI.search(path):

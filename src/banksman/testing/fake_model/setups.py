@@ -1,7 +1,8 @@
-"""What each real agent is told so that it uses this model and nothing else. Pure: text in, text out.
+"""Environment, arguments and files that make each real agent use the fake model only.
 
-Seen to be enough, each in a network namespace that holds loopback alone: Claude Code 2.1.325, Codex 0.166.0, Zed's
-codex-acp 0.16.0, Gemini CLI 0.61.0, opencode 1.18.33.
+Pure functions: text in, text out. Verified to be sufficient, each in a network namespace with only
+loopback: Claude Code 2.1.325, Codex 0.166.0, Zed's codex-acp 0.16.0, Gemini CLI 0.61.0, opencode
+1.18.33.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from typing import Any
 
 KEY = "fake-key"
 PATH = "/usr/local/bin:/usr/bin:/bin"
-# One that both know: of any other name they tell in each turn that they do not know it, the one as its answer.
+# A model name that both Codex and codex-acp know. For an unknown name they report in each turn that
+# they do not know it, and one of them reports it as its answer.
 CODEX_MODEL = "gpt-5.5"
 GEMINI_MODEL = "gemini-2.5-flash"
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSetup:
-    """Variables, words for the end of the command line, and files by their paths in the home."""
+    """Environment variables, final arguments, and files by their paths in the home folder."""
 
     variables: Mapping[str, str]
     arguments: tuple[str, ...] = ()
@@ -29,7 +31,7 @@ class AgentSetup:
 
 
 def setup(agent: str, url: str, home: Path) -> AgentSetup:
-    """Raises ValueError for an agent that is not known."""
+    """Return the setup of an agent. Raises ValueError for an unknown agent."""
     try:
         make = SETUPS[agent]
     except KeyError:
@@ -49,7 +51,8 @@ def _claude(url: str, home: Path) -> AgentSetup:
             "DISABLE_TELEMETRY": "1",
             "DISABLE_AUTOUPDATER": "1",
             "DISABLE_ERROR_REPORTING": "1",
-            # Without it the agent refuses to skip permissions when run as root, as in a container.
+            # Without this variable, the agent refuses to skip permissions when run as root, as in a
+            # container.
             "IS_SANDBOX": "1",
             "CLAUDE_CODE_TMPDIR": str(home / "tmp"),
         }
@@ -67,9 +70,9 @@ def _codex(url: str, home: Path) -> AgentSetup:
         "analytics.enabled": False,
         "check_for_update_on_startup": False,
     }
-    # A value is TOML; a string and a truth value of JSON are such.
+    # A value is TOML. JSON strings and booleans are valid TOML.
     words = [word for name, value in settings.items() for word in ("-c", f"{name}={json.dumps(value)}")]
-    # The agent makes its files itself, and wants the folder to be there.
+    # The agent creates its files, but the folder must exist.
     return AgentSetup({"CODEX_HOME": str(home / ".codex"), "FAKE_MODEL_KEY": KEY}, tuple(words), {".codex/.keep": ""})
 
 
@@ -79,13 +82,13 @@ def _gemini(url: str, _: Path) -> AgentSetup:
         "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
         "privacy": {"usageStatisticsEnabled": False},
         "telemetry": {"enabled": False},
-        # A script says the same again and again, which the agent would take for a model gone wrong.
+        # A script repeats the same text, which the agent would take for a malfunction of the model.
         "model": {"disableLoopDetection": True},
     }
     variables = {
         "GEMINI_API_KEY": KEY,
         "GOOGLE_GEMINI_BASE_URL": url,
-        # Otherwise it starts itself a second time, with more memory.
+        # Without this variable, the agent starts itself a second time, with more memory.
         "GEMINI_CLI_NO_RELAUNCH": "true",
     }
     return AgentSetup(variables, ("--model", GEMINI_MODEL), {".gemini/settings.json": json.dumps(settings)})
@@ -94,7 +97,7 @@ def _gemini(url: str, _: Path) -> AgentSetup:
 def _opencode(url: str, _: Path) -> AgentSetup:
     model = {"name": "fake", "tool_call": True, "limit": {"context": 200_000, "output": 32_000}}
     provider = {
-        "npm": "@ai-sdk/openai-compatible",  # It is part of the program: nothing is fetched.
+        "npm": "@ai-sdk/openai-compatible",  # Part of the program, so nothing is downloaded.
         "name": "fake",
         "options": {"baseURL": f"{url}/v1", "apiKey": KEY},
         "models": {"fake": model},
@@ -105,7 +108,7 @@ def _opencode(url: str, _: Path) -> AgentSetup:
         "provider": {"fake": provider},
         "autoupdate": False,
         "share": "disabled",
-        # Its default is to ask for nothing.
+        # By default the agent asks for no permission.
         "permission": {"bash": "ask"},
     }
     variables = {
@@ -113,7 +116,8 @@ def _opencode(url: str, _: Path) -> AgentSetup:
         "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
         "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
-        # Of the folder it works in, and of all above it: what lies there must not matter.
+        # Ignores configurations in the working directory and all folders above it, which must not
+        # affect the test.
         "OPENCODE_DISABLE_PROJECT_CONFIG": "1",
     }
     return AgentSetup(variables, (), {".config/opencode/opencode.json": json.dumps(settings)})

@@ -1,7 +1,8 @@
-"""What a model API is to the rest of the server; one module has the shape of each. Pure.
+"""Interface of a model API, and helpers that all APIs share.
 
-An API is read (the body of a request, as entries of a conversation) and spoken (a reply, as events and as a whole). All
-else, which script a request plays and when its bytes go out, is the same for each.
+Each API has a module of pure functions. The module reads requests (the body as entries of a
+conversation) and writes replies (as events and as a whole). The choice of the script step and the
+time of sending are the same for every API, and are elsewhere.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ class BadRequest(ValueError):
 
 
 class Who(enum.Enum):
-    """Who speaks in an entry. SYSTEM is the agent itself, where it may pass on what the user said."""
+    """Author of an entry. SYSTEM is the agent, which may pass on text of the user."""
 
     USER, MODEL, SYSTEM = range(3)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One message of a conversation. `has_result`: it brings what a tool gave, which is in no text of `texts`."""
+    """One message of a conversation. `has_result`: it also has a tool result, not in `texts`."""
 
     who: Who
     texts: tuple[str, ...] = ()
@@ -40,7 +41,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class ModelEvent:
-    """One event of a stream. `name` is sent only by those APIs that name their events."""
+    """One event of a stream. `name`: sent only by APIs that name their events."""
 
     data: str
     name: str | None = None
@@ -51,10 +52,11 @@ class ModelEvent:
 
 
 class ModelMessage(Protocol):
-    """One reply while it is said.
+    """A reply under construction.
 
-    Each method returns the events to send and keeps what was said. A call that streams sends the events; one that does
-    not ignores them and sends `whole` after `finish`: what the agent gets is the same either way.
+    Each method returns the events to send and stores their content. A streaming call sends the
+    events. A call without streaming ignores them and sends `whole` after `finish`. The agent gets
+    the same content either way.
     """
 
     @property
@@ -65,7 +67,7 @@ class ModelMessage(Protocol):
     def tool(self, name: str, arguments: dict[str, object]) -> list[ModelEvent]: ...
     def finish(self) -> list[ModelEvent]: ...
     def fail(self, kind: str, message: str) -> list[ModelEvent]:
-        """An error in mid-stream."""
+        """Return the events of an error in mid-stream."""
         ...
 
     def whole(self) -> dict[str, Any]: ...
@@ -73,7 +75,7 @@ class ModelMessage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """What a reply must know of the request that it answers."""
+    """The part of a request that its reply depends on."""
 
     path: str
     body: Body
@@ -86,17 +88,20 @@ class ModelCall:
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One API. The errors' names are the API's own, by HTTP status; `kind` is the one for the other statuses."""
+    """One model API.
+
+    `kinds`: error names of the API by HTTP status. `kind`: error name for the other statuses.
+    """
 
     name: str
     read: Callable[[Body], list[Entry]]
     begin: Callable[[ModelCall], ModelMessage]
     is_streamed: Callable[[ModelCall], bool]
-    # The body of an answer with this status, this name of an error, and these words.
+    # Builds the body of an error answer from status, error name and message.
     error: Callable[[int, str, str], dict[str, Any]]
     kinds: Mapping[int, str]
     kind: str
-    # The name and the words of the error that says that a prompt is too long.
+    # Error name and message for a prompt that is too long.
     overflow: tuple[str, str]
 
     def kind_of(self, status: int) -> str:
@@ -107,7 +112,7 @@ class Api:
 
 
 def wants_stream(call: ModelCall) -> bool:
-    """As the body says, which it does in three of the four."""
+    """Whether the body asks for a stream; three of the four APIs have this field."""
     return call.body.get("stream") is True
 
 
@@ -120,12 +125,15 @@ def tokens(characters: int) -> int:
 
 
 def new_id(prefix: str) -> str:
-    """Never the same twice, also across servers: a session that is resumed has ids of an earlier one in its history."""
+    """Return an id that is unique across servers.
+
+    A resumed session has ids of an earlier server in its history.
+    """
     return f"{prefix}_{uuid.uuid4().hex[:24]}"
 
 
 def named(value: dict[str, Any]) -> ModelEvent:
-    """An event that has the name of its type."""
+    """Return an event named after its type."""
     return ModelEvent(json.dumps(value), value["type"])
 
 
@@ -133,11 +141,11 @@ def unnamed(value: dict[str, Any]) -> ModelEvent:
     return ModelEvent(json.dumps(value))
 
 
-# ── Reading what may be anything ──
+# ── Parsing untrusted bodies ──
 
 
 def objects(value: object, where: str) -> list[dict[str, Any]]:
-    """A list of objects, or BadRequest."""
+    """Return a list of objects, or raise BadRequest."""
     if not isinstance(value, list):
         raise BadRequest(f"{where}: a list is required")
     items = cast("list[object]", value)
@@ -147,7 +155,7 @@ def objects(value: object, where: str) -> list[dict[str, Any]]:
 
 
 def texts(content: object, where: str) -> tuple[str, ...]:
-    """The texts in a content that is a string or a list of blocks, or BadRequest."""
+    """Return the texts of a content, which is a string or a list of blocks; or raise BadRequest."""
     if isinstance(content, str):
         return (content,)
     found = (block.get("text") for block in objects(content, where))

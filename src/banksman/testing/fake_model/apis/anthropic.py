@@ -1,14 +1,15 @@
-"""Anthropic's Messages API. Pure.
+"""Anthropic's Messages API, as Claude Code uses it.
 
-How Claude Code 2.1.325 spells a conversation, as far as it matters here:
+Pure functions. Claude Code 2.1.325 encodes a conversation like this, as far as it matters here:
 
-- Results of tools come in messages of the user's role; reminders of the agent's own stand beside them and beside the
-  prompt, each a text block of its own.
-- After an interrupt with nothing answered, the old prompt, "[Request interrupted by user]" and the new prompt are three
-  blocks of one message.
-- A prompt that reaches the agent at work is passed on in a message of the role "system", framed by explanations, after
-  the results. Prompts that waited for the end of a turn are joined to one block.
-- An answer without the structured output that is due is followed by a message of the user's role that demands it.
+- Tool results come in messages of the role "user". Reminders of the agent are separate text blocks
+  beside them and beside the prompt.
+- After an interrupt before any answer, the old prompt, "[Request interrupted by user]" and the new
+  prompt are three blocks of one message.
+- A prompt that arrives while the agent works comes after the tool results, in a message of the role
+  "system", framed by explanations. Prompts that waited for the end of a turn are joined into one
+  block.
+- After an answer that lacks a required structured output, a message of the role "user" demands it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from banksman.testing.fake_model.apis import (
 )
 
 MODEL = "claude-fake-1"
-# The agent keeps it and sends it back with the block; nobody can check it, for the key is the vendor's.
+# The agent stores it and sends it back with the block. The agent cannot verify it, because only the
+# vendor has the key.
 SIGNATURE = "ZmFrZSBzaWduYXR1cmU="
 KINDS = {
     400: "invalid_request_error",
@@ -65,19 +67,20 @@ def _entry(message: dict[str, Any]) -> Entry:
 
 
 class BlockKind(enum.Enum):
-    """What the last block is; a tool call is never continued, and so is no kind of its own."""
+    """Kind of the open block. A tool call is never continued, so it has no kind."""
 
     NONE, TEXT, THINKING = range(3)
 
 
 class AnthropicMessage:
-    """A reply while it is said."""
+    """Reply under construction, in the format of the Messages API."""
 
     def __init__(self, call: ModelCall) -> None:
         self._model = call.model(MODEL)
         self._id = new_id("msg")
         self._input_tokens = call.input_tokens
-        # Finished blocks and, for the one that is open, the pieces of its text: joined once, at its end.
+        # Finished blocks, and the text pieces of the open block, which are joined once, when it
+        # ends.
         self._content: list[dict[str, Any]] = []
         self._open = BlockKind.NONE
         self._pieces: list[str] = []
@@ -89,7 +92,7 @@ class AnthropicMessage:
         return not self._content and self._open is BlockKind.NONE
 
     def start(self) -> list[ModelEvent]:
-        # The ping comes here in the real stream too; an agent that stumbles over one should do so in a test.
+        # The real stream has a ping here too. An agent that fails on a ping should fail in a test.
         return [named({"type": "message_start", "message": self._envelope(content=[])}), named({"type": "ping"})]
 
     def text(self, words: str) -> list[ModelEvent]:
@@ -129,7 +132,7 @@ class AnthropicMessage:
         return [named(error(0, kind, message))]
 
     def whole(self) -> dict[str, Any]:
-        """The finished message."""
+        """Return the finished message."""
         assert self._open is BlockKind.NONE
         return {**self._envelope(content=self._content), "stop_reason": self._stop_reason()}
 

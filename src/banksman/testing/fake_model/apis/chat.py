@@ -1,6 +1,7 @@
-"""OpenAI's chat completions, as opencode, Qwen Code and Copilot speak them. Pure.
+"""OpenAI's Chat Completions API, as opencode, Qwen Code and Copilot use it.
 
-Thoughts are in no standard of this API; `reasoning_content` is what those who send them agreed on.
+Pure functions. The API has no standard for thoughts; `reasoning_content` is the de facto
+convention.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from banksman.testing.fake_model.apis import (
 
 MODEL = "gpt-fake-1"
 DONE = ModelEvent("[DONE]")
-# OpenAI's two APIs share the shape of their errors.
+# The two APIs of OpenAI share their error format.
 KINDS = {
     400: "invalid_request_error",
     401: "invalid_api_key",
@@ -65,11 +66,11 @@ def _entry(message: dict[str, Any]) -> Entry | None:
         case "user":
             return Entry(Who.USER, texts(message.get("content"), "messages: content"))
         case _:
-            return None  # What the agent itself says.
+            return None  # Instructions of the agent.
 
 
 class ChatMessage:
-    """A reply while it is said."""
+    """Reply under construction, in the format of Chat Completions."""
 
     def __init__(self, call: ModelCall) -> None:
         self._model = call.model(MODEL)

@@ -1,7 +1,8 @@
-"""Google's generateContent and streamGenerateContent, as Gemini CLI speaks them. Pure.
+"""Google's generateContent and streamGenerateContent APIs, as Gemini CLI uses them.
 
-The model and whether to stream are in the path. A stream is a row of whole answers, each with the next parts; there is
-no event that opens one. The agent's own words on where it works stand beside the first prompt, framed by a tag.
+Pure functions. The path contains the model and says whether to stream. A stream is a sequence of
+complete answers, each with the next parts, and has no opening event. The agent's text about its
+working directory is beside the first prompt, framed by a tag.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from banksman.testing.fake_model.apis import (
     unnamed,
 )
 
-# The agent keeps it and sends it back with the part; nobody can check it, for the key is the vendor's.
+# The agent stores it and sends it back with the part. The agent cannot verify it, because only the
+# vendor has the key.
 SIGNATURE = "ZmFrZSBzaWduYXR1cmU="
 KINDS = {
     400: "INVALID_ARGUMENT",
@@ -58,7 +60,7 @@ def _entry(content: dict[str, Any]) -> Entry:
 
 
 class GeminiMessage:
-    """A reply while it is said."""
+    """Reply under construction, in the format of generateContent."""
 
     def __init__(self, call: ModelCall) -> None:
         self._model = call.path.rpartition("/")[2].partition(":")[0]
@@ -91,7 +93,7 @@ class GeminiMessage:
         return [unnamed(error(API.status_of(kind), kind, message))]
 
     def whole(self) -> dict[str, Any]:
-        # In as many parts as it was said in: they need not be joined, for every client does that.
+        # The parts stay separate: every client joins them.
         return self._answer(self._parts, "STOP")
 
     def _say(self, part: dict[str, Any], characters: int) -> list[ModelEvent]:

@@ -1,9 +1,10 @@
-"""OpenAI's Responses API, as Codex speaks it. Pure.
+"""OpenAI's Responses API, as Codex uses it.
 
-A conversation is one flat list of items: messages, calls of tools, what came of them, reasoning. What the agent itself
-says stands in messages of the role "developer", whose text has lines of patches that begin with our mark: they are no
-directives, and are not read. What it says in the user's name (where it works, that a turn was aborted) is framed by a
-tag. A prompt that reaches the agent at work is a message of the user like any other.
+Pure functions. A conversation is one flat list of items: messages, tool calls, tool results,
+reasoning. The agent writes its instructions in messages of the role "developer". Their text has
+lines of patches that begin with the mark `@@`. These lines are not directives, so this module skips
+such messages. Text that the agent writes in the name of the user (working directory, an aborted
+turn) is framed by a tag. A prompt that arrives while the agent works is an ordinary user message.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from banksman.testing.fake_model.apis import (
 )
 
 MODEL = "gpt-fake-1"
-# What a tool gave back; the types of what the model itself said are all the others but for messages.
+# Suffix of the types of tool results. All other types except messages come from the model.
 OUTPUT = "_output"
 
 
@@ -54,14 +55,14 @@ def _entry(item: dict[str, Any]) -> Entry | None:
 
 
 class ResponsesMessage:
-    """A reply while it is said."""
+    """Reply under construction, in the format of the Responses API."""
 
     def __init__(self, call: ModelCall) -> None:
         self._model = call.model(MODEL)
         self._id = new_id("resp")
         self._input_tokens = call.input_tokens
         self._created = int(time.time())
-        # Finished items and, for the one that is open, the pieces of its text: joined once, at its end.
+        # Finished items, and the text pieces of the open item, which are joined once, when it ends.
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._pieces: list[str] = []
@@ -114,7 +115,7 @@ class ResponsesMessage:
         return [self._event("response.failed", response=response)]
 
     def whole(self) -> dict[str, Any]:
-        """The finished response."""
+        """Return the finished response."""
         assert self._open is None
         return self._response("completed")
 
@@ -197,7 +198,7 @@ def _thought_part(words: str) -> dict[str, Any]:
 
 
 def compacted(call: ModelCall) -> dict[str, Any]:
-    """The answer of `/v1/responses/compact`: what is to stand for a conversation that became too long."""
+    """Return the answer of `/v1/responses/compact`: a short replacement for a long conversation."""
     message = ResponsesMessage(call)
     message.text("ok")
     message.finish()
