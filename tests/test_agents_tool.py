@@ -115,7 +115,7 @@ def test_agents_are_installed_once_and_outside_the_checkout(place: Place) -> Non
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", ["gone", "cut short", "no stamp", "bad stamp", "not executable"])
-def test_what_is_broken_is_noticed_and_made_anew(place: Place, how: str) -> None:
+def test_broken_agent_install_is_noticed_and_repaired(place: Place, how: str) -> None:
     links = place.links()
     count = place.calls()
     program = (links / "claude").resolve()
@@ -138,7 +138,7 @@ def test_what_is_broken_is_noticed_and_made_anew(place: Place, how: str) -> None
     assert not list(place.agents.glob(".unfinished-*"))
 
 
-def test_links_that_are_broken_are_made_anew(place: Place) -> None:
+def test_broken_agent_links_are_repaired(place: Place) -> None:
     links = place.links()
     (links / "codex").unlink()
     (links / "codex").write_text("something else")
@@ -146,7 +146,7 @@ def test_links_that_are_broken_are_made_anew(place: Place) -> None:
     assert (links / "codex").is_symlink()
 
 
-def test_an_install_that_is_killed_leaves_nothing_that_counts(place: Place) -> None:
+def test_killed_agent_install_leaves_nothing_that_counts(place: Place) -> None:
     gate = place.folder / "gate"
     os.mkfifo(gate)
     with place.start() as process:
@@ -163,7 +163,7 @@ def test_an_install_that_is_killed_leaves_nothing_that_counts(place: Place) -> N
     assert not rest.exists()
 
 
-def test_two_at_once_install_once(place: Place) -> None:
+def test_concurrent_agent_installs_install_once(place: Place) -> None:
     gate = place.folder / "gate"
     os.mkfifo(gate)
     with place.start() as first:
@@ -178,7 +178,7 @@ def test_two_at_once_install_once(place: Place) -> None:
     assert place.calls() == len(list(Path(lines[0][-1]).iterdir()))
 
 
-def test_a_fetch_that_fails_is_told_and_tried_again(place: Place) -> None:
+def test_failed_agent_fetch_is_reported_and_retried(place: Place) -> None:
     (place.folder / "broken").touch()
     status, said = place.install()
     assert status == 1
@@ -187,14 +187,14 @@ def test_a_fetch_that_fails_is_told_and_tried_again(place: Place) -> None:
     place.links()
 
 
-def test_a_relative_cache_is_not_taken(place: Place) -> None:
+def test_agents_tool_ignores_a_relative_cache_path(place: Place) -> None:
     status, said = place.install(XDG_CACHE_HOME="cache", HOME=str(place.folder / "home"))
     assert status == 0, said
     assert Path(said.splitlines()[-1]).is_relative_to(place.folder / "home" / ".cache" / "banksman")
 
 
 @pytest.mark.parametrize("node", [None, "#!/bin/sh\necho v18.20.0\n", "#!/bin/sh\nexit 1\n"])
-def test_a_node_that_is_missing_or_old_is_said_loudly_and_fails_in_ci(place: Place, node: str | None) -> None:
+def test_agents_tool_warns_of_missing_or_old_node_and_fails_in_ci(place: Place, node: str | None) -> None:
     place.links()
     (place.folder / "bin" / "node").unlink()
     if node is not None:
@@ -208,14 +208,14 @@ def test_a_node_that_is_missing_or_old_is_said_loudly_and_fails_in_ci(place: Pla
     assert "GEMINI NEEDS NODE.JS 20 OR NEWER" in said
 
 
-def test_no_npm_is_said_and_is_a_failure_where_something_must_be_fetched(place: Place) -> None:
+def test_agents_tool_fails_without_npm_when_it_must_fetch(place: Place) -> None:
     (place.folder / "bin" / "npm").unlink()
     status, said = place.install()
     assert status == 1
     assert "npm is not on PATH" in said
 
 
-def test_the_pins_name_no_address() -> None:
+def test_agent_pins_name_no_address() -> None:
     text = (TOOL.parent.parent / "requirements" / "agents.json").read_text()
     assert "://" not in text
     assert "resolved" not in text

@@ -51,14 +51,14 @@ def apt(place: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["chromium", "chromium-browser", "google-chrome"])
-def test_one_that_is_there_is_found(tmp_path: Path, name: str) -> None:
+def test_chromium_tool_finds_an_installed_browser(tmp_path: Path, name: str) -> None:
     program = tmp_path / name
     program.touch(0o755)
     done = run(tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{program}\n", "")
 
 
-def test_the_one_that_is_named_is_taken_and_no_other(tmp_path: Path) -> None:
+def test_chromium_tool_takes_only_the_named_browser(tmp_path: Path) -> None:
     (tmp_path / "chromium").touch(0o755)
     mine = tmp_path / "mine"
     mine.touch(0o755)
@@ -70,7 +70,7 @@ def test_the_one_that_is_named_is_taken_and_no_other(tmp_path: Path) -> None:
     assert not (tmp_path / "calls").exists()
 
 
-def test_by_hand_its_lack_is_loud_and_no_failure_and_in_ci_it_is_one(tmp_path: Path) -> None:
+def test_chromium_tool_warns_of_a_missing_browser_and_fails_in_ci(tmp_path: Path) -> None:
     by_hand, in_ci = run(tmp_path), run(tmp_path, CI="true")
     assert (by_hand.returncode, in_ci.returncode) == (0, 1)
     for done in (by_hand, in_ci):
@@ -79,7 +79,7 @@ def test_by_hand_its_lack_is_loud_and_no_failure_and_in_ci_it_is_one(tmp_path: P
         assert "apt-get install chromium" in done.stderr
 
 
-def test_root_alone_installs_it_and_fetches_the_lists_only_if_needed(tmp_path: Path) -> None:
+def test_chromium_tool_installs_only_as_root_and_updates_lists_only_if_needed(tmp_path: Path) -> None:
     apt(tmp_path)
     done = run(tmp_path)
     if os.geteuid() != 0:
@@ -98,7 +98,7 @@ def test_root_alone_installs_it_and_fetches_the_lists_only_if_needed(tmp_path: P
     assert [line.split()[0] for line in (tmp_path / "calls").read_text().splitlines()] == ["install"]
 
 
-def test_what_apt_says_is_passed_on_if_it_fails(tmp_path: Path) -> None:
+def test_chromium_tool_passes_on_errors_of_apt(tmp_path: Path) -> None:
     apt(tmp_path)
     (tmp_path / "broken").touch()
     done = run(tmp_path, CI="true")
@@ -106,7 +106,7 @@ def test_what_apt_says_is_passed_on_if_it_fails(tmp_path: Path) -> None:
     assert ("Unable to locate package chromium" in done.stderr) is (os.geteuid() == 0)
 
 
-def test_other_programs_are_installed_and_missed_in_the_same_way(tmp_path: Path) -> None:
+def test_debian_tool_finds_and_misses_other_programs(tmp_path: Path) -> None:
     tool = TOOL.with_name("debian.py")
     (tmp_path / "fish").touch(0o755)
     done = run(tmp_path, "fish", tool=tool)

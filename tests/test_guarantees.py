@@ -11,13 +11,13 @@ NAME = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 NAMED = NAME.findall(PAGE)
 
 
-def test_each_guarantee_names_tests() -> None:
+def test_guarantees_each_name_a_test() -> None:
     sections = re.findall(r"^## (G\d) (.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
     assert [number for number, _ in sections] == [f"G{number}" for number in range(1, 9)]
     assert [number for number, text in sections if not NAME.search(text)] == []
 
 
-def test_every_test_that_the_page_names_exists() -> None:
+def test_guarantees_page_names_only_existing_tests() -> None:
     missing = [
         f"{path}::{name}"
         for path, name in NAMED

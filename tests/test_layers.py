@@ -174,7 +174,7 @@ def violations(path: str, source: str) -> list[str]:
     return [f"{path}:{line}: {why}" for line, why in sorted(found)]
 
 
-def test_the_package_keeps_the_one_way_rule() -> None:
+def test_layers_follow_the_one_way_rule() -> None:
     files = sorted(SOURCE.glob("banksman/**/*.py"))
     # An empty list would pass: be sure that we looked at the real thing.
     assert SOURCE / "banksman" / "core" / "stop_ladder.py" in files
@@ -215,7 +215,7 @@ def test_the_package_keeps_the_one_way_rule() -> None:
         ("demo.py", "def f():\n from .testing.world import World", "nothing may import banksman.testing.world.World"),
     ],
 )
-def test_a_forbidden_import_is_reported(path: str, source: str, why: str) -> None:
+def test_layers_report_a_forbidden_import(path: str, source: str, why: str) -> None:
     line = source.count("\n") + 1
     assert violations(f"banksman/{path}", source) == [f"banksman/{path}:{line}: {why}"]
 
@@ -237,9 +237,9 @@ def test_a_forbidden_import_is_reported(path: str, source: str, why: str) -> Non
         ("__main__.py", "from banksman.cli import main"),
     ],
 )
-def test_an_allowed_import_is_not_reported(path: str, source: str) -> None:
+def test_layers_allow_a_permitted_import(path: str, source: str) -> None:
     assert violations(f"banksman/{path}", source) == []
 
 
-def test_a_new_part_must_be_given_its_place() -> None:
+def test_layers_require_a_place_for_a_new_part() -> None:
     assert violations("banksman/misc.py", "") == ["banksman/misc.py: misc has no place in tests/test_layers.py"]

@@ -1,4 +1,4 @@
-"""What the README shows works as it is shown: its Python is run, its shell line too."""
+"""Run the Python of the README and of docs/python.md as it is shown."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import textwrap
 
 from banksman.testing import fake_agent
 
-README = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+ROOT = pathlib.Path(__file__).parents[1]
+README = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
 
 
 def run(code: str, folder: pathlib.Path, *, stdin: str = "", path: str = "") -> subprocess.CompletedProcess[str]:
@@ -24,7 +25,24 @@ def run(code: str, folder: pathlib.Path, *, stdin: str = "", path: str = "") -> 
     )
 
 
-def test_the_bot_runs(tmp_path: pathlib.Path) -> None:
+def test_readme_example_runs(tmp_path: pathlib.Path) -> None:
+    script = {"prompt Why is CI red?": ["say the build is broken"]}
+    shim = tmp_path / "claude"
+    words = fake_agent.command(script, memory=tmp_path / "memory")
+    shim.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    shim.chmod(0o755)
+    (code,) = README
+    done = run(code, tmp_path, path=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "the build is broken\ndone\n"
+
+
+def test_readme_example_has_at_most_fifteen_lines() -> None:
+    (code,) = README
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+
+
+def test_python_page_bot_runs(tmp_path: pathlib.Path) -> None:
     """With an agent of its name on PATH that hangs on a chore, until it is interrupted, and then gets to it again."""
     chore = "prompt Tidy up the imports"
     words = fake_agent.command({f"{chore}": ["hang"], "prompt 3": ["say tidied"]}, memory=tmp_path / "memory")
@@ -36,11 +54,11 @@ def test_the_bot_runs(tmp_path: pathlib.Path) -> None:
     assert "> How are you?" in done.stdout
 
 
-def test_the_bot_is_thirty_lines() -> None:
+def test_python_page_bot_has_at_most_thirty_lines() -> None:
     assert len([line for line in BLOCKS[0].splitlines() if line.strip()]) <= 30
 
 
-def test_what_is_said_is_kept(tmp_path: pathlib.Path) -> None:
+def test_store_example_returns_the_same_turn_when_run_twice(tmp_path: pathlib.Path) -> None:
     """Run twice: the second time it is the same session, and the same ask."""
     shim = tmp_path / "claude"
     shim.write_text(f'#!/bin/sh\nexec {shlex.join(fake_agent.command(memory=tmp_path / "memory"))} "$@"\n')
@@ -54,7 +72,7 @@ def test_what_is_said_is_kept(tmp_path: pathlib.Path) -> None:
     assert first.stdout.split()[1] == second.stdout.split()[1]
 
 
-def test_the_first_example_runs(tmp_path: pathlib.Path) -> None:
+def test_execute_example_runs(tmp_path: pathlib.Path) -> None:
     (tmp_path / "Makefile").write_text("test:\n\t@echo tested\n")
     done = run(BLOCKS[2], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -62,7 +80,7 @@ def test_the_first_example_runs(tmp_path: pathlib.Path) -> None:
     assert "tested" in done.stdout
 
 
-def test_the_background_example_runs(tmp_path: pathlib.Path) -> None:
+def test_background_command_example_runs(tmp_path: pathlib.Path) -> None:
     code = f"import asyncio, banksman\nasync def main():\n{textwrap.indent(BLOCKS[3], '    ')}\nasyncio.run(main())"
     done = run(code, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -76,5 +94,5 @@ def test_reader_example_runs(tmp_path: pathlib.Path) -> None:
     assert done.stdout.startswith("b'one\\n'\nb'two\\n'\n(Step(rung='eof'")
 
 
-def test_there_are_no_other_examples() -> None:
+def test_python_page_examples_are_all_run() -> None:
     assert len(BLOCKS) == 5

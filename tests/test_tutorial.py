@@ -13,17 +13,17 @@ PICTURE_BYTES_MAX = 150_000
 
 
 @thorough
-def test_every_command_of_the_tutorial(tmp_path: Path) -> None:
+def test_tutorial_commands_print_what_the_page_shows(tmp_path: Path) -> None:
     done = follow(tmp_path / "home")
     assert done == [step.typed for step in steps(TEXT) if isinstance(step, Command)]
 
 
-def test_every_shell_block_is_one_that_is_run() -> None:
+def test_tutorial_shell_blocks_are_all_run() -> None:
     """A block of another name would be shown and never typed."""
     assert TEXT.count("```") == 2 * (TEXT.count("```console\n") + TEXT.count("```console second\n"))
 
 
-def test_its_pictures_are_there() -> None:
+def test_tutorial_pictures_exist_and_are_small() -> None:
     named = {step.name for step in steps(TEXT) if isinstance(step, Picture)}
     folder = PAGE.parent / "images"
     assert named == {path.name for path in folder.glob("*")}, "`make screenshots` makes them"
@@ -48,5 +48,5 @@ def test_its_pictures_are_there() -> None:
         (["a.c"], "abc\n", False),
     ],
 )
-def test_the_notation(shown: list[str], printed: str, is_shown: bool) -> None:
+def test_tutorial_pattern_matches_its_notation(shown: list[str], printed: str, is_shown: bool) -> None:
     assert (Command(1, "x", shown).pattern.fullmatch(printed) is not None) is is_shown

@@ -32,7 +32,7 @@ def run(cache: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_installed_packages_are_found_without_a_registry_until_a_file_is_gone(tmp_path: Path) -> None:
+def test_typescript_tool_finds_installed_packages_until_a_file_is_gone(tmp_path: Path) -> None:
     folder = Path(run(tmp_path, "-c", "import typescript; print(typescript.folder())").stdout.strip())
     assert folder.is_relative_to(tmp_path)
     folder.mkdir(parents=True)
@@ -47,13 +47,13 @@ def test_installed_packages_are_found_without_a_registry_until_a_file_is_gone(tm
 
 @thorough
 @pytest.mark.parametrize(("env", "code"), [({}, 0), ({"CI": "true"}, 1)])
-def test_failed_install_is_told_loudly_and_fails_in_ci(tmp_path: Path, env: dict[str, str], code: int) -> None:
+def test_typescript_tool_warns_of_failed_install(tmp_path: Path, env: dict[str, str], code: int) -> None:
     done = run(tmp_path, **env)
     assert (done.returncode, done.stdout) == (code, "")
     assert "NO TYPESCRIPT" in done.stderr
 
 
-def test_lock_has_a_hash_for_each_package_and_no_address() -> None:
+def test_typescript_lock_has_a_hash_for_each_package_and_no_address() -> None:
     text = (ROOT / "requirements" / "typescript" / "package-lock.json").read_text(encoding="utf-8")
     assert "://" not in text
     packages = json.loads(text)["packages"]

@@ -22,11 +22,11 @@ def parser_of(verb: str) -> Parser:
     return import_module(f"banksman.cli.commands.{verb}").parser()
 
 
-def test_the_page_is_what_the_help_says() -> None:
+def test_cli_page_equals_the_help_texts() -> None:
     assert cli_page.PAGE.read_text(encoding="utf-8") == cli_page.page(), "regenerate it: make docs-cli"
 
 
-def test_the_page_is_the_same_wherever_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cli_page_is_independent_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     before = cli_page.page()
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("HOME", "/somewhere")
@@ -35,13 +35,13 @@ def test_the_page_is_the_same_wherever_it_is_made(monkeypatch: pytest.MonkeyPatc
     assert cli_page.page() == before
 
 
-def test_every_exit_code_is_on_the_page_once() -> None:
+def test_cli_page_lists_every_exit_code_once() -> None:
     constants = {value for name, value in vars(cli).items() if name.isupper() and isinstance(value, int)}
     assert set(cli_page.CODES) == constants
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
-def test_help_ends_with_an_example_that_can_be_typed(verb: str) -> None:
+def test_help_ends_with_an_example_that_parses(verb: str) -> None:
     flags = parser_of(verb)
     text = flags.format_help()
     assert flags.prog == f"banksman {verb}"
@@ -69,12 +69,12 @@ def test_help_fits_the_terminal(verb: str, columns: int, monkeypatch: pytest.Mon
         assert len(line) <= columns or is_typed, line
 
 
-def test_every_verb_of_the_list_is_a_file_and_every_file_is_in_the_list() -> None:
+def test_verb_list_matches_the_command_files() -> None:
     files = {path.stem for path in (ROOT / "src/banksman/cli/commands").glob("*.py")} - {"__init__"}
     assert files == set(cli.VERBS)
 
 
-def test_the_examples_of_the_first_help_can_be_typed() -> None:
+def test_first_help_examples_parse() -> None:
     examples = re.findall(r"^  (banksman .*)$", cli.help_text().split("examples:")[1], re.MULTILINE)
     assert examples[0].startswith("banksman run "), "whoever is new sees it first"
     for example in examples:
@@ -82,7 +82,7 @@ def test_the_examples_of_the_first_help_can_be_typed() -> None:
         parser_of(verb).parse_args(split_command(words)[0])
 
 
-def test_check_says_what_to_do(tmp_path: Path) -> None:
+def test_cli_page_check_passes_on_the_committed_page(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools/cli_page.py"), "--check"],
         check=False,

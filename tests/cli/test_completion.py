@@ -115,24 +115,24 @@ def needs(shell: str) -> None:
 
 # -- each shell -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_script_is_one_that_the_shell_understands(shell: str, scripts: Path, tmp_path: Path) -> None:
+def test_completion_script_parses_in_its_shell(shell: str, scripts: Path, tmp_path: Path) -> None:
     needs(shell)
     run(shell, f"{shell} -n {scripts / shell}", scripts, tmp_path)
 
 
 @pytest.mark.parametrize(("words", "offered"), one_in(3, CASES), ids=[" ".join(words) for words, _ in CASES])
-def test_bash_offers(words: list[str], offered: list[str], scripts: Path, tmp_path: Path) -> None:
+def test_bash_completion_offers_words(words: list[str], offered: list[str], scripts: Path, tmp_path: Path) -> None:
     needs("bash")
     assert bash(words, scripts, tmp_path) == offered
 
 
-def test_bash_makes_three_words_of_a_flag_with_its_value(scripts: Path, tmp_path: Path) -> None:
+def test_bash_completion_handles_a_flag_with_an_equals_sign(scripts: Path, tmp_path: Path) -> None:
     needs("bash")
     assert bash(["ps", "--format", "=", "js"], scripts, tmp_path) == ["json"]
     assert bash(["ps", "--format", "="], scripts, tmp_path) == ["json", "quiet", "text"]
 
 
-def test_bash_offers_folders_and_files(scripts: Path, tmp_path: Path) -> None:
+def test_bash_completion_offers_folders_and_files(scripts: Path, tmp_path: Path) -> None:
     needs("bash")
     (tmp_path / "a folder").mkdir()
     (tmp_path / "a file").touch()
@@ -141,14 +141,14 @@ def test_bash_offers_folders_and_files(scripts: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_fish_offers(scripts: Path, tmp_path: Path) -> None:
+def test_fish_completion_offers_words(scripts: Path, tmp_path: Path) -> None:
     needs("fish")
     for words, offered in CASES:
         assert fish(words, scripts, tmp_path) == offered, words
     assert fish(["ps", "--format=js"], scripts, tmp_path) == ["--format=json"]
 
 
-def test_zsh_completes_on_a_terminal(scripts: Path, tmp_path: Path) -> None:
+def test_zsh_completion_works_on_a_terminal(scripts: Path, tmp_path: Path) -> None:
     needs("zsh")
     terminal = Terminal(["zsh", "-f", "-i"], environment(scripts, tmp_path))
     try:
@@ -205,7 +205,7 @@ def with_sessions(tmp_path: Path) -> Served:
     return served
 
 
-def test_sessions_are_offered_by_their_names_with_a_server_and_without(
+def test_completion_offers_session_names_with_and_without_a_server(
     with_sessions: Served, scripts: Path, tmp_path: Path
 ) -> None:
     needs("bash")
@@ -225,7 +225,7 @@ def test_sessions_are_offered_by_their_names_with_a_server_and_without(
 
 
 @pytest.mark.parametrize("spoilt", ["config/banksman/config.toml", "state/banksman/store.db"])
-def test_what_is_wrong_is_nobodys_business_here(spoilt: str, scripts: Path, tmp_path: Path) -> None:
+def test_completion_is_silent_when_settings_or_store_are_broken(spoilt: str, scripts: Path, tmp_path: Path) -> None:
     needs("bash")
     for folder in ("config", "state"):
         (tmp_path / folder / "banksman").mkdir(parents=True)
@@ -235,7 +235,7 @@ def test_what_is_wrong_is_nobodys_business_here(spoilt: str, scripts: Path, tmp_
 
 
 @pytest.mark.thorough
-def test_a_server_that_does_not_answer_is_given_up(scripts: Path, tmp_path: Path) -> None:
+def test_completion_gives_up_on_a_silent_server(scripts: Path, tmp_path: Path) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -253,7 +253,7 @@ def test_a_server_that_does_not_answer_is_given_up(scripts: Path, tmp_path: Path
 
 
 # -- made from the parsers --------------------------------------------------------------------------------------------
-def test_every_verb_and_every_flag_is_in_every_script() -> None:
+def test_completion_scripts_contain_every_verb_and_flag() -> None:
     texts = {shell: script(shell) for shell in SHELLS}
     described = list(verbs())
     assert [verb.name for verb in described] == list(VERBS)
@@ -265,6 +265,6 @@ def test_every_verb_and_every_flag_is_in_every_script() -> None:
                     assert name in texts[shell], (shell, verb.name, name)
 
 
-def test_a_session_is_known_as_one_wherever_it_stands() -> None:
+def test_completion_offers_sessions_for_every_verb_that_takes_one() -> None:
     taking = {verb.name for verb in verbs() if verb.slots and verb.slots[0].kind is WordKind.SESSIONS}
     assert {"ask", "attach", "answer", "interrupt", "close", "why", "log"} <= taking

@@ -15,7 +15,7 @@ ANY = st.text(st.characters(exclude_categories=[]), max_size=50)
 
 
 @given(ANY)
-def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
+def test_output_contains_no_control_or_bidi_characters(text: str) -> None:
     for character in as_text(text):
         assert character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp")
         assert unicodedata.bidirectional(character) not in (
@@ -42,7 +42,7 @@ SHAPELESS = (
 
 
 @pytest.mark.parametrize("character", SHAPELESS, ids=[f"{ord(each):x}" for each in SHAPELESS])
-def test_shapeless_characters_are_shown_as_escapes(character: str) -> None:
+def test_output_escapes_invisible_characters(character: str) -> None:
     assert character not in as_text(f"rm{character} -rf")
     assert f"{ord(character):x}" in as_line(f"rm{character} -rf")
 
@@ -50,37 +50,37 @@ def test_shapeless_characters_are_shown_as_escapes(character: str) -> None:
 @pytest.mark.parametrize(
     "text", ["👨\u200d👩\u200d👧", "❤\ufe0f", "👩🏽\u200d💻", "🏳\ufe0f\u200d🌈", "1\ufe0f\u20e3", "می\u200cکنم"]
 )
-def test_joiners_and_selectors_that_spell_a_word_or_an_emoji_are_kept(text: str) -> None:
+def test_output_keeps_joiners_and_selectors_of_words_and_emoji(text: str) -> None:
     assert as_line(text) == text
 
 
-def test_joiners_and_selectors_in_a_row_are_escaped() -> None:
+def test_output_escapes_repeated_joiners_and_selectors() -> None:
     assert as_line("❤\ufe0f\ufe0f\ufe0e") == "❤\ufe0f\\ufe0f\\ufe0e"
     assert as_line("👨\u200d\u200d👩") == "👨\\u200d\\u200d👩"
 
 
-def test_what_is_harmless_is_as_it_was() -> None:
+def test_output_keeps_harmless_text() -> None:
     text = "ñ … 🙂 \\x1b é\n\tindented"
     assert as_text(text) == text
 
 
-def test_a_line_is_cut_with_a_mark() -> None:
+def test_output_marks_a_truncated_line() -> None:
     assert as_line("abcdef", characters_max=4) == "abc…"
     assert as_line("abcd", characters_max=4) == "abcd"
 
 
-def test_json_is_one_line_of_ascii(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_json_is_one_line_of_ascii(capsys: pytest.CaptureFixture[str]) -> None:
     say_json({"text": "a\nb\x1b\x7f\u2028é\ud800"})
     said = capsys.readouterr().out
     assert said == '{"text":"a\\nb\\u001b\\u007f\\u2028\\u00e9\\ud800"}\n'
 
 
-def test_a_table_holds_its_columns_and_leaves_no_room_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_table_aligns_columns_without_trailing_blanks(capsys: pytest.CaptureFixture[str]) -> None:
     table(("A", "BBB", "C"), [("x", None, ""), ("long", 3, "y\n")])
     assert capsys.readouterr().out == "A     BBB  C\nx     -    -\nlong  3    y\\n\n"
 
 
-def test_a_gap_and_an_update_of_a_kind_nobody_knows_have_words() -> None:
+def test_output_describes_gaps_and_unknown_updates() -> None:
     assert "events 3 to 9 are no longer kept" in str(line_of({"kind": "stream.gap", "first": 3, "last": 9}))
     event = {
         "cursor": "1.2",

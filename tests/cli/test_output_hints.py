@@ -37,7 +37,7 @@ FOREIGN = re.compile(r"/v1\b|openapi|\b(GET|POST|PATCH|PUT|DELETE)\b|Idempotency
         ("raise the limit (ulimit -n), or --room=9", "raise the limit (ulimit -n), or --room=9"),
     ],
 )
-def test_a_hint_names_the_verb_and_not_the_request(said: str, shown: str) -> None:
+def test_hint_names_the_verb_instead_of_the_request(said: str, shown: str) -> None:
     assert hint_of(said) == shown
 
 
@@ -72,7 +72,7 @@ def _texts(value: ast.expr) -> Iterator[str]:
             pass
 
 
-def test_no_hint_that_is_written_anywhere_speaks_http_to_a_shell() -> None:
+def test_hints_in_the_source_never_show_http_to_a_shell() -> None:
     found = set(hints())
     assert len(found) > 100, "they are found at all"
     assert [said for said in sorted(found) if FOREIGN.search(hint_of(said))] == []

@@ -63,7 +63,7 @@ def seen(
         return Seen(terminal.lines, bytes(terminal.said))
 
 
-def test_ps_shows_who_needs_somebody_first_and_not_all_that_is_over(served: Served) -> None:
+def test_cli_ps_lists_sessions_that_need_attention_first(served: Served) -> None:
     lines = seen(served, "ps", columns=140).lines
     assert lines[0].split() == ["STATE", "NAME", "SESSION", "AGENT", "HOLDER", "QUEUE", "ASKS", "COST", "LAST"]
     states = [line.split()[0] for line in lines[1:14]]
@@ -74,7 +74,7 @@ def test_ps_shows_who_needs_somebody_first_and_not_all_that_is_over(served: Serv
 
 
 @pytest.mark.parametrize("columns", one_in(3, [20, 30, 40, 60, 80, 100]))
-def test_ps_fits(served: Served, columns: int) -> None:
+def test_cli_ps_fits_the_terminal_width(served: Served, columns: int) -> None:
     lines = seen(served, "ps", columns=columns).lines
     # A line that did not fit would have gone on in the next.
     assert [line.split()[0] for line in lines[:4]] == ["STATE", "asks", "running", "idle"]
@@ -84,7 +84,7 @@ def test_ps_fits(served: Served, columns: int) -> None:
 
 
 @pytest.mark.thorough
-def test_colour_is_for_who_wants_it(served: Served) -> None:
+def test_cli_colour_is_off_for_no_color_and_dumb_terminals(served: Served) -> None:
     assert b"\x1b[33masks" in seen(served, "ps").said
     assert b"\x1b[32mrunning" in seen(served, "why", "fix-the-build-that-is-red-since-monday").said
     for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
@@ -92,7 +92,7 @@ def test_colour_is_for_who_wants_it(served: Served) -> None:
             assert b"\x1b" not in seen(served, *words, env=env).said, (words, env)
 
 
-def test_a_line_of_the_log_goes_on_under_what_is_said(served: Served) -> None:
+def test_cli_log_indents_continued_lines(served: Served) -> None:
     lines = seen(served, "log", "asks-one", columns=60).lines
     begun = [line for line in lines if line[:18].strip()]
     more = [line for line in lines if line.strip() and not line[:18].strip()]
@@ -102,7 +102,7 @@ def test_a_line_of_the_log_goes_on_under_what_is_said(served: Served) -> None:
 
 
 @pytest.mark.thorough
-def test_a_log_that_is_followed_says_that_the_connection_is_lost_and_back(tmp_path: Path) -> None:
+def test_cli_log_follow_reports_a_lost_connection_and_its_return(tmp_path: Path) -> None:
     with Served(tmp_path / "served") as served:
         session = served.open()
         served.outcome(session, served.ask(session, "one"))
@@ -123,7 +123,7 @@ def test_a_log_that_is_followed_says_that_the_connection_is_lost_and_back(tmp_pa
 
 
 @pytest.mark.thorough
-def test_doctor_fits(served: Served) -> None:
+def test_cli_doctor_fits_the_terminal_width(served: Served) -> None:
     terminal = seen(served, "doctor", columns=50, rows=200)
     assert b"\x1b[32mok" in terminal.said
     lines = [line for line in terminal.lines if line]

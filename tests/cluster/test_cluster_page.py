@@ -45,9 +45,7 @@ class AsThePageSays(Servers):
 
 
 @thorough
-def test_its_configuration_starts_and_the_doctor_has_nothing_to_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cluster_page_configuration_starts_and_passes_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NATS_PASSWORD", PASSWORD)
     tls = certificate(tmp_path)
     with AsThePageSays(tls) as servers:
@@ -59,7 +57,7 @@ def test_its_configuration_starts_and_the_doctor_has_nothing_to_say(
         assert sum("3 replicas" in seen for _, seen, _ in found) >= 3
 
 
-def test_it_names_every_stream_there_is() -> None:
+def test_cluster_page_names_every_stream() -> None:
     names = StreamNames("banksman")
     page = PAGE.read_text()
     for name in (names.events, names.records, names.hosts, names.work, f"OBJ_{names.blobs}"):

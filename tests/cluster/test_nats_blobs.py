@@ -19,7 +19,7 @@ async def chunks(line: Line, bucket: str) -> dict[str, int]:
     return info["state"].get("subjects") or {}
 
 
-async def test_a_large_one_comes_back_as_it_was(nats_one: Servers, prefix: str) -> None:
+async def test_blob_round_trips_large_and_empty_data(nats_one: Servers, prefix: str) -> None:
     bucket = f"{prefix}-blobs"
     data = os.urandom(PAGES_BYTES + 1)
     async with lines(nats_one, prefix, 1) as (line,):
@@ -32,7 +32,7 @@ async def test_a_large_one_comes_back_as_it_was(nats_one: Servers, prefix: str) 
         assert await line.nats.get_blob(bucket, "large") is None
 
 
-async def test_one_whose_parts_are_gone_is_not_waited_for(nats_one: Servers, prefix: str) -> None:
+async def test_get_blob_returns_none_when_its_chunks_are_gone(nats_one: Servers, prefix: str) -> None:
     """An operator's purge, or who forgets a session while another reads it."""
     bucket = f"{prefix}-blobs"
     async with lines(nats_one, prefix, 1) as (line,):
@@ -44,7 +44,7 @@ async def test_one_whose_parts_are_gone_is_not_waited_for(nats_one: Servers, pre
                 assert await line.nats.get_blob(bucket, "large") is None
 
 
-async def test_a_server_without_room_says_so(prefix: str) -> None:
+async def test_put_blob_raises_when_the_server_is_full(prefix: str) -> None:
     """What waits for better times would wait until somebody makes room, and nobody would know that it must."""
     bucket = f"{prefix}-blobs"
     with Servers(1, file_bytes_max=4 << 20) as servers:

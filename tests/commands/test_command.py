@@ -42,7 +42,7 @@ say(*(f"{chr(byte)}:{len(list(run))}" for byte, run in itertools.groupby(data)),
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
-async def test_read_goes_on_from_where_the_last_piece_said(marker: str) -> None:
+async def test_read_continues_after_last_piece(marker: str) -> None:
     async with Host() as host:
         command = await start(host, child("while line := hear(): say(line)", marker), stdin="pipe")
         after = 0
@@ -81,7 +81,7 @@ async def test_read_waits_for_its_own_stream(marker: str) -> None:
             await command.read(bytes_max=0)
 
 
-async def test_paused_reading_pushes_back_on_the_command_and_loses_nothing(marker: str) -> None:
+async def test_pause_reading_pushes_back_on_command_and_loses_nothing(marker: str) -> None:
     """The child counts what the pipe took before it was full; nothing more is written until reading goes on."""
     code = """
 hear()
@@ -128,7 +128,7 @@ async def test_writes_of_several_tasks_arrive_whole_and_in_order(marker: str) ->
         assert (await wait_said(command, "end")).split()[1:-1] == [f"{letter}:{size}" for letter in "abcd"]
 
 
-async def test_a_write_that_is_not_taken_in_time_is_refused_and_nothing_of_it_was_written(marker: str) -> None:
+async def test_write_not_taken_in_time_is_refused_and_not_written(marker: str) -> None:
     """It waits behind another, so it can be taken back whole; what comes after it is written."""
     async with Host() as host:
         command = await start(host, child(READS_LATE, marker), stdin="pipe")
@@ -145,7 +145,7 @@ async def test_a_write_that_is_not_taken_in_time_is_refused_and_nothing_of_it_wa
         assert (await wait_said(command, "end")).split()[1:-1] == [f"a:{PIPE_BYTES + 10}", "c:10"]
 
 
-async def test_nothing_follows_a_write_that_was_cut_by_its_deadline(marker: str) -> None:
+async def test_write_cut_by_deadline_closes_stdin(marker: str) -> None:
     """The pipe took a part of it. Half a write followed by another would be a frame nobody sent: stdin is closed."""
     async with Host() as host:
         command = await start(host, child(READS_LATE, marker), stdin="pipe")
@@ -163,7 +163,7 @@ async def test_nothing_follows_a_write_that_was_cut_by_its_deadline(marker: str)
         assert (await wait_said(command, "end")).split()[1:-1] == [f"a:{PIPE_BYTES}"]
 
 
-async def test_a_write_that_was_taken_whole_is_a_success_though_its_deadline_passed_meanwhile(marker: str) -> None:
+async def test_write_taken_whole_succeeds_past_its_deadline(marker: str) -> None:
     """The loop was busy while the command read. The last byte is written and the timer fires in one and the same pass:
     what was written is written, and stdin is not closed for it."""
     code = """
@@ -194,7 +194,7 @@ say("rest", hear())
         assert (await wait_said(command, "rest")).endswith("rest bc\n")
 
 
-async def test_a_cancelled_write_that_has_begun_is_finished_in_the_background(marker: str) -> None:
+async def test_cancelled_write_in_progress_is_finished_in_background(marker: str) -> None:
     async with Host() as host:
         command = await start(host, child(READS_LATE, marker), stdin="pipe")
         await wait_said(command, "ready")
@@ -214,7 +214,7 @@ async def test_a_cancelled_write_that_has_begun_is_finished_in_the_background(ma
         assert (await wait_said(command, "end")).split()[1:-1] == [f"a:{PIPE_BYTES + 10}", "c:10"]
 
 
-async def test_a_command_that_closed_its_stdin_makes_a_write_fail_and_nothing_else(marker: str) -> None:
+async def test_write_fails_when_command_closed_its_stdin(marker: str) -> None:
     async with Host() as host:
         command = await start(host, child('os.close(0); say("ready"); stay()', marker), stdin="pipe")
         await wait_said(command, "ready")
@@ -223,7 +223,7 @@ async def test_a_command_that_closed_its_stdin_makes_a_write_fail_and_nothing_el
         assert command.state == "running"
 
 
-async def test_an_ended_command_takes_no_write_and_no_signal_but_its_output_can_be_read(marker: str) -> None:
+async def test_ended_command_refuses_write_and_signal_and_can_be_read(marker: str) -> None:
     async with Host() as host:
         command = await start(host, child('say("bye")', marker), stdin="pipe")
         await command.wait()
@@ -234,7 +234,7 @@ async def test_an_ended_command_takes_no_write_and_no_signal_but_its_output_can_
         assert (await command.read()).text == "bye\n"
 
 
-async def test_a_command_without_a_pipe_takes_no_write(marker: str) -> None:
+async def test_command_without_stdin_pipe_refuses_write(marker: str) -> None:
     async with Host() as host:
         for stdin in (None, b"all of it"):
             command = await start(host, child("stay()", marker), stdin=stdin)
@@ -257,7 +257,7 @@ stay()
 """
 
 
-async def test_a_signal_reaches_the_leader_alone_or_its_group(marker: str) -> None:
+async def test_signal_reaches_leader_alone_or_its_group(marker: str) -> None:
     async with Host() as host:
         command = await start(host, child(HEARS_SIGNALS, marker))
         await wait_said(command, "leader ready")
@@ -274,7 +274,7 @@ async def test_a_signal_reaches_the_leader_alone_or_its_group(marker: str) -> No
         assert (done.ended, done.signal) == (Ended.EXITED, signal.SIGKILL)
 
 
-async def test_a_signal_before_the_command_runs_is_delivered_when_it_does(marker: str) -> None:
+async def test_signal_before_command_runs_is_delivered_later(marker: str) -> None:
     """Called while the zygote still works on the start: it is not lost, and does not go to somebody else."""
     async with Host() as host:
         with frozen(zygote_pid()):
@@ -288,7 +288,7 @@ async def test_a_signal_before_the_command_runs_is_delivered_when_it_does(marker
 
 
 @pytest.mark.parametrize("number", [0, -1, 65, True, "TERM", None, 9.0])
-async def test_what_is_no_signal_is_refused(marker: str, number: Any) -> None:
+async def test_signal_refuses_invalid_number(marker: str, number: Any) -> None:
     async with Host() as host:
         command = await start(host, child("stay()", marker))
         with pytest.raises(UsageError) as caught:
@@ -298,7 +298,7 @@ async def test_what_is_no_signal_is_refused(marker: str, number: Any) -> None:
 
 
 @pytest.mark.parametrize("data", ["text", 3, None, [1, 2]])
-async def test_what_is_no_bytes_is_not_written(marker: str, data: Any) -> None:
+async def test_write_refuses_value_that_is_no_bytes(marker: str, data: Any) -> None:
     async with Host() as host:
         command = await start(host, child('say("got", repr(hear()))', marker), stdin="pipe")
         with pytest.raises(UsageError) as caught:
@@ -314,7 +314,7 @@ async def test_what_is_no_bytes_is_not_written(marker: str, data: Any) -> None:
 
 
 # -- listing ---------------------------------------------------------------------------------------------------------
-async def test_a_listing_shows_each_command_in_the_state_it_is_in(marker: str) -> None:
+async def test_commands_lists_each_command_with_its_state(marker: str) -> None:
     async with Host() as host:
         assert host.commands() == []
         ended = await start(host, child("sys.exit(1)", marker))
@@ -360,7 +360,7 @@ async def test_finished_commands_are_kept_by_age(marker: str) -> None:
 
 
 # -- the end of each, reported once ----------------------------------------------------------------------------------
-async def test_each_end_is_reported_exactly_once(marker: str) -> None:
+async def test_take_ended_reports_each_end_once(marker: str) -> None:
     async with Host() as host:
         commands = {await start(host, child(f"sys.exit({n})", marker)) for n in range(5)}
         reported: list[Command] = []
@@ -371,7 +371,7 @@ async def test_each_end_is_reported_exactly_once(marker: str) -> None:
         assert host.take_ended() == []
 
 
-async def test_two_that_wait_for_ends_share_them(marker: str) -> None:
+async def test_concurrent_wait_ended_calls_share_reports(marker: str) -> None:
     """And one that stops waiting takes no report with it."""
     async with Host() as host:
         waiting = [asyncio.create_task(host.wait_ended()) for _ in range(3)]
@@ -386,7 +386,7 @@ async def test_two_that_wait_for_ends_share_them(marker: str) -> None:
         assert host.take_ended() == []
 
 
-async def test_every_end_is_reported_once_even_if_more_end_than_are_kept(marker: str) -> None:
+async def test_take_ended_reports_every_end_beyond_kept_commands(marker: str) -> None:
     """What is kept for listing is bounded by a count; a report is owed."""
     async with Host(finished_max=1) as host:
         commands = {await start(host, child("sys.exit(0)", marker)) for _ in range(4)}
@@ -396,7 +396,7 @@ async def test_every_end_is_reported_once_even_if_more_end_than_are_kept(marker:
 
 
 @pytest.mark.parametrize("how", ["wait", "stop"])
-async def test_end_returned_by_wait_or_stop_is_not_reported_by_take_ended(marker: str, how: str) -> None:
+async def test_take_ended_excludes_end_returned_by_wait_or_stop(marker: str, how: str) -> None:
     async with Host() as host:
         seen = await start(host, child("hear()", marker), stdin="pipe")
         unseen = await start(host, child("hear()", marker), stdin="pipe")
@@ -410,7 +410,7 @@ async def test_end_returned_by_wait_or_stop_is_not_reported_by_take_ended(marker
         assert host.take_ended() == []
 
 
-async def test_cancelled_wait_leaves_the_report_to_take_ended(marker: str) -> None:
+async def test_take_ended_includes_end_after_cancelled_wait(marker: str) -> None:
     async with Host() as host:
         command = await start(host, child("hear()", marker), stdin="pipe")
         waiting = asyncio.create_task(command.wait())
@@ -421,7 +421,7 @@ async def test_cancelled_wait_leaves_the_report_to_take_ended(marker: str) -> No
         assert await host.wait_ended() == [command]
 
 
-async def test_a_result_returned_within_yield_after_is_its_one_report(marker: str) -> None:
+async def test_yield_after_result_is_its_only_report(marker: str) -> None:
     async with Host() as host:
         done = await host.start(child('say("quick"); sys.exit(2)', marker), yield_after=30)
         assert isinstance(done, Finished)
@@ -431,7 +431,7 @@ async def test_a_result_returned_within_yield_after_is_its_one_report(marker: st
 
 
 @pytest.mark.parametrize("seconds", [0, 0.2])
-async def test_a_command_that_outlasts_yield_after_is_in_the_background_and_reported_later(
+async def test_yield_after_leaves_longer_command_in_background_and_reports_it_later(
     marker: str, seconds: float
 ) -> None:
     async with Host() as host:
@@ -444,7 +444,7 @@ async def test_a_command_that_outlasts_yield_after_is_in_the_background_and_repo
         assert command.result().code == 2
 
 
-async def test_a_start_cancelled_while_it_yields_is_stopped_and_listed_as_cancelled(marker: str) -> None:
+async def test_start_cancelled_while_it_yields_stops_command(marker: str) -> None:
     """Nobody has the command yet, so nobody could ever stop it."""
     async with Host() as host:
         starting = asyncio.create_task(host.start(child("stay()", marker), yield_after=60))
@@ -457,7 +457,7 @@ async def test_a_start_cancelled_while_it_yields_is_stopped_and_listed_as_cancel
         assert alive(marker) == []
 
 
-async def test_a_start_that_fails_raises_and_is_not_reported_as_an_end(marker: str, tmp_path: Path) -> None:
+async def test_failed_start_raises_and_is_not_reported_as_end(marker: str, tmp_path: Path) -> None:
     async with Host() as host:
         with pytest.raises(banksman.ProgramNotFound):
             await host.start([tmp_path / "nothing", marker])
@@ -466,7 +466,7 @@ async def test_a_start_that_fails_raises_and_is_not_reported_as_an_end(marker: s
 
 
 # -- the host closes -------------------------------------------------------------------------------------------------
-async def test_a_host_that_closes_ends_all_its_commands_and_reports_them(marker: str) -> None:
+async def test_host_close_ends_and_reports_its_commands(marker: str) -> None:
     host = Host()
     commands = {await start(host, child("stay()", marker)) for _ in range(3)}
     parked = asyncio.create_task(next(iter(commands)).wait())
@@ -483,7 +483,7 @@ async def test_a_host_that_closes_ends_all_its_commands_and_reports_them(marker:
     assert alive(marker) == []
 
 
-async def test_a_close_while_a_start_is_half_way_waits_for_it_and_ends_it(marker: str) -> None:
+async def test_host_close_waits_for_start_in_progress_and_ends_it(marker: str) -> None:
     """Scenario 18, the half-way spawn. The zygote is frozen, so the start is certainly not answered yet."""
     host = Host()
     with frozen(zygote_pid()):
@@ -506,13 +506,13 @@ async def test_a_close_while_a_start_is_half_way_waits_for_it_and_ends_it(marker
         assert isinstance(starting.exception(), banksman.BanksmanError)
 
 
-async def test_a_host_can_be_closed_without_ever_having_been_used() -> None:
+async def test_unused_host_can_be_closed() -> None:
     host = Host()
     await host.close()
     await host.close()
 
 
-async def test_an_exception_inside_the_hosts_block_ends_the_commands_and_goes_on(marker: str) -> None:
+async def test_exception_inside_host_block_ends_commands_and_propagates(marker: str) -> None:
     async def user() -> None:
         async with Host() as host:
             await start(host, child("stay()", marker))
@@ -523,7 +523,7 @@ async def test_an_exception_inside_the_hosts_block_ends_the_commands_and_goes_on
     assert alive(marker) == []
 
 
-def test_a_host_belongs_to_one_loop(marker: str) -> None:
+def test_host_belongs_to_one_loop(marker: str) -> None:
     host = Host()
 
     async def use() -> None:
@@ -535,7 +535,7 @@ def test_a_host_belongs_to_one_loop(marker: str) -> None:
     assert alive(marker) == []
 
 
-async def test_fifty_commands_at_once_each_end_as_themselves(marker: str) -> None:
+async def test_concurrent_commands_keep_their_own_results(marker: str) -> None:
     """Starts race for one zygote, ends for one loop; each result is that of its own command."""
     async with Host() as host:
         argvs = [child(f"say({n}); sys.exit({n})", marker) for n in range(50)]
@@ -546,7 +546,7 @@ async def test_fifty_commands_at_once_each_end_as_themselves(marker: str) -> Non
     assert alive(marker) == []
 
 
-async def test_a_leader_that_replaces_itself_stays_the_same_command(marker: str) -> None:
+async def test_command_stays_the_same_when_leader_execs(marker: str) -> None:
     """exec keeps the pid: the guards hold the process, not the program."""
     code = "os.execv(sys.executable, [sys.executable, *WORDS])"
     inner = child('say("inner", os.getpid()); stay()', marker)[1:]

@@ -55,19 +55,19 @@ stay()
 
 # -- it ends by itself -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("code", [0, 1, 124, 255])
-async def test_the_exit_code_is_the_commands_own(marker: str, code: int) -> None:
+async def test_exit_code_is_that_of_command(marker: str, code: int) -> None:
     done = await banksman.execute(child(f"sys.exit({code})", marker))
     assert (done.ended, done.code, done.signal) == (Ended.EXITED, code, None)
     assert done.ladder == ()
     assert done.drained
 
 
-async def test_an_end_by_a_signal_that_was_not_ours_has_a_signal_and_no_code(marker: str) -> None:
+async def test_foreign_signal_end_has_signal_and_no_code(marker: str) -> None:
     done = await banksman.execute(child("os.kill(os.getpid(), signal.SIGUSR1)", marker))
     assert (done.ended, done.code, done.signal) == (Ended.EXITED, None, signal.SIGUSR1)
 
 
-async def test_a_command_that_closed_its_output_is_not_over_until_it_exits(marker: str) -> None:
+async def test_command_with_closed_output_is_running_until_exit(marker: str) -> None:
     """The end of both pipes is not the end of the process, as it is for those who wait for the pipes."""
     async with Host() as host:
         command = await start(host, child("os.close(1); os.close(2); hear(); sys.exit(7)", marker), stdin="pipe")
@@ -80,7 +80,7 @@ async def test_a_command_that_closed_its_output_is_not_over_until_it_exits(marke
 
 
 # -- the clock -------------------------------------------------------------------------------------------------------
-async def test_a_timeout_is_term_then_grace_then_kill_and_the_result_says_when(marker: str) -> None:
+async def test_timeout_sends_term_then_kill_after_grace_and_records_times(marker: str) -> None:
     """Scenario 12."""
     done = await banksman.execute(child(STUBBORN, marker), timeout=4.0, grace=0.2)
     assert alive(marker) == []
@@ -94,7 +94,7 @@ async def test_a_timeout_is_term_then_grace_then_kill_and_the_result_says_when(m
     assert [swept for swept in done.swept if marker in swept.command]
 
 
-async def test_a_command_that_takes_its_term_has_the_whole_grace_to_clean_up(marker: str) -> None:
+async def test_timeout_leaves_whole_grace_to_command_that_handles_term(marker: str) -> None:
     """Scenario 12, the polite one: its own exit code counts, and there is no KILL."""
     code = """
 def on_term(number, frame):
@@ -110,13 +110,13 @@ stay()
     assert "kill" not in rungs(done)
 
 
-async def test_a_timeout_of_nothing_still_ends_the_command_and_says_timeout(marker: str) -> None:
+async def test_timeout_of_zero_ends_command(marker: str) -> None:
     done = await banksman.execute(child("stay()", marker), timeout=0, grace=0)
     assert done.ended is Ended.TIMEOUT
     assert alive(marker) == []
 
 
-async def test_a_term_handler_that_blocks_is_killed_after_the_grace(marker: str) -> None:
+async def test_blocking_term_handler_is_killed_after_grace(marker: str) -> None:
     """Scenario 9. The handler says that it was entered, so the KILL is not one that came before the TERM."""
     code = """
 def on_term(number, frame):
@@ -145,7 +145,7 @@ def _block_the_loop_until_ended(command: Command) -> None:
     wait_until(lambda: state_of(command.pid or 0) == "", "the command's own exit")
 
 
-async def test_a_deadline_that_passed_is_reported_even_if_its_timer_ran_late(marker: str) -> None:
+async def test_passed_deadline_is_reported_though_its_timer_ran_late(marker: str) -> None:
     """The loop is busy from before the deadline until after the exit, which was after the deadline."""
     async with Host() as host:
         began = time.monotonic()
@@ -158,7 +158,7 @@ async def test_a_deadline_that_passed_is_reported_even_if_its_timer_ran_late(mar
 
 
 @pytest.mark.thorough
-async def test_a_command_that_exited_in_time_is_not_timed_out_by_a_late_timer(marker: str) -> None:
+async def test_timely_exit_is_not_timed_out_by_late_timer(marker: str) -> None:
     """The loop is busy from before the exit until after the deadline, which was after the exit."""
     async with Host() as host:
         began = time.monotonic()
@@ -172,7 +172,7 @@ async def test_a_command_that_exited_in_time_is_not_timed_out_by_a_late_timer(ma
 
 
 # -- a stop ----------------------------------------------------------------------------------------------------------
-async def test_a_reader_parked_on_stderr_sees_the_end_of_a_killed_command(marker: str) -> None:
+async def test_parked_stderr_reader_sees_end_of_killed_command(marker: str) -> None:
     """Scenario 1: neither hangs, nor raises, nor reads what was cleared under it. One of the two is cancelled, too."""
     async with Host() as host:
         command = await start(host, child('say("ready"); stay()', marker))
@@ -188,7 +188,7 @@ async def test_a_reader_parked_on_stderr_sees_the_end_of_a_killed_command(marker
         assert done.signal == signal.SIGKILL
 
 
-async def test_a_forced_kill_leaves_no_zombie_of_leader_or_keeper(marker: str) -> None:
+async def test_forced_kill_leaves_no_zombie_of_leader_or_keeper(marker: str) -> None:
     """Scenario 2: the path that skips every polite rung cleans up like the others."""
     async with Host() as host:
         command = await start(host, child(STUBBORN, marker), grace=60)
@@ -203,7 +203,7 @@ async def test_a_forced_kill_leaves_no_zombie_of_leader_or_keeper(marker: str) -
         wait_until(lambda: state_of(keeper) == "", "the keeper to be reaped by the zygote")
 
 
-async def test_a_command_is_listed_until_its_death_is_confirmed(marker: str) -> None:
+async def test_command_is_listed_until_its_death_is_confirmed(marker: str) -> None:
     """Scenario 3: a close that is cancelled half way forgets nothing, and the next one finds it."""
     host = Host()
     command = await start(host, child(STUBBORN, marker), grace=1.0)
@@ -221,7 +221,7 @@ async def test_a_command_is_listed_until_its_death_is_confirmed(marker: str) -> 
     assert command.state == "ended"
 
 
-async def test_stops_and_closes_at_once_from_several_tasks_agree_on_one_end(marker: str) -> None:
+async def test_concurrent_stops_and_closes_agree_on_one_end(marker: str) -> None:
     """Scenario 4: a second kill that races the first loses nothing; whoever asked gets the same result."""
     host = Host()
     command = await start(host, child(STUBBORN, marker), grace=30)
@@ -247,7 +247,7 @@ async def _start_and_let_it_exit_unheard(host: Host, argv: list[str]) -> Command
     return command
 
 
-async def test_a_group_that_is_already_gone_is_success(marker: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_stop_of_vanished_group_succeeds_without_warning(marker: str, caplog: pytest.LogCaptureFixture) -> None:
     """Scenario 6: nobody is left to signal, and that is what was wanted; no warning, no survivor."""
     with caplog.at_level(logging.DEBUG, logger="banksman"):
         async with Host() as host:
@@ -259,7 +259,7 @@ async def test_a_group_that_is_already_gone_is_success(marker: str, caplog: pyte
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-async def test_a_command_that_had_exited_before_the_stop_is_reported_as_exited(marker: str) -> None:
+async def test_command_that_exited_before_stop_is_reported_as_exited(marker: str) -> None:
     """A finished command beats a late stop, also when the host learns of the two in the wrong order."""
     async with Host() as host:
         command = await _start_and_let_it_exit_unheard(host, child('say("ready"); hear(); sys.exit(3)', marker))
@@ -267,7 +267,7 @@ async def test_a_command_that_had_exited_before_the_stop_is_reported_as_exited(m
     assert (done.ended, done.code) == (Ended.EXITED, 3)
 
 
-async def test_a_child_blocked_on_a_full_pipe_closes_well_under_two_seconds(marker: str, tmp_path: Path) -> None:
+async def test_command_blocked_on_full_pipe_stops_quickly(marker: str, tmp_path: Path) -> None:
     """Scenario 7: nobody reads, TERM does not reach it, and it would exit if only it could finish its write.
 
     The child fills the pipe by itself and says so by a file, so the block is a fact; then it writes a mebibyte more.
@@ -314,7 +314,7 @@ class AgentOptions(Options):
         return Timings(grace=self.grace, linger=self.linger, drain=self.drain, eof=30.0)
 
 
-async def test_the_last_words_after_eof_are_not_cut_by_a_term(marker: str) -> None:
+async def test_output_after_eof_is_not_cut_by_term(marker: str) -> None:
     """Scenario 8: EOF first, with a grace of its own; the child says its last message and leaves by itself."""
     code = """
 say("ready")
@@ -337,7 +337,7 @@ ENDINGS = ("exit", "timeout", "idle_timeout", "stop", "kill", "close", "output_l
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-async def test_an_end_is_reported_only_after_every_process_of_the_tree_is_dead(marker: str, ending: str) -> None:
+async def test_end_is_reported_after_whole_tree_is_dead(marker: str, ending: str) -> None:
     """Scenario 16. Looked at right after the report, without waiting: the tree ignores TERM and left its session."""
     code = """
 be_deaf()
@@ -376,9 +376,7 @@ stay()
     await host.close()
 
 
-async def test_a_pipe_held_outside_the_tree_settles_at_the_drain_timeout_and_delivers_nothing_after(
-    marker: str, tmp_path: Path
-) -> None:
+async def test_pipe_held_outside_tree_settles_at_drain_timeout(marker: str, tmp_path: Path) -> None:
     """Scenarios 13 and 17. The child hands its stdout to us, who are not of its tree, and goes. No end of file ever
     comes; the drain timeout settles the wait and says so. What is written afterwards reaches nobody."""
     code = """
@@ -434,7 +432,7 @@ class Tracer(threading.Thread):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("who", ["leader", "descendant"])
-async def test_a_process_that_never_goes_after_kill_is_named_and_the_wait_settles(marker: str, who: str) -> None:
+async def test_unkillable_process_is_named_and_wait_settles(marker: str, who: str) -> None:
     """Scenario 13, the zombie that stays: the report comes after the sweep's five seconds, and names what is left.
 
     The keeper stays until it really is over, and spends little time on the wait: it may last for hours.
@@ -474,7 +472,7 @@ async def test_a_process_that_never_goes_after_kill_is_named_and_the_wait_settle
 
 # -- cancel ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("times", [1, 3])
-async def test_a_cancel_returns_promptly_while_the_teardown_goes_on_to_its_end(marker: str, times: int) -> None:
+async def test_cancel_returns_promptly_while_teardown_continues(marker: str, times: int) -> None:
     """Raw `task.cancel()`, once and more often. That the child still lives is the proof that nobody waited for it."""
     heard = Heard()
     running = asyncio.create_task(banksman.execute(child(STUBBORN, marker), grace=1.5, on_output=heard))
@@ -488,7 +486,7 @@ async def test_a_cancel_returns_promptly_while_the_teardown_goes_on_to_its_end(m
     await asyncio.to_thread(wait_none, marker)
 
 
-async def test_a_cancel_inside_async_with_twice_still_ends_and_reaps_the_child(marker: str) -> None:
+async def test_second_cancel_inside_async_with_still_reaps_command(marker: str) -> None:
     """Scenario 10: the second cancel hits the close that the first one caused."""
     begun: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
 
@@ -511,7 +509,7 @@ async def test_a_cancel_inside_async_with_twice_still_ends_and_reaps_the_child(m
     assert done.ended is Ended.HOST_CLOSED
 
 
-async def test_a_cancel_after_any_number_of_loop_passes_leaves_nothing(marker: str) -> None:
+async def test_cancel_at_any_loop_pass_leaves_nothing(marker: str) -> None:
     """Wherever it parks, from before the first step to after the last. The check after each test counts the rest."""
     passes, running = 0, None
     while running is None or running.cancelled():
@@ -528,7 +526,7 @@ async def test_a_cancel_after_any_number_of_loop_passes_leaves_nothing(marker: s
 
 
 @pytest.mark.parametrize("times", [1, 2])
-async def test_a_cancel_of_a_start_that_is_half_way_ends_what_comes_of_it(marker: str, times: int) -> None:
+async def test_cancel_of_start_in_progress_ends_its_command(marker: str, times: int) -> None:
     """The zygote does not run, so the start hangs for certain; the cancel returns while it still hangs."""
     host = Host()
     with frozen(zygote_pid()):
@@ -556,7 +554,7 @@ async def _wait_over(command: Command) -> None:
         assert command.is_over
 
 
-def test_a_loop_that_ends_right_after_a_cancel_takes_the_tree_with_it(marker: str) -> None:
+def test_loop_that_ends_after_cancel_ends_tree(marker: str) -> None:
     """`asyncio.run` returns only when the teardown is through: there is no other moment left to do it."""
 
     async def main() -> None:
@@ -569,7 +567,7 @@ def test_a_loop_that_ends_right_after_a_cancel_takes_the_tree_with_it(marker: st
     assert alive(marker) == []
 
 
-def test_a_loop_that_ends_with_a_command_still_awaited_takes_the_tree_with_it(marker: str) -> None:
+def test_loop_that_ends_with_awaited_command_ends_tree(marker: str) -> None:
     """Nobody cancelled anything: `asyncio.run` itself cancels the task that waits, and then the loop ends."""
     waiting: list[asyncio.Task[Finished]] = []
 
@@ -584,7 +582,7 @@ def test_a_loop_that_ends_with_a_command_still_awaited_takes_the_tree_with_it(ma
 
 
 @pytest.mark.parametrize("passes", [0, 1, 2])
-async def test_a_cancel_that_comes_with_the_end_is_not_swallowed(marker: str, passes: int) -> None:
+async def test_cancel_together_with_end_is_not_swallowed(marker: str, passes: int) -> None:
     """A cancel that was accepted is a CancelledError, else `asyncio.timeout()` around the call would never fire."""
     async with Host() as host:
         starting = asyncio.create_task(host.start(child("sys.exit(0)", marker), yield_after=30))
@@ -596,7 +594,7 @@ async def test_a_cancel_that_comes_with_the_end_is_not_swallowed(marker: str, pa
         assert starting.cancelled() is was_accepted
 
 
-async def test_cancelling_a_wait_stops_only_the_waiting(marker: str) -> None:
+async def test_cancelled_wait_only_stops_waiting(marker: str) -> None:
     async with Host() as host:
         command = await start(host, child('say("ready"); hear(); sys.exit(4)', marker), stdin="pipe")
         await wait_said(command, "ready")
@@ -610,7 +608,7 @@ async def test_cancelling_a_wait_stops_only_the_waiting(marker: str) -> None:
         assert (await waiting[1]).code == 4
 
 
-async def test_a_timeout_block_around_execute_ends_the_command(marker: str) -> None:
+async def test_timeout_block_around_execute_ends_command(marker: str) -> None:
     """What most callers write: `asyncio.timeout`, which is a cancel like any other."""
     heard = Heard()
     with pytest.raises(TimeoutError):

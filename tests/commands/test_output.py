@@ -66,7 +66,7 @@ def spill_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # -- the caps --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("cap", [1, 2, 9, 10, 101, 4096, 100_000])
 @pytest.mark.parametrize("fd", [1, 2])
-async def test_output_at_the_cap_is_whole_and_one_byte_more_is_head_and_tail(
+async def test_output_at_cap_is_whole_and_larger_one_is_head_and_tail(
     marker: str, spill_folder: Path, cap: int, fd: int
 ) -> None:
     at_limit = await banksman.execute(child(WRITES, marker, cap, fd), output_bytes_max=cap)
@@ -93,7 +93,7 @@ async def test_output_at_the_cap_is_whole_and_one_byte_more_is_head_and_tail(
     assert (other.total, other.file) == (0, None)
 
 
-async def test_a_cap_of_nothing_keeps_nothing_in_memory_and_all_in_the_file(marker: str, spill_folder: Path) -> None:
+async def test_output_cap_of_zero_keeps_all_in_file(marker: str, spill_folder: Path) -> None:
     done = await banksman.execute(child(WRITES, marker, 1000, 1), output_bytes_max=0)
     assert (done.stdout.head, done.stdout.tail, done.stdout.dropped) == (b"", b"", 1000)
     assert done.stdout.file is not None
@@ -102,9 +102,7 @@ async def test_a_cap_of_nothing_keeps_nothing_in_memory_and_all_in_the_file(mark
     assert (silent.stdout.total, silent.stdout.file) == (0, None)
 
 
-async def test_much_more_than_the_cap_is_counted_and_the_file_has_it_from_the_start(
-    marker: str, spill_folder: Path
-) -> None:
+async def test_output_far_beyond_cap_is_counted_and_whole_in_file(marker: str, spill_folder: Path) -> None:
     """Several times what one readiness callback reads, in pieces of all sizes."""
     size = 3 * READ_BYTES_MAX + 12_345
     done = await banksman.execute(child(WRITES, marker, size, 1, 777))
@@ -119,7 +117,7 @@ async def test_much_more_than_the_cap_is_counted_and_the_file_has_it_from_the_st
     assert whole.endswith(output.tail)
 
 
-async def test_single_bytes_are_kept_like_any_other_output(marker: str) -> None:
+async def test_output_of_single_bytes_is_kept(marker: str) -> None:
     """A command that writes byte by byte: gathered, in order, and head and tail have exactly their size."""
     code = WRITES.replace("line[:left]", "line[:1]")
     done = await banksman.execute(child(code, marker, 5000, 1), output_bytes_max=1000)
@@ -127,7 +125,7 @@ async def test_single_bytes_are_kept_like_any_other_output(marker: str) -> None:
     assert done.stdout.tail == numbered(5000)[-500:]
 
 
-async def test_the_file_has_a_bound_too_and_what_is_beyond_both_is_counted(marker: str, spill_folder: Path) -> None:
+async def test_spill_file_is_bounded_and_lost_bytes_are_counted(marker: str, spill_folder: Path) -> None:
     """Beyond the file's bound a reader is told how much it missed; nothing is invented and nothing repeated."""
     from banksman.commands.options import Options
     from banksman.process.launch import prepare
@@ -153,7 +151,7 @@ async def test_the_file_has_a_bound_too_and_what_is_beyond_both_is_counted(marke
         assert missed <= size - in_file - kept // 2
 
 
-async def test_a_reader_of_a_running_command_gets_all_of_it_from_the_file(marker: str, spill_folder: Path) -> None:
+async def test_reader_of_running_command_gets_all_from_spill_file(marker: str, spill_folder: Path) -> None:
     """Far behind the head and before the tail: what left the memory is read from the file, while it grows."""
     size = 50_000
     async with Host() as host:
@@ -166,14 +164,14 @@ async def test_a_reader_of_a_running_command_gets_all_of_it_from_the_file(marker
         assert read == numbered(size)
 
 
-async def test_what_is_no_utf8_is_replaced_in_the_text_and_untouched_in_the_bytes(marker: str) -> None:
+async def test_output_that_is_not_utf8_is_replaced_in_text_only(marker: str) -> None:
     done = await banksman.execute(child(r"os.write(1, b'\xff\xfe ok \xc3')", marker))
     assert done.stdout.head == b"\xff\xfe ok \xc3"
     assert done.stdout.text == "�� ok �"
 
 
 # -- the file and its end --------------------------------------------------------------------------------------------
-async def test_the_spill_file_goes_with_the_result(marker: str, spill_folder: Path) -> None:
+async def test_spill_file_is_removed_with_result(marker: str, spill_folder: Path) -> None:
     done = await banksman.execute(child(WRITES, marker, 1000, 1), output_bytes_max=10)
     assert done.stdout.file is not None
     assert os.path.exists(done.stdout.file)
@@ -183,7 +181,7 @@ async def test_the_spill_file_goes_with_the_result(marker: str, spill_folder: Pa
     assert os.listdir(spill_folder) == []
 
 
-async def test_a_spill_file_lives_as_long_as_any_part_of_the_result(marker: str, spill_folder: Path) -> None:
+async def test_spill_file_lives_as_long_as_any_part_of_result(marker: str, spill_folder: Path) -> None:
     done = await banksman.execute(child(WRITES, marker, 1000, 1), output_bytes_max=10)
     output = done.stdout
     del done
@@ -195,7 +193,7 @@ async def test_a_spill_file_lives_as_long_as_any_part_of_the_result(marker: str,
     assert os.listdir(spill_folder) == []
 
 
-async def test_a_kept_file_is_the_callers(marker: str, spill_folder: Path) -> None:
+async def test_kept_spill_file_belongs_to_caller(marker: str, spill_folder: Path) -> None:
     done = await banksman.execute(child(WRITES, marker, 1000, 1), output_bytes_max=10)
     path = done.stdout.keep()
     assert path is not None
@@ -204,7 +202,7 @@ async def test_a_kept_file_is_the_callers(marker: str, spill_folder: Path) -> No
     assert Path(path).read_bytes() == numbered(1000)
 
 
-async def test_the_file_of_a_background_command_goes_with_its_place_in_the_list(
+async def test_spill_file_of_background_command_is_removed_when_command_is_forgotten(
     marker: str, spill_folder: Path
 ) -> None:
     """A finished command that is kept can still be read, from its file; forgotten, it takes the file along."""
@@ -232,7 +230,7 @@ asyncio.run(main())
 """
 
 
-async def test_spill_files_of_a_killed_process_are_removed_by_the_next_one(marker: str, spill_folder: Path) -> None:
+async def test_spill_files_of_killed_process_are_removed_by_next_one(marker: str, spill_folder: Path) -> None:
     env = {"TMPDIR": str(spill_folder)}
     ours = await banksman.execute(child(WRITES, marker, 1000, 1), output_bytes_max=10)
     killed = await asyncio.to_thread(run_program, SPILLS, marker, "killed", env=env)
@@ -253,7 +251,7 @@ async def test_spill_files_of_a_killed_process_are_removed_by_the_next_one(marke
     assert len(list(spill_folder.glob("*.owner"))) == 1
 
 
-async def test_owner_file_goes_with_the_last_spill_file(marker: str, spill_folder: Path) -> None:
+async def test_owner_file_is_removed_with_last_spill_file(marker: str, spill_folder: Path) -> None:
     first, second = [await banksman.execute(child(WRITES, marker, 1000, 1), output_bytes_max=10) for _ in range(2)]
     assert len(list(spill_folder.glob("*.owner"))) == 1
     del first
@@ -265,7 +263,7 @@ async def test_owner_file_goes_with_the_last_spill_file(marker: str, spill_folde
     assert [str(each) for each in spill_folder.iterdir()] == [path]
 
 
-async def test_a_cancelled_command_leaves_no_spill_file(marker: str, spill_folder: Path) -> None:
+async def test_cancelled_command_leaves_no_spill_file(marker: str, spill_folder: Path) -> None:
     heard = Heard()
     argv = child(WRITES + "say('written', to=2)\nstay()", marker, 1000, 1)
     running = asyncio.create_task(banksman.execute(argv, output_bytes_max=10, on_output=heard))
@@ -301,7 +299,7 @@ if WORDS[0] == "kept":
 
 
 @pytest.mark.parametrize("how", ["finished", "running", "kept"])
-def test_an_interpreter_that_exits_leaves_no_spill_file_but_a_kept_one(marker: str, tmp_path: Path, how: str) -> None:
+def test_interpreter_exit_leaves_only_kept_spill_files(marker: str, tmp_path: Path, how: str) -> None:
     code = EXITS % ("stay()" if how == "running" else "")
     done = run_program(code, marker, how, env={"TMPDIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
@@ -310,7 +308,7 @@ def test_an_interpreter_that_exits_leaves_no_spill_file_but_a_kept_one(marker: s
     assert alive(marker) == []
 
 
-def test_a_fork_of_the_program_does_not_delete_its_parents_file(marker: str, tmp_path: Path) -> None:
+def test_forked_program_does_not_delete_spill_file_of_parent(marker: str, tmp_path: Path) -> None:
     """It has copies of all our objects, and ends them at its exit or when it collects them. The file is not its own."""
     code = """
 done = asyncio.run(banksman.execute(child("os.write(1, bytes(100000))", MARKER), output_bytes_max=10))
@@ -331,7 +329,7 @@ print("still there")
     assert os.listdir(tmp_path) == []
 
 
-async def test_a_folder_that_cannot_be_written_costs_the_file_and_not_the_command(
+async def test_unwritable_spill_folder_does_not_fail_command(
     marker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nonexistent/folder")
@@ -347,7 +345,7 @@ async def test_a_folder_that_cannot_be_written_costs_the_file_and_not_the_comman
     gc.collect()
 
 
-def test_a_full_disk_costs_the_file_and_not_the_command(marker: str, tmp_path: Path) -> None:
+def test_full_disk_does_not_fail_command(marker: str, tmp_path: Path) -> None:
     """A real one: a tmpfs of 64 KiB, mounted where only this program sees it. ENOSPC comes in mid-file."""
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare(1)")
@@ -394,7 +392,7 @@ asyncio.run(main())
 
 # -- the clocks and the cap that count output ------------------------------------------------------------------------
 @pytest.mark.thorough
-async def test_output_on_either_stream_holds_the_idle_clock_off(marker: str) -> None:
+async def test_output_on_either_stream_resets_idle_clock(marker: str) -> None:
     """The child writes to stderr alone for longer than the idle timeout, and then falls silent: only then it ends.
 
     On a machine so slow that the child cannot write once in four seconds the test would fail.
@@ -414,13 +412,13 @@ stay()
     assert done.ladder[0].at >= 30 * 0.05 + 4.0
 
 
-async def test_a_silent_command_ends_by_the_idle_clock_counted_from_its_start(marker: str) -> None:
+async def test_silent_command_ends_by_idle_clock_from_its_start(marker: str) -> None:
     done = await banksman.execute(child("stay()", marker), idle_timeout=0.3, timeout=60)
     assert done.ended is Ended.IDLE_TIMEOUT
     assert done.ladder[0].at >= 0.3
 
 
-async def test_the_timeout_comes_first_for_a_command_that_never_falls_silent(marker: str) -> None:
+async def test_timeout_ends_command_that_never_falls_silent(marker: str) -> None:
     code = """
 while True:
     say("x")
@@ -430,9 +428,7 @@ while True:
     assert done.ended is Ended.TIMEOUT
 
 
-async def test_output_that_waited_while_the_loop_was_busy_counts_for_the_idle_clock(
-    marker: str, tmp_path: Path
-) -> None:
+async def test_output_read_late_by_busy_loop_resets_idle_clock(marker: str, tmp_path: Path) -> None:
     """The timer runs late, behind a busy loop; what the command wrote meanwhile comes before what we conclude."""
     idle_seconds = 4.0
     code = 'say("ready"); hear(); say("more"); touch(WORDS[0]); hear()'
@@ -451,7 +447,7 @@ async def test_output_that_waited_while_the_loop_was_busy_counts_for_the_idle_cl
         assert (await command.wait()).ended is Ended.EXITED
 
 
-async def test_the_total_cap_is_not_reached_at_the_limit_and_is_one_byte_later(marker: str) -> None:
+async def test_output_total_max_ends_command_one_byte_past_limit(marker: str) -> None:
     """Both streams count. Without it a command may write for ever."""
     code = """
 say("x" * 49)
@@ -471,7 +467,7 @@ hear()
         assert rungs(done)[0] == "term"
 
 
-async def test_a_flood_past_the_total_cap_is_ended_though_it_ignores_term(marker: str) -> None:
+async def test_output_total_max_ends_flood_that_ignores_term(marker: str) -> None:
     done = await banksman.execute(
         child("be_deaf()\nwhile True: os.write(1, bytes(65536))", marker), output_total_max=1 << 20, grace=0.2
     )
@@ -482,7 +478,7 @@ async def test_a_flood_past_the_total_cap_is_ended_though_it_ignores_term(marker
 
 # -- a command can always write --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("fd", [1, 2])
-async def test_a_command_never_deadlocks_on_a_stream_nobody_reads(marker: str, fd: int) -> None:
+async def test_unread_stream_never_deadlocks_command(marker: str, fd: int) -> None:
     """Scenario 19: many times what a pipe holds, on the stream that nobody asks for, before a word on the other."""
     size = 5_000_000
     async with Host() as host:
@@ -494,7 +490,7 @@ async def test_a_command_never_deadlocks_on_a_stream_nobody_reads(marker: str, f
 
 
 @pytest.mark.parametrize("error", [ValueError("the caller's bug"), asyncio.CancelledError()])
-async def test_a_callback_that_raises_still_gets_what_comes_later(
+async def test_raising_output_callback_still_gets_later_output(
     marker: str, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
     """Scenario 27, for both streams: the callback's bug costs its caller nothing, and is said once."""
@@ -526,7 +522,7 @@ for number in range(5):
         assert len([record for record in caplog.records if record.name == "banksman"]) == 1
 
 
-async def test_a_callback_may_stop_the_command_and_hears_nothing_after_its_end(marker: str) -> None:
+async def test_output_callback_may_stop_command_and_gets_nothing_after_end(marker: str) -> None:
     """The door is entered from inside: the stop waits its turn, and the pieces keep their order."""
     heard = Heard()
     async with Host() as host:
@@ -545,7 +541,7 @@ async def test_a_callback_may_stop_the_command_and_hears_nothing_after_its_end(m
     assert len(heard.pieces) == count
 
 
-async def test_the_callback_has_heard_everything_when_the_result_is_there(marker: str) -> None:
+async def test_output_callback_has_everything_before_result(marker: str) -> None:
     heard = Heard()
     done = await banksman.execute(child(WRITES, marker, 300_000, 1), on_output=heard, output_bytes_max=10)
     assert b"".join(data for _stream, data in heard.pieces) == numbered(300_000)
@@ -553,7 +549,7 @@ async def test_the_callback_has_heard_everything_when_the_result_is_there(marker
     assert done.stdout.total == 300_000
 
 
-def test_many_megabytes_do_not_grow_the_memory_with_them(marker: str) -> None:
+def test_capture_memory_does_not_grow_with_output(marker: str) -> None:
     """200 MB through the capture, three times the file's bound. In a program of its own, whose peak is its own."""
     code = """
 import resource
@@ -574,7 +570,7 @@ asyncio.run(main())
     assert grown_kilobytes < 20_000
 
 
-def test_the_helpers_of_this_file_count_right() -> None:
+def test_numbered_helper_equals_output_of_child() -> None:
     """`numbered` is what the child writes: checked against the child itself, without Banksman."""
     written = subprocess.run(child(WRITES, "marked-none", 1234, 1), capture_output=True, check=True).stdout
     assert written == numbered(1234)

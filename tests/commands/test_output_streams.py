@@ -94,7 +94,7 @@ async def test_reader_that_comes_late_begins_at_the_first_byte(marker: str) -> N
         assert command.stdout.missed == 0
 
 
-async def test_lines_are_whole_however_they_come(marker: str) -> None:
+async def test_readline_returns_whole_lines_however_they_arrive(marker: str) -> None:
     code = "for piece in (b'one\\ntw', b'o\\n', b'\\n', b'three'):\n    os.write(1, piece)\n    hear()"
     async with Host("memory:") as host:
         command = await start(host, child(code, marker), stdin="pipe")
@@ -114,7 +114,7 @@ async def test_lines_are_whole_however_they_come(marker: str) -> None:
         assert await command.stdout.read(1) == b""
 
 
-async def test_line_longer_than_what_is_held_is_whole_and_past_its_bound_comes_in_parts(
+async def test_readline_returns_long_line_whole_and_in_parts_past_its_bound(
     marker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 3 * HELD_BYTES + 5
@@ -168,7 +168,7 @@ async def test_cancelled_read_to_the_end_loses_nothing_of_what_comes_later(marke
 
 
 # -- backpressure ----------------------------------------------------------------------------------------------------
-async def test_command_waits_for_a_slow_reader_and_only_that_stream_waits(marker: str) -> None:
+async def test_slow_reader_makes_command_wait_on_that_stream_only(marker: str) -> None:
     async with Host("memory:") as host:
         command = await start(host, child(FLOODS, marker), grace=0.1, idle_timeout=60)
         assert await command.stdout.read(1) == b"x"
@@ -188,7 +188,7 @@ async def test_command_waits_for_a_slow_reader_and_only_that_stream_waits(marker
         assert len(rest) <= done.stdout.total
 
 
-async def test_reader_does_not_end_a_pause_of_its_caller(marker: str) -> None:
+async def test_reader_does_not_end_pause_of_caller(marker: str) -> None:
     async with Host("memory:") as host:
         command = await start(host, child("say('one'); hear(); say('two'); stay()", marker), stdin="pipe", grace=0.1)
         assert await command.stdout.readline() == b"one\n"
@@ -203,7 +203,7 @@ async def test_reader_does_not_end_a_pause_of_its_caller(marker: str) -> None:
         assert await reading == b"two\n"
 
 
-async def test_buffer_is_bounded_while_a_stopped_command_goes_on_writing(marker: str) -> None:
+async def test_buffer_is_bounded_while_stopped_command_writes(marker: str) -> None:
     async with Host("memory:") as host:
         command = await start(host, child(f"be_deaf()\n{FLOODS}", marker), grace=0.5, keep_output=False)
         assert await command.stdout.read(1) == b"x"
@@ -222,7 +222,7 @@ def spill_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-async def test_output_that_is_not_kept_is_counted_and_nowhere(marker: str, spill_folder: Path) -> None:
+async def test_output_that_is_not_kept_is_counted(marker: str, spill_folder: Path) -> None:
     heard = 0
 
     def hear(_stream: str, data: bytes) -> None:
@@ -251,7 +251,7 @@ async def test_command_whose_output_is_not_kept_waits_for_a_reader(marker: str) 
         assert (done.code, size, command.stdout.missed) == (0, 3 * MIB, 0)
 
 
-async def test_command_whose_output_is_neither_kept_nor_read_ends_when_it_is_waited_for(marker: str) -> None:
+async def test_command_with_output_neither_kept_nor_read_ends_when_awaited(marker: str) -> None:
     async with Host("memory:") as host:
         command = await start(host, child(WRITES, marker, 3), keep_output=False)
         assert (await command.wait()).code == 0
@@ -272,7 +272,7 @@ async def test_command_with_held_output_ends_when_a_caller_waits_for_its_end(mar
         assert (len(beginning) >= HELD_BYTES, len(beginning) + command.stdout.missed) == (True, 3 * MIB)
 
 
-async def test_command_started_while_a_caller_waits_for_ends_does_not_wait_for_a_reader(marker: str) -> None:
+async def test_command_started_during_wait_for_ends_does_not_wait_for_reader(marker: str) -> None:
     async with asyncio.timeout(30), Host("memory:") as host:
         ended = asyncio.create_task(host.wait_ended())
         await asyncio.sleep(0)
@@ -280,7 +280,7 @@ async def test_command_started_while_a_caller_waits_for_ends_does_not_wait_for_a
         assert await ended == [command]
 
 
-async def test_draining_host_lets_commands_with_held_output_end_while_a_session_still_works(marker: str) -> None:
+async def test_draining_host_ends_commands_with_held_output_while_session_works(marker: str) -> None:
     async with asyncio.timeout(30), Host("memory:") as host:
         session = await host.open("claude", command=fake_agent.command())
         turn = await session.ask("@@hang")
@@ -314,7 +314,7 @@ async def test_yield_after_leaves_held_output_to_a_reader(marker: str) -> None:
 
 
 # -- the end of one stream -------------------------------------------------------------------------------------------
-async def test_end_of_stdout_is_told_while_the_command_and_its_stderr_live(marker: str) -> None:
+async def test_end_of_stdout_is_seen_while_command_and_stderr_live(marker: str) -> None:
     code = "say('last'); os.close(1); hear(); say('still here', to=2); stay()"
     async with Host("memory:") as host:
         command = await start(host, child(code, marker), stdin="pipe", grace=0.1)
@@ -337,7 +337,7 @@ async def test_terminal_has_one_stream_to_read() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -2, True, 1.5, "x", None])
-async def test_read_of_an_impossible_size_is_the_callers_error(size: Any) -> None:
+async def test_read_refuses_invalid_size(size: Any) -> None:
     async with Host("memory:") as host:
         command = await start(host, ["sleep", "60"])
         with pytest.raises(UsageError):
@@ -364,7 +364,7 @@ def test_start_without_a_host_ends_with_its_loop(marker: str) -> None:
     assert host.take_ended() == [], "nobody could take its reports, so none is kept"
 
 
-def test_without_an_asyncio_loop_is_an_error_that_says_what_to_do() -> None:
+def test_missing_asyncio_loop_is_usage_error_with_hint() -> None:
     """As under trio, which runs coroutines by itself."""
 
     async def enter() -> None:
@@ -378,7 +378,7 @@ def test_without_an_asyncio_loop_is_an_error_that_says_what_to_do() -> None:
         assert "trio" in (caught.value.hint or "")
 
 
-async def test_reader_that_keeps_up_while_a_command_is_stopped_loses_nothing() -> None:
+async def test_reader_that_keeps_up_with_stopped_command_loses_nothing() -> None:
     """It is always somewhat behind. The bound is for what is unread, however much has come since it was not behind."""
     capture, source = Capture(0, 0), _Stopped()
     reader = OutputReader(cast("Any", source), Stream.STDOUT, capture)

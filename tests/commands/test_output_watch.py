@@ -46,7 +46,7 @@ BOTH = pytest.mark.parametrize("pattern", ["needle", "ne+dle"])
 
 # -- found -----------------------------------------------------------------------------------------------------------
 @BOTH
-async def test_what_is_there_already_is_found(pattern: str, marker: str) -> None:
+async def test_watch_finds_existing_output(pattern: str, marker: str) -> None:
     async with echoing(marker) as command:
         await tell(command, b"hay needle hay needle")
         assert await command.watch(pattern) == Match(4, 10, b"needle", (), 0)
@@ -55,7 +55,7 @@ async def test_what_is_there_already_is_found(pattern: str, marker: str) -> None
 
 
 @BOTH
-async def test_what_comes_later_is_found_though_it_comes_in_pieces(pattern: str, marker: str) -> None:
+async def test_watch_finds_later_output_in_pieces(pattern: str, marker: str) -> None:
     async with echoing(marker) as command:
         watching = asyncio.ensure_future(command.watch(pattern))
         for byte in b"hay need-needle":
@@ -65,7 +65,7 @@ async def test_what_comes_later_is_found_though_it_comes_in_pieces(pattern: str,
 
 
 @BOTH
-async def test_an_end_without_a_match_is_none(pattern: str, marker: str) -> None:
+async def test_watch_returns_none_at_end_without_match(pattern: str, marker: str) -> None:
     async with echoing(marker) as command:
         watching = asyncio.ensure_future(command.watch(pattern))
         await tell(command, b"needl")
@@ -75,7 +75,7 @@ async def test_an_end_without_a_match_is_none(pattern: str, marker: str) -> None
         assert await command.watch(pattern, after=1000) is None
 
 
-async def test_what_a_command_said_is_found_after_its_end() -> None:
+async def test_watch_finds_output_after_command_ended() -> None:
     async with Host("memory:") as host:
         command = await start(host, ["sh", "-c", "echo port 8080; echo oh >&2"])
         await command.wait()
@@ -87,7 +87,7 @@ async def test_what_a_command_said_is_found_after_its_end() -> None:
         assert (match.begin, match.text) == (0, "oh")
 
 
-async def test_time_is_up_and_what_was_there_is_still_found(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watch_past_timeout_still_finds_existing_output(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # A busy machine starts the helper late.
     for name in ("SEARCH_SECONDS_MAX", "OVERTIME_SECONDS_MAX"):
         monkeypatch.setattr(output_watch, name, 60.0)
@@ -104,7 +104,7 @@ async def test_time_is_up_and_what_was_there_is_still_found(marker: str, monkeyp
         assert time.monotonic() - began < output_watch.SEARCH_SECONDS_MAX
 
 
-async def test_many_watch_at_once(marker: str) -> None:
+async def test_concurrent_watches_find_their_own_matches(marker: str) -> None:
     async with echoing(marker) as command:
         words = [f"word{n};" for n in range(20)]
         watches = [asyncio.ensure_future(command.watch(word)) for word in words]
@@ -114,7 +114,7 @@ async def test_many_watch_at_once(marker: str) -> None:
         assert [match.text for match in found if match] == words + words[:4]
 
 
-async def test_lines_begin_and_end_where_they_do(marker: str) -> None:
+async def test_watch_matches_line_anchors(marker: str) -> None:
     async with echoing(marker) as command:
         await tell(command, b"not ready\nready\n")
         for pattern in ("^ready$", "^(ready)$", rb"^ready\n"):
@@ -125,7 +125,7 @@ async def test_lines_begin_and_end_where_they_do(marker: str) -> None:
 
 # -- what is not kept ------------------------------------------------------------------------------------------------
 @BOTH
-async def test_what_was_not_kept_is_counted(pattern: str, marker: str) -> None:
+async def test_watch_counts_output_that_was_not_kept(pattern: str, marker: str) -> None:
     async with Host("memory:") as host:
         options = Options(stdin="pipe", output_bytes_max=1000, spill_bytes_max=0)
         command = host.launch(prepare(child(ECHOES, marker)), options)
@@ -142,7 +142,7 @@ async def test_what_was_not_kept_is_counted(pattern: str, marker: str) -> None:
 
 # -- nothing is left -------------------------------------------------------------------------------------------------
 @BOTH
-async def test_one_that_is_cancelled_leaves_nothing(pattern: str, marker: str) -> None:
+async def test_cancelled_watch_leaves_nothing(pattern: str, marker: str) -> None:
     async with echoing(marker) as command:
         before = len(asyncio.all_tasks())
         watch = asyncio.ensure_future(command.watch(pattern))
@@ -158,7 +158,7 @@ async def test_one_that_is_cancelled_leaves_nothing(pattern: str, marker: str) -
         await wait_pass(lambda: not searches(command))
 
 
-async def test_watches_one_after_the_other_share_a_process(marker: str) -> None:
+async def test_consecutive_watches_share_a_process(marker: str) -> None:
     async with echoing(marker) as command:
         await tell(command, b"hay needle hay")
         assert await command.watch("(needle|pin)") == Match(4, 10, b"needle", ("needle",), 0)
@@ -179,7 +179,7 @@ async def test_watches_one_after_the_other_share_a_process(marker: str) -> None:
         await wait_pass(lambda: not searches(command))
 
 
-async def test_idle_searches_are_bounded_and_take_no_place_of_others(
+async def test_idle_search_processes_are_bounded_and_yield_to_others(
     marker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "ASIDES_MAX", 1)
@@ -198,7 +198,7 @@ def searches(command: Command) -> list[Command]:
     return list(host._command_registry._asides.values())
 
 
-async def test_a_search_of_its_own_is_nobody_elses_command(marker: str) -> None:
+async def test_search_process_is_not_listed_as_command(marker: str) -> None:
     async with Host("memory:") as host:
         command = await start(host, child(ECHOES, marker), stdin="pipe")
         assert await command.watch("(x)", timeout=0.01) is None
@@ -211,7 +211,7 @@ async def test_a_search_of_its_own_is_nobody_elses_command(marker: str) -> None:
         assert host.take_ended() == []
 
 
-async def test_a_host_that_closes_ends_the_watches(marker: str) -> None:
+async def test_host_close_ends_watches(marker: str) -> None:
     async with Host("memory:") as host:
         command = await start(host, child("be_deaf()\nsay('up')\nstay()", marker), grace=0.1)
         plain = asyncio.ensure_future(command.watch("never"))
@@ -227,7 +227,7 @@ async def test_a_host_that_closes_ends_the_watches(marker: str) -> None:
     assert command.finished.ended is Ended.HOST_CLOSED
 
 
-async def test_a_host_that_drains_still_watches(marker: str) -> None:
+async def test_draining_host_still_watches(marker: str) -> None:
     async with Host("memory:") as host:
         command = await start(host, child(ECHOES, marker), stdin="pipe")
         draining = asyncio.ensure_future(host.drain())
@@ -238,7 +238,7 @@ async def test_a_host_that_drains_still_watches(marker: str) -> None:
         await draining
 
 
-async def test_a_search_that_is_killed_is_an_error(marker: str) -> None:
+async def test_killed_search_process_is_an_error(marker: str) -> None:
     async with echoing(marker) as command:
         watch = asyncio.ensure_future(command.watch("(x)"))
         await tell(command, b"hay")
@@ -251,7 +251,7 @@ async def test_a_search_that_is_killed_is_an_error(marker: str) -> None:
 
 # -- bounds ----------------------------------------------------------------------------------------------------------
 @pytest.mark.thorough
-async def test_a_pattern_that_never_ends_stops_nobody(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_pattern_blocks_nobody(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_watch, "SEARCH_SECONDS_MAX", 1.0)
     monkeypatch.setattr(output_watch, "OVERTIME_SECONDS_MAX", 0.1)
     async with echoing(marker) as command:
@@ -269,7 +269,7 @@ async def test_a_pattern_that_never_ends_stops_nobody(marker: str, monkeypatch: 
         assert await command.watch("(x+x+)+y", timeout=0.1) is None
 
 
-async def test_a_flood_costs_linear_time(marker: str) -> None:
+async def test_watch_of_flood_takes_linear_time(marker: str) -> None:
     code = """
 piece = b"x" * 65536
 for _ in range(1024):
@@ -285,7 +285,7 @@ stay()
             assert (match.begin, match.missed) == (64 << 20, 0)
 
 
-async def test_so_many_searches_and_no_more(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_search_processes_are_bounded(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "ASIDES_MAX", 2)
     async with echoing(marker) as command:
         two = [asyncio.ensure_future(command.watch("(x)")) for _ in range(2)]
@@ -301,7 +301,7 @@ BAD = ["(", "a{2,1}", "(?<=a+)b", 7, None, "x" * 5000, "(" * 2000 + ")" * 2000, 
 
 
 @pytest.mark.parametrize("pattern", BAD, ids=[str(n) for n in range(len(BAD))])
-async def test_a_pattern_that_is_none_is_the_callers_error(pattern: Any) -> None:
+async def test_watch_refuses_invalid_pattern(pattern: Any) -> None:
     async with Host("memory:") as host:
         command = await start(host, ["sleep", "60"])
         with pytest.raises(UsageError):
@@ -309,7 +309,7 @@ async def test_a_pattern_that_is_none_is_the_callers_error(pattern: Any) -> None
 
 
 @pytest.mark.parametrize("how", [{"after": -1}, {"after": True}, {"stream": "stdin"}, {"timeout": -1}, {"after": "x"}])
-async def test_a_wish_that_is_none_is_the_callers_error(how: dict[str, Any]) -> None:
+async def test_watch_refuses_invalid_option(how: dict[str, Any]) -> None:
     async with Host("memory:") as host:
         command = await start(host, ["sleep", "60"])
         with pytest.raises(UsageError):
@@ -342,42 +342,42 @@ def feed(search: PatternSearch, data: bytes, size: int, begin: int = 0) -> Any:
         ("^b", b"a\nb", (2, b"b", ())),
     ],
 )
-def test_a_match_is_the_same_wherever_the_pieces_end(pattern: Any, data: bytes, wanted: Any, size: int) -> None:
+def test_search_match_is_independent_of_cuts(pattern: Any, data: bytes, wanted: Any, size: int) -> None:
     found = feed(PatternSearch(pattern), data, size)
     assert found == wanted
 
 
-def test_a_line_begins_where_it_does_also_far_from_the_beginning() -> None:
+def test_search_matches_line_start_far_from_beginning() -> None:
     search = PatternSearch("^needle")
     assert feed(search, b"x" * 5000 + b"needle" + b"x" * 5000, 1) is None
     assert feed(search, b"\nneedle", 1, begin=10_006) == (10_007, b"needle", ())
 
 
-def test_nothing_matches_across_a_gap() -> None:
+def test_search_does_not_match_across_gap() -> None:
     search = PatternSearch("needle")
     assert search.feed(b"need", 0, False) is None
     assert search.feed(b"le needle", 100, False) == (103, b"needle", ())
 
 
 @pytest.mark.parametrize("size", [1000, MATCH_BYTES_MAX])
-def test_a_match_may_be_as_long_as_the_bound(size: int) -> None:
+def test_search_match_may_be_as_long_as_bound(size: int) -> None:
     inner = b"x" * (MATCH_BYTES_MAX - 2)
     assert feed(PatternSearch("a[^ab]*b"), b"y" * 200_000 + b"a" + inner + b"b", size) is not None
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_search_window_is_bounded() -> None:
     for pattern in ("needle", "n(e+)dle"):
         search = PatternSearch(pattern)
         feed(search, b"x" * 2_000_000, 65536)
         assert len(search._window) <= MATCH_BYTES_MAX + CONTEXT_BYTES  # pyright: ignore[reportPrivateUsage]
 
 
-def test_what_is_plain() -> None:
+def test_is_plain_recognises_plain_patterns() -> None:
     assert all(is_plain(pattern) for pattern in ("ready", r"^port \d\d$", b"[a-z].", "\u00e4"))
     assert not any(is_plain(pattern) for pattern in ("a*", "a+", "a?", "a{9}", "a|b", "(a)", b"(?i)a", "x" * 201))
 
 
-async def test_a_search_ends_with_its_host(marker: str) -> None:
+async def test_search_process_ends_with_its_host(marker: str) -> None:
     async with Host("memory:") as host:
         command = await start(host, child("say('up')\nstay()", marker), grace=0.1)
         watch = asyncio.ensure_future(command.watch("(never)"))

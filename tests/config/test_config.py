@@ -50,7 +50,7 @@ def run(*words: str, verb: str = "config", **env: str) -> subprocess.CompletedPr
 
 
 # -- the list --------------------------------------------------------------------------------------------------------
-def test_the_keys_of_a_server_are_those_of_the_list() -> None:
+def test_config_keys_of_serve_match_the_server_settings() -> None:
     fields = {field.name: field for field in msgspec.structs.fields(ServerSettings)}
     keys = {key.short: key for key in KEYS.values() if key.table == "serve"}
     assert fields.keys() == keys.keys()
@@ -60,7 +60,7 @@ def test_the_keys_of_a_server_are_those_of_the_list() -> None:
         assert keys[name].is_secret == (name in ("token", "secrets")), name
 
 
-def test_every_key_says_what_it_is_for_and_what_holds_without_it() -> None:
+def test_config_keys_all_have_a_description_and_a_default() -> None:
     for name, key in KEYS.items():
         assert key.what.endswith("."), name
         assert (key.default is None) == bool(key.usual), f"{name}: a default, or words for what holds without one"
@@ -68,9 +68,7 @@ def test_every_key_says_what_it_is_for_and_what_holds_without_it() -> None:
 
 
 # -- the layers ------------------------------------------------------------------------------------------------------
-def test_a_flag_comes_before_a_variable_before_the_file_before_the_default(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_config_flag_precedes_variable_file_and_default(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def port(**flags: Any) -> tuple[int, str]:
         found = config.load(flags={f"serve.{name}": value for name, value in flags.items()})["serve.port"]
         return found.value, found.origin
@@ -87,7 +85,7 @@ def test_a_flag_comes_before_a_variable_before_the_file_before_the_default(
     assert port() == (1, str(path))
 
 
-def test_the_file_is_the_flags_the_variables_or_the_users(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_file_is_chosen_by_flag_then_variable_then_user(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = home / "one.toml", home / "two.toml"
     one.write_text('agent = "one"\n')
     two.write_text('agent = "two"\n')
@@ -101,7 +99,7 @@ def test_the_file_is_the_flags_the_variables_or_the_users(home: Path, monkeypatc
         config.load()
 
 
-def test_a_server_keeps_its_sessions_where_the_user_does_unless_it_is_told(home: Path) -> None:
+def test_config_serve_store_falls_back_to_the_users_store(home: Path) -> None:
     path = written(home, 'store = "memory:"\n')
     found = config.load()["serve.store"]
     assert (found.value, found.origin) == ("memory:", str(path))
@@ -123,7 +121,7 @@ def test_a_server_keeps_its_sessions_where_the_user_does_unless_it_is_told(home:
         ("store", "memory:", "memory:"),
     ],
 )
-def test_a_variable_is_read_as_its_key_takes_it(
+def test_config_variable_is_parsed_by_the_type_of_its_key(
     name: str, text: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KEYS[name].variable, text)
@@ -151,7 +149,7 @@ def test_a_variable_is_read_as_its_key_takes_it(
         ('token = "hunter2hunter2"', 1, "token is not taken from a file (put it into BANKSMAN_TOKEN"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_told_with_its_place(home: Path, text: str, line: int, told: str) -> None:
+def test_config_file_error_names_its_line(home: Path, text: str, line: int, told: str) -> None:
     path = written(home, f"{text}\n")
     with pytest.raises(UsageError) as caught:
         config.load()
@@ -160,19 +158,19 @@ def test_what_is_wrong_in_the_file_is_told_with_its_place(home: Path, text: str,
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_number_with_more_digits_than_python_reads_is_not_toml(home: Path) -> None:
+def test_config_number_too_long_to_parse_is_not_toml(home: Path) -> None:
     path = written(home, f"[serve]\nport = {'9' * 5000}\n")
     with pytest.raises(UsageError, match=rf"^{path} is not TOML: "):
         config.load()
 
 
-def test_a_number_with_more_digits_than_python_writes_is_told_without_them(home: Path) -> None:
+def test_config_number_too_long_to_print_is_reported_without_it(home: Path) -> None:
     path = written(home, f"store = 0x{'f' * 5000}\n")
     with pytest.raises(UsageError, match=rf"^{path}, line 1: store cannot be a number of so many digits"):
         config.load()
 
 
-def test_usual_settings_are_checked_without_msgspec(home: Path) -> None:
+def test_config_load_of_usual_settings_does_not_import_msgspec(home: Path) -> None:
     """Every import is a part of the start of a verb."""
     written(home, 'store = "memory:"\n[serve]\nport = 1\nallow_remote = false\n')
     code = "import sys; from banksman import config; config.load(); sys.exit('msgspec' in sys.modules)"
@@ -191,15 +189,13 @@ def test_usual_settings_are_checked_without_msgspec(home: Path) -> None:
         ("BANKSMAN_FORMAT", "xml"),
     ],
 )
-def test_what_is_wrong_in_a_variable_is_told_with_its_name(
-    name: str, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_config_variable_error_names_the_variable(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, text)
     with pytest.raises(UsageError, match=f"^{name}: "):
         config.load()
 
 
-def test_a_variable_that_is_not_known_is_no_error_and_is_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_unknown_variable_is_mentioned_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BANKSMAN_SERVE_PROT", "1")
     config.load()
     assert config.strays() == [config.UnknownVariable("BANKSMAN_SERVE_PROT", "BANKSMAN_SERVE_PORT")]
@@ -210,7 +206,7 @@ def test_a_variable_that_is_not_known_is_no_error_and_is_mentioned(monkeypatch: 
     )
 
 
-def test_a_secret_is_never_shown(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_show_never_shows_a_secret(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(home, '[serve]\ntoken = "hunter2hunter2"\nsecrets = ["hunter2-other"]\n')
     monkeypatch.setenv("BANKSMAN_TOKEN", "hunter2-mine")
     monkeypatch.setenv("BANKSMAN_URL", "http://127.0.0.1:1/#token=hunter2-printed")
@@ -243,12 +239,12 @@ def test_a_secret_is_never_shown(home: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("http://host:1/p", "http://host:1/p"),
     ],
 )
-def test_what_may_be_secret_in_a_url_is_not_shown(monkeypatch: pytest.MonkeyPatch, value: str, shown: str) -> None:
+def test_config_show_hides_secrets_in_a_url(monkeypatch: pytest.MonkeyPatch, value: str, shown: str) -> None:
     monkeypatch.setenv("BANKSMAN_URL", value)
     assert config.load()["url"].shown == shown
 
 
-def test_what_may_be_secret_in_a_store_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_show_hides_secrets_in_a_store_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BANKSMAN_STORE", "nats://me:hunter2@host/x")
     assert [config.load()[name].shown for name in ("store", "serve.store")] == ["nats://…@host/x"] * 2
     monkeypatch.setenv("BANKSMAN_STORE", "sqlite:/a@b#c?level=full")
@@ -256,7 +252,7 @@ def test_what_may_be_secret_in_a_store_is_not_shown(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder"])
-def test_what_is_no_file_is_an_error_and_is_not_waited_for(home: Path, kind: str) -> None:
+def test_config_path_that_is_no_file_is_an_error_at_once(home: Path, kind: str) -> None:
     path = home / "banksman" / "config.toml"
     if kind == "fifo":
         os.mkfifo(path)
@@ -269,7 +265,7 @@ def test_what_is_no_file_is_an_error_and_is_not_waited_for(home: Path, kind: str
     )
 
 
-def test_acp_with_settings_that_are_wrong_says_so_in_one_line(home: Path) -> None:
+def test_acp_with_wrong_settings_fails_in_one_line(home: Path) -> None:
     path = written(home, "[serve]\nprot = 1\n")
     done = run(verb="acp")
     assert (done.returncode, done.stdout) == (2, "")
@@ -277,7 +273,7 @@ def test_acp_with_settings_that_are_wrong_says_so_in_one_line(home: Path) -> Non
 
 
 # -- the file that is written ----------------------------------------------------------------------------------------
-def test_the_file_to_begin_with_changes_nothing_and_each_line_of_it_is_right() -> None:
+def test_config_template_changes_nothing_and_its_values_are_valid() -> None:
     text = template()
     assert all(not values for values in tomllib.loads(text).values())
     # With every # before a key taken away, each value is one that its key takes.
@@ -296,11 +292,11 @@ def test_the_file_to_begin_with_changes_nothing_and_each_line_of_it_is_right() -
 @pytest.mark.parametrize(
     "value", ["a", 'with "quotes" and \\', "ümläut\x7f\n\x00", 1, 1.5, True, ["a", ["b", "c"]], []]
 )
-def test_a_value_as_toml_is_read_as_what_it_was(value: object) -> None:
+def test_config_as_toml_round_trips_values(value: object) -> None:
     assert tomllib.loads(f"x = {as_toml(value)}") == {"x": value}
 
 
-def test_init_writes_for_its_user_only_and_takes_nothing_away(home: Path) -> None:
+def test_config_init_writes_a_private_file_and_overwrites_nothing(home: Path) -> None:
     path = home / "new" / "deep" / "config.toml"
     done = run("init", "--config", str(path))
     assert (done.returncode, done.stderr) == (0, "")
@@ -319,7 +315,7 @@ def test_init_writes_for_its_user_only_and_takes_nothing_away(home: Path) -> Non
     assert "Traceback" not in done.stderr
 
 
-def test_init_and_path_work_with_a_file_that_is_wrong(home: Path) -> None:
+def test_config_init_and_path_work_with_a_malformed_file(home: Path) -> None:
     path = written(home, "not toml")
     assert run("show").returncode == 2
     assert run("path").stdout == f"{path}\n"
@@ -328,7 +324,7 @@ def test_init_and_path_work_with_a_file_that_is_wrong(home: Path) -> None:
 
 
 # -- as it is shown --------------------------------------------------------------------------------------------------
-def test_show_says_key_value_and_where_it_came_from(home: Path) -> None:
+def test_config_show_prints_key_value_and_origin(home: Path) -> None:
     path = written(home, '[serve]\nport = 5000\nprograms = ["claude", ["a", "b"]]\n')
     done = run("show", BANKSMAN_AGENT="codex")
     assert (done.returncode, done.stderr) == (0, "")
@@ -343,7 +339,7 @@ def test_show_says_key_value_and_where_it_came_from(home: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "banksman: there is no key 'serve.prot' (do you mean 'serve.port'?)\n")
 
 
-def test_the_format_that_is_set_is_that_of_every_verb(home: Path) -> None:
+def test_config_format_applies_to_every_verb(home: Path) -> None:
     written(home, 'format = "json"\n')
     assert json.loads(run("path").stdout)["file"].endswith("config.toml")
     # A flag comes first.
@@ -357,5 +353,5 @@ def test_the_format_that_is_set_is_that_of_every_verb(home: Path) -> None:
     assert "do you mean 'format'?" in done.stderr
 
 
-def test_kinds_are_all_in_use() -> None:
+def test_config_value_kinds_are_all_in_use() -> None:
     assert {key.kind for key in KEYS.values()} == set(ValueKind)

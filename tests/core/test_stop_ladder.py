@@ -104,19 +104,19 @@ class World:
         return [(at, type(effect).__name__) for at, effect in self.trace if isinstance(effect, shown)]
 
 
-def test_a_command_that_obeys_is_over_at_once() -> None:
+def test_ladder_ends_at_once_when_command_obeys() -> None:
     world = World(COMMAND, exits_on=LadderPhase.TERM, rest_ends_on=LadderPhase.REST)
     world.run(StopAsked(0.0))
     assert world.rungs() == [(0.0, "TermGroup"), (0.0, "TermRest"), (0.0, "Settle")]
 
 
-def test_a_stubborn_command_is_killed_after_one_grace() -> None:
+def test_ladder_kills_stubborn_command_after_one_grace() -> None:
     world = World(COMMAND, exits_on=LadderPhase.KILL, rest_ends_on=LadderPhase.KILL)
     world.run(StopAsked(0.0))
     assert world.rungs() == [(0.0, "TermGroup"), (5.0, "KillTree"), (5.0, "Settle")]
 
 
-def test_the_grace_is_counted_once_from_the_first_term() -> None:
+def test_ladder_counts_grace_once_from_first_term() -> None:
     world = World(COMMAND, exits_on=None, rest_ends_on=LadderPhase.KILL)
     world.has_exited = True
     ladder, _ = step(world.ladder, StopAsked(0.0))
@@ -125,34 +125,34 @@ def test_the_grace_is_counted_once_from_the_first_term() -> None:
     assert world.rungs() == [(3.0, "TermRest"), (5.0, "KillTree"), (5.0, "Settle")]
 
 
-def test_an_agent_gets_end_of_file_first() -> None:
+def test_ladder_closes_stdin_of_agent_first() -> None:
     world = World(AGENT, exits_on=LadderPhase.TERM, rest_ends_on=LadderPhase.REST)
     world.run(StopAsked(0.0))
     assert world.rungs() == [(0.0, "CloseStdin"), (1.5, "TermGroup"), (1.5, "TermRest"), (1.5, "Settle")]
 
 
-def test_what_a_command_leaves_behind_may_linger_before_it_is_told_to_go() -> None:
+def test_ladder_lets_leftovers_linger_before_term() -> None:
     world = World(COMMAND, exits_on=None, rest_ends_on=LadderPhase.REST)
     world.has_exited = True
     world.run(exited(0.0))
     assert world.rungs() == [(0.3, "TermRest"), (0.3, "Settle")]
 
 
-def test_a_stop_while_lingering_does_not_wait_for_the_linger() -> None:
+def test_ladder_stop_ends_linger_at_once() -> None:
     world = World(COMMAND, exits_on=None, rest_ends_on=LadderPhase.REST)
     world.has_exited = True
     world.run(exited(0.0), StopAsked(0.0))
     assert world.rungs() == [(0.0, "TermRest"), (0.0, "Settle")]
 
 
-def test_at_once_skips_to_kill_from_every_rung() -> None:
+def test_ladder_at_once_skips_to_kill_from_every_rung() -> None:
     for first in ([], [StopAsked(0.0)], [exited(0.0)], [StopAsked(0.0), exited(0.0)]):
         world = World(AGENT, exits_on=LadderPhase.KILL, rest_ends_on=LadderPhase.KILL)
         world.run(*first, StopAsked(0.0, at_once=True))
         assert [name for at, name in world.rungs() if at == 0.0][-2:] == ["KillTree", "Settle"], world.rungs()
 
 
-def test_a_stop_that_must_be_over_in_time_gives_each_rung_its_share_of_it() -> None:
+def test_ladder_with_kill_deadline_gives_each_rung_its_share() -> None:
     world = World(AGENT, exits_on=None, rest_ends_on=None)
     world.run(StopAsked(0.0, kill_by=1.3))
     assert [(round(at, 9), name) for at, name in world.rungs()[:3]] == [
@@ -165,7 +165,7 @@ def test_a_stop_that_must_be_over_in_time_gives_each_rung_its_share_of_it() -> N
     assert [round(effect.seconds, 9) for _, effect in world.trace if isinstance(effect, TermGroup)] == [1.0]
 
 
-def test_a_stop_that_fits_is_not_hurried() -> None:
+def test_ladder_ignores_kill_deadline_that_fits() -> None:
     worlds = [World(AGENT, exits_on=LadderPhase.KILL, rest_ends_on=LadderPhase.KILL) for _ in range(2)]
     worlds[0].run(StopAsked(0.0))
     worlds[1].run(StopAsked(0.0, kill_by=6.5))
@@ -173,7 +173,7 @@ def test_a_stop_that_fits_is_not_hurried() -> None:
 
 
 @pytest.mark.parametrize("timings", [AGENT, COMMAND])
-def test_with_no_time_left_every_rung_follows_at_once(timings: Timings) -> None:
+def test_ladder_without_time_takes_every_rung_at_once(timings: Timings) -> None:
     world = World(timings, exits_on=LadderPhase.KILL, rest_ends_on=LadderPhase.KILL)
     world.run(StopAsked(0.0, kill_by=-5.0))
     assert world.now == 0.0
@@ -183,7 +183,7 @@ def test_with_no_time_left_every_rung_follows_at_once(timings: Timings) -> None:
 @pytest.mark.parametrize("timings", [AGENT, COMMAND])
 @pytest.mark.parametrize("at", [0.5, 3.0])
 @pytest.mark.parametrize("has_exited", [False, True])
-def test_a_stop_that_is_under_way_is_only_ever_shortened(timings: Timings, at: float, has_exited: bool) -> None:
+def test_ladder_kill_deadline_only_ever_shortens_stop(timings: Timings, at: float, has_exited: bool) -> None:
     """Whatever bounds come, and in whatever order, KILL comes at the earliest of them, or when it would have anyway."""
     for bounds in itertools.permutations((at + 0.5, at + 1.0, 100.0)):
         world = World(timings, exits_on=None, rest_ends_on=LadderPhase.KILL)
@@ -199,13 +199,13 @@ def test_a_stop_that_is_under_way_is_only_ever_shortened(timings: Timings, at: f
 
 
 @pytest.mark.parametrize(("timings", "kill_at"), [(AGENT, 6.5), (COMMAND, 5.0)])
-def test_a_bound_that_lies_behind_the_end_of_a_stop_changes_nothing(timings: Timings, kill_at: float) -> None:
+def test_ladder_ignores_kill_deadline_past_its_end(timings: Timings, kill_at: float) -> None:
     world = World(timings, exits_on=LadderPhase.KILL, rest_ends_on=LadderPhase.KILL)
     world.run(StopAsked(0.0), StopAsked(0.0, kill_by=100.0))
     assert [at for at, name in world.rungs() if name == "KillTree"] == [kill_at]
 
 
-def test_a_keeper_that_does_not_report_is_killed_and_the_wait_ends() -> None:
+def test_ladder_kills_keeper_that_does_not_report() -> None:
     world = World(COMMAND, exits_on=None, rest_ends_on=None)
     world.run(StopAsked(0.0, at_once=True))
     wedged, given_up = KILL_REPORT_SECONDS_MAX, KILL_REPORT_SECONDS_MAX + TAKE_OVER_SECONDS_MAX
@@ -213,14 +213,14 @@ def test_a_keeper_that_does_not_report_is_killed_and_the_wait_ends() -> None:
     assert world.rungs() == expected
 
 
-def test_a_pipe_held_outside_the_tree_is_given_up_and_said_so() -> None:
+def test_ladder_stops_draining_pipe_held_outside_tree() -> None:
     world = World(COMMAND, exits_on=LadderPhase.TERM, rest_ends_on=LadderPhase.REST, held_outside=True)
     trace = world.run(StopAsked(0.0))
     assert trace[-2:] == [(2.0, CloseOutput()), (2.0, Settle(drained=False))]
 
 
 @pytest.mark.parametrize("phase", [phase for phase in LadderPhase if phase is not LadderPhase.RUNNING])
-def test_a_timer_of_another_phase_is_stale(phase: LadderPhase) -> None:
+def test_ladder_ignores_timer_of_another_phase(phase: LadderPhase) -> None:
     ladder = Ladder(COMMAND)
     assert step(ladder, LadderTimerFired(99.0, phase)) == (ladder, [])
 
@@ -236,7 +236,7 @@ def test_a_timer_of_another_phase_is_stale(phase: LadderPhase) -> None:
         )
     ),
 )
-def test_every_stop_ends_within_the_sum_of_its_waits(
+def test_ladder_ends_within_sum_of_its_waits(
     timings: Timings, exits_on: LadderPhase | None, rest_ends_on: LadderPhase | None, held: bool
 ) -> None:
     world = World(timings, exits_on=exits_on, rest_ends_on=rest_ends_on, held_outside=held)
@@ -248,7 +248,7 @@ def test_every_stop_ends_within_the_sum_of_its_waits(
 
 
 @pytest.mark.parametrize("timings", [AGENT, COMMAND])
-def test_every_order_of_facts(timings: Timings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ladder_settles_once_in_every_order_of_facts(timings: Timings, capsys: pytest.CaptureFixture[str]) -> None:
     """Every reachable state × every fact: an answer, one Settle, nothing after it, no KILL without TERM but at once."""
     kinds: list[Fact] = [
         StopAsked(1.0),

@@ -15,7 +15,7 @@ from tests.server.kit import Served
 
 
 @pytest.mark.parametrize("group", contract.GROUPS)
-def test_the_server_answers_as_it_says_many_times_over(tmp_path: Path, group: str) -> None:
+def test_server_conforms_to_its_contract_over_many_requests(tmp_path: Path, group: str) -> None:
     seed = int(os.environ.get("BANKSMAN_DEEP_SEED", "0")) or int.from_bytes(os.urandom(4))
     with Served(tmp_path / "server", **contract.SETTINGS) as served:
         is_stateful = group == "all"

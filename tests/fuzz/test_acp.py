@@ -260,7 +260,7 @@ BEGINNINGS: Strategy = st.sampled_from(
 )
 
 
-def test_whatever_an_agent_says_prompts_end_once_and_requests_are_answered_once() -> None:
+def test_acp_prompts_end_once_and_requests_are_answered_once_for_any_input() -> None:
     def check(case: tuple[Setup, Quirks, list[Any], list[bytes | tuple[str, int]]]) -> None:
         setup, quirks, beginning, moves = case
         watched = Watched(setup, quirks)
@@ -277,7 +277,7 @@ def test_whatever_an_agent_says_prompts_end_once_and_requests_are_answered_once(
     assert for_a_while(check, st.tuples(SETUPS, QUIRKS, BEGINNINGS, moves))
 
 
-def test_a_line_cut_into_two_ends_is_read() -> None:
+def test_acp_read_head_accepts_any_two_ends() -> None:
     def check(case: tuple[bytes, int, int]) -> None:
         line, head, tail = case
         acp().read_head(line[:head], line[-tail:] if tail else b"")

@@ -148,7 +148,7 @@ def changed(requests: list[bytes]) -> st.SearchStrategy[list[bytes]]:
     return one()
 
 
-def test_the_server_outlives_whatever_it_is_sent(tmp_path: Path) -> None:
+def test_server_survives_any_bytes(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "programs": [fake_agent.command()[:-1], "true"],
         "roots": [str(tmp_path)],

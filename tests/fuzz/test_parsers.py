@@ -59,7 +59,7 @@ def lines_by_the_byte(data: bytes, limit: int) -> list[bytes | tuple[int, bytes,
     return found
 
 
-def test_lines_are_the_same_however_they_are_cut() -> None:
+def test_framing_is_independent_of_cuts() -> None:
     def check(case: tuple[bytes, list[int], int]) -> None:
         data, cuts, limit = case
         framing = Framing(frame_bytes_max=limit)
@@ -145,7 +145,7 @@ def as_line(value: Any, *, is_tight: bool = True) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def test_whatever_an_agent_says_has_a_meaning_and_never_raises() -> None:
+def test_claude_reader_never_raises() -> None:
     def check(seed: int) -> None:
         making = Making(seed, is_json=False)
         for line in (making.line() for _ in range(LINES_EACH)):
@@ -161,7 +161,7 @@ def test_whatever_an_agent_says_has_a_meaning_and_never_raises() -> None:
     assert for_a_while(check, SEEDS)
 
 
-def test_the_order_of_names_means_nothing() -> None:
+def test_claude_reader_ignores_member_order() -> None:
     def check(seed: int) -> None:
         making = Making(seed, is_json=True)
         for frame in (making.frame() for _ in range(LINES_EACH)):
@@ -232,7 +232,7 @@ class MakingCodex(Making):
                 return self.shuffled({"method": choose.choice(CODEX_METHODS), "params": params})
 
 
-def test_any_line_is_messages() -> None:
+def test_jsonrpc_decode_accepts_any_line() -> None:
     def check(seed: int) -> None:
         making = MakingCodex(seed, is_json=False)
         for line in (making.line() for _ in range(LINES_EACH)):
@@ -252,7 +252,7 @@ def test_any_line_is_messages() -> None:
     assert for_a_while(check, SEEDS)
 
 
-def test_a_message_is_the_same_in_any_order_and_in_a_batch() -> None:
+def test_jsonrpc_decode_is_independent_of_order_and_batching() -> None:
     def check(seed: int) -> None:
         making = MakingCodex(seed, is_json=True)
         for frame in (making.frame() for _ in range(LINES_EACH)):
@@ -263,7 +263,7 @@ def test_a_message_is_the_same_in_any_order_and_in_a_batch() -> None:
     assert for_a_while(check, SEEDS)
 
 
-def test_whatever_codex_says_is_heard_and_what_is_answered_is_one_line_each() -> None:
+def test_codex_protocol_accepts_any_input_and_writes_single_lines() -> None:
     def check(seed: int) -> None:
         making = MakingCodex(seed, is_json=False)
         choose = making.random
@@ -373,7 +373,7 @@ def events_by_the_rules(data: bytes) -> tuple[list[SseMessage], str, int | None]
     return messages, last_id, retry
 
 
-def test_events_are_those_of_the_standard_however_they_are_cut() -> None:
+def test_sse_parser_follows_standard_for_any_cut() -> None:
     def check(case: tuple[bytes, list[int]]) -> None:
         data, cuts = case
         parser = SseParser()

@@ -105,24 +105,24 @@ async def test_root_runs_a_command_as_another_user(user: str | int, folder: Path
     assert seen["cwd"] == str(folder)
 
 
-async def test_what_the_caller_says_of_the_environment_holds(folder: Path, python: Path, marker: str) -> None:
+async def test_user_environment_is_overridden_by_the_caller(folder: Path, python: Path, marker: str) -> None:
     argv = [str(python), *child(SHOWS, marker)[1:]]
     seen = shown(await banksman.execute(argv, user="nobody", cwd=folder, env={"HOME": str(folder)}))
     assert (seen["HOME"], seen["USER"]) == (str(folder), "nobody")
 
 
-async def test_our_own_user_is_no_other(marker: str) -> None:
+async def test_user_equal_to_our_own_keeps_its_rights(marker: str) -> None:
     seen = shown(await banksman.execute(child(SHOWS, marker), user="root"))
     assert (seen["Uid"], seen["USER"], seen["HOME"]) == (["0"] * 4, "root", pwd.getpwnam("root").pw_dir)
 
 
 @pytest.mark.parametrize("user", ["no-such-user-here", 4_294_967_000, -7, "", True, 1.5])
-async def test_a_user_that_is_none_is_the_callers_error(user: Any) -> None:
+async def test_user_that_does_not_exist_is_a_usage_error(user: Any) -> None:
     with pytest.raises(UsageError, match="user"):
         await banksman.execute(["true"], user=user)
 
 
-async def test_a_folder_that_the_user_cannot_enter_is_an_error_that_says_so(folder: Path) -> None:
+async def test_user_that_cannot_enter_the_folder_is_a_usage_error(folder: Path) -> None:
     closed = folder / "closed"
     inner = closed / "open"
     inner.mkdir(parents=True)
@@ -144,7 +144,7 @@ async def test_root_ends_the_tree_of_another_user(folder: Path, python: Path, ma
     assert not alive(marker)
 
 
-async def test_a_terminal_belongs_to_the_user_who_has_it(folder: Path) -> None:
+async def test_terminal_belongs_to_the_user_of_the_command(folder: Path) -> None:
     script = 'id -u; test -O "$(tty)" && echo mine; : < "$(tty)" && echo opened'
     done = await banksman.execute(["sh", "-c", script], user="nobody", cwd=folder, pty=True)
     assert done.stdout.text.split() == [str(NOBODY), "mine", "opened"]
@@ -213,7 +213,7 @@ def left_alive(marker: str) -> list[int]:
 
 
 @pytest.mark.parametrize("whose", ["ordered", "is_own"])
-def test_a_helper_ends_what_is_not_ours_to_signal(helper: Path, marker: str, whose: str) -> None:
+def test_user_helper_ends_processes_we_may_not_signal(helper: Path, marker: str, whose: str) -> None:
     with ended_as_nobody(marker, helper, whose, user_helper=[str(helper)]) as seen:
         assert seen["uid"] == NOBODY
         assert (seen["code"], seen["said"].split()) == (7, ["up", "as", "0", "termed"])
@@ -224,7 +224,7 @@ def test_a_helper_ends_what_is_not_ours_to_signal(helper: Path, marker: str, who
 
 
 @pytest.mark.parametrize("user_helper", [None, ["false"]])
-def test_without_a_helper_that_can_they_are_survivors(helper: Path, marker: str, user_helper: list[str] | None) -> None:
+def test_process_of_user_survives_without_helper(helper: Path, marker: str, user_helper: list[str] | None) -> None:
     with ended_as_nobody(marker, helper, "is_own", user_helper=user_helper) as seen:
         assert {why for _pid, why in seen["survivors"]} == {"not ours to signal"}
         assert sorted(pid for pid, _why in seen["survivors"]) == left_alive(marker)
@@ -232,7 +232,7 @@ def test_without_a_helper_that_can_they_are_survivors(helper: Path, marker: str,
 
 
 @pytest.mark.parametrize("how", ["by the ladder", "at_once"])
-def test_a_helper_that_hangs_holds_nobody_up(helper: Path, folder: Path, marker: str, how: str) -> None:
+def test_user_helper_that_hangs_holds_nothing_up(helper: Path, folder: Path, marker: str, how: str) -> None:
     slow = folder / "slow"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
@@ -241,7 +241,7 @@ def test_a_helper_that_hangs_holds_nobody_up(helper: Path, folder: Path, marker:
         assert sorted(pid for pid, _why in seen["survivors"]) == left_alive(marker)
 
 
-def test_what_a_dead_host_leaves_is_ended_by_the_helper(helper: Path, marker: str) -> None:
+def test_user_helper_ends_what_a_dead_host_leaves(helper: Path, marker: str) -> None:
     code = """
 async def main():
     host = banksman.Host("memory:", user_helper=[WORDS[0]])
@@ -266,7 +266,7 @@ asyncio.run(main())
 """
 
 
-def test_who_may_not_is_told_what_it_takes() -> None:
+def test_user_without_permission_says_what_it_takes() -> None:
     done = subprocess.run(
         as_nobody(program(REFUSED, "")), cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
     )
@@ -275,12 +275,12 @@ def test_who_may_not_is_told_what_it_takes() -> None:
 
 
 @pytest.mark.parametrize("words", ["sudo", b"bytes", (), ("",), (1,), 7, ("a\0b",)])
-def test_a_helper_that_is_none_is_the_callers_error(words: Any) -> None:
+def test_user_helper_that_is_malformed_is_a_usage_error(words: Any) -> None:
     with pytest.raises(UsageError, match="user_helper"):
         Host("memory:", user_helper=words)
 
 
-async def test_a_helper_that_is_not_there_is_told_at_the_start() -> None:
+async def test_user_helper_that_is_missing_raises_at_the_start() -> None:
     async with Host("memory:", user_helper=("no-such-helper-here", "-n")) as host:
         with pytest.raises(banksman.ProgramNotFound):
             await host.start(["true"])

@@ -76,7 +76,7 @@ def is_right(scenario: str, seen: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_call_that_fails_is_an_error_or_the_truth_and_never_a_leak(scenario: str, role: str) -> None:
+def test_failing_syscall_is_an_error_or_the_truth_and_never_a_leak(scenario: str, role: str) -> None:
     # The first few and the last: what a loop does the seventh time it does like the sixth.
     plans = [
         f"{role}:{call}:{nth}:{ERRNO.get(call, errno.ENOMEM)}:"
@@ -91,7 +91,7 @@ def test_a_call_that_fails_is_an_error_or_the_truth_and_never_a_leak(scenario: s
     assert not wrong, f"{len(wrong)} of {len(plans)} cells:\n" + "\n".join(map(str, wrong))
 
 
-def test_out_of_fds_is_an_error_with_a_hint_and_never_a_leak() -> None:
+def test_start_out_of_fds_is_an_error_with_a_hint_and_never_a_leak() -> None:
     """The real thing: EMFILE from the kernel, at each number of fds that a start takes, one after another."""
     done = subprocess.run([sys.executable, "-c", OUT_OF_FDS], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
@@ -149,7 +149,7 @@ FILES = (
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_no_system_call_goes_round_the_seam(name: str) -> None:
+def test_syscalls_all_go_through_the_seam(name: str) -> None:
     tree = ast.parse((RUN / name).read_text())
     used = {
         node.attr

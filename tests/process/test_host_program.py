@@ -52,7 +52,7 @@ def assert_clean(done: subprocess.CompletedProcess[str], marker: str, expected: 
 
 
 # -- nothing of the program is changed -------------------------------------------------------------------------------
-def test_nothing_of_the_programs_own_state_is_changed(marker: str) -> None:
+def test_library_changes_no_state_of_the_program(marker: str) -> None:
     """Signal handlers, mask, wakeup fd, subreaper flag, folder, umask, limits, environment, executor, threads."""
     code = """
 import ctypes, resource
@@ -99,7 +99,7 @@ asyncio.run(main())
     assert_clean(run_program(code, marker), marker)
 
 
-def test_in_development_mode_with_every_warning_an_error_there_is_no_complaint(marker: str) -> None:
+def test_library_raises_no_warning_in_development_mode(marker: str) -> None:
     """asyncio's debug mode checks threads and slow callbacks; every resource that is not closed is an error."""
     code = """
 async def main():
@@ -126,7 +126,7 @@ assert banksman.shutdown()
     assert_clean(done, marker, "exited\n")
 
 
-def test_without_assertions_it_works_the_same(marker: str) -> None:
+def test_library_works_without_assertions(marker: str) -> None:
     """`python -O`: no assert may do something that is needed."""
     code = """
 async def main():
@@ -146,7 +146,7 @@ asyncio.run(main())
     assert_clean(done, marker, "stopped True\n")
 
 
-async def test_the_programs_own_children_are_its_own(marker: str) -> None:
+async def test_library_leaves_the_programs_own_children_alone(marker: str) -> None:
     """Not reaped, not signalled, not counted: neither those of `subprocess` nor a plain fork."""
     own = subprocess.Popen(child("hear(); sys.exit(7)", marker), stdin=subprocess.PIPE)
     try:
@@ -206,7 +206,7 @@ LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 @pytest.mark.parametrize("kind", LOOPS)
-def test_it_works_in_a_loop_of_either_kind_in_the_main_thread(marker: str, kind: str) -> None:
+def test_library_works_in_either_kind_of_loop_in_the_main_thread(marker: str, kind: str) -> None:
     _run_in(LOOPS[kind], marker)
     assert alive(marker) == []
 
@@ -231,12 +231,12 @@ def _in_threads(*works: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", LOOPS)
-def test_it_works_in_a_loop_on_another_thread(marker: str, kind: str) -> None:
+def test_library_works_in_a_loop_on_another_thread(marker: str, kind: str) -> None:
     _in_threads(lambda: _run_in(LOOPS[kind], marker))
     assert alive(marker) == []
 
 
-def test_it_works_in_several_loops_of_one_process_at_once(marker: str) -> None:
+def test_library_works_in_several_loops_at_once(marker: str) -> None:
     _in_threads(*(lambda kind=kind: _run_in(LOOPS[kind], marker) for kind in (*LOOPS, *LOOPS)))
     assert alive(marker) == []
 
@@ -263,7 +263,7 @@ def test_two_loops_that_take_turns_do_not_mix(marker: str) -> None:
     assert alive(marker) == []
 
 
-def test_many_short_loops_in_many_threads_share_the_one_zygote(marker: str) -> None:
+def test_short_loops_in_many_threads_share_one_zygote(marker: str) -> None:
     """Threads switch between any two bytecodes here, so that what is shared between loops is really contended."""
     zygote = zygote_pid()
     before = sys.getswitchinterval()
@@ -282,7 +282,7 @@ def test_many_short_loops_in_many_threads_share_the_one_zygote(marker: str) -> N
     assert alive(marker) == []
 
 
-def test_a_command_started_from_a_short_lived_thread_lives_on(marker: str) -> None:
+def test_command_started_from_a_short_lived_thread_lives_on(marker: str) -> None:
     """Scenario 20: a parent-death signal is bound to the *thread* that spawned. Here the very first spawn, which starts
     the zygote, is made by a thread that ends at once, and so is the next; the commands go on in another's care."""
     code = """
@@ -316,9 +316,7 @@ loop.close()
 
 # -- what the program does to itself ---------------------------------------------------------------------------------
 @pytest.mark.parametrize("when", ["before_the_loop", "inside_the_loop"])
-def test_a_program_that_closed_its_stdio_never_finds_one_of_our_files_there(
-    marker: str, tmp_path: Path, when: str
-) -> None:
+def test_library_opens_no_file_on_closed_standard_fds(marker: str, tmp_path: Path, when: str) -> None:
     """The kernel hands 0, 1 and 2 out again; the next print() of anybody would write into what is there."""
     code = """
 def close_stdio():
@@ -368,7 +366,7 @@ with open(WORDS[0], "w") as file:
     assert (said.read_text(), done.stdout, done.stderr) == ("as it was", "", "")
 
 
-def test_a_fork_of_the_program_holds_none_of_our_pipes(marker: str) -> None:
+def test_fork_of_the_program_holds_none_of_our_pipes(marker: str) -> None:
     """It lives on, and the command's pipes end all the same: its stdin when we close it, its output with the tree."""
     code = """
 async def main():
@@ -394,7 +392,7 @@ asyncio.run(main())
     assert_clean(run_program(code, marker), marker, "exited 0 True ['ready', 'end', 'of', 'input']\n")
 
 
-def test_a_fork_while_starts_wait_for_a_busy_zygote_holds_none_of_their_pipes(marker: str) -> None:
+def test_fork_during_waiting_starts_holds_none_of_their_pipes(marker: str) -> None:
     """Those that wait still have both ends of their pipes; the fork must not, or nobody would see the end of them."""
     code = """
 async def main():
@@ -419,7 +417,7 @@ asyncio.run(main())
     assert_clean(run_program(code, marker), marker, "{(0, True)}\n")
 
 
-def test_it_works_beside_multiprocessing(marker: str) -> None:
+def test_library_works_beside_multiprocessing(marker: str) -> None:
     """A forked worker lives through a command's life, uses Banksman itself, and its exit ends nothing of ours."""
     code = """
 import multiprocessing
@@ -448,7 +446,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("how", ["waits_for_any_child", "ignores_sigchld"])
-def test_a_program_that_reaps_every_child_disturbs_nothing(marker: str, how: str) -> None:
+def test_library_works_in_a_program_that_reaps_every_child(marker: str, how: str) -> None:
     """The zygote is a child of the program, and may be reaped by it before we do; also one that was killed."""
     code = """
 reaped = []
@@ -483,7 +481,7 @@ asyncio.run(main())
     assert_clean(run_program(code, marker, how), marker, "True\n")
 
 
-def test_a_program_with_sigpipe_at_its_default_does_not_die_of_a_closed_stdin(marker: str) -> None:
+def test_write_to_closed_stdin_does_not_kill_a_program_with_default_sigpipe(marker: str) -> None:
     """In the main thread and in another; and the mask and the handler are what they were."""
     code = """
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -510,7 +508,7 @@ thread.join()
     assert_clean(run_program(code, marker), marker, "CommandError\nexited\n" * 2)
 
 
-def test_no_process_of_ours_holds_a_folder_of_the_program(marker: str, tmp_path: Path) -> None:
+def test_library_processes_hold_no_folder_of_the_program(marker: str, tmp_path: Path) -> None:
     """It may be on a mount that somebody wants to unmount: the program has left it, and only the command is there."""
     code = """
 os.chdir(WORDS[0])
@@ -534,7 +532,7 @@ asyncio.run(main())
     assert_clean(run_program("import contextlib\n" + code, marker, tmp_path), marker, "{'/'}\n")
 
 
-async def test_a_killed_zygote_is_replaced_and_running_commands_go_on(marker: str) -> None:
+async def test_killed_zygote_is_replaced_and_running_commands_continue(marker: str) -> None:
     async with Host() as host:
         command = await start(host, child('say("ready"); hear(); sys.exit(3)', marker), stdin="pipe")
         await wait_said(command, "ready")
@@ -552,7 +550,7 @@ async def test_a_killed_zygote_is_replaced_and_running_commands_go_on(marker: st
 
 # -- the loop goes without a word ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("whose", ["default", "own"])
-def test_a_loop_closed_without_shutdown_loses_nothing_by_the_next_use(marker: str, tmp_path: Path, whose: str) -> None:
+def test_loop_closed_without_shutdown_leaks_nothing_after_the_next_use(marker: str, tmp_path: Path, whose: str) -> None:
     """`loop.close()` and nothing else. By the next use of the library tree, fds and spill file are gone."""
     code = """
 from banksman.process.zygote_client import spawner
@@ -603,7 +601,7 @@ assert not os.path.exists(f"/proc/{old}")
     assert_clean(run_program(code, marker, whose, tmp_path, env={"TMPDIR": str(tmp_path)}), marker, "4\n")
 
 
-def test_a_spawn_while_the_loop_shuts_down_is_refused(marker: str) -> None:
+def test_start_during_loop_shutdown_is_refused(marker: str) -> None:
     """Scenario 18. The loop closes its async generators, ours among them, in no particular order; whichever is first,
     the command of the other is refused or ended, and no host is made that nobody would drain."""
     code = """
@@ -632,7 +630,7 @@ generator = asyncio.run(main())
     assert_clean(run_program(code, marker), marker, "refused True\n")
 
 
-async def test_a_host_that_was_dropped_without_close_is_drained_at_the_loops_end(marker: str) -> None:
+async def test_host_dropped_without_close_is_drained_at_the_end_of_its_loop(marker: str) -> None:
     """Nobody has a reference to it any more; it holds itself as long as something runs."""
 
     async def drop() -> None:
@@ -687,7 +685,7 @@ WAYS: dict[str, tuple[str, int]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_interpreter_that_exits_without_close_leaves_nothing(marker: str, way: str) -> None:
+def test_interpreter_exit_without_close_leaves_nothing(marker: str, way: str) -> None:
     """Scenario 11: the exit waits for the trees, which ignore TERM, so nothing is left when it is through."""
     code, status = WAYS[way]
     done = run_program(GOES + code, marker)
@@ -698,7 +696,7 @@ def test_an_interpreter_that_exits_without_close_leaves_nothing(marker: str, way
         assert done.stderr == ""
 
 
-def test_an_exception_in_the_users_code_shows_and_leaves_nothing(marker: str) -> None:
+def test_uncaught_exception_is_shown_and_leaves_nothing(marker: str) -> None:
     done = run_program(GOES + "main(); 1 / 0", marker)
     assert alive(marker) == []
     assert (done.stdout, done.returncode) == ("ready\n", 1)
@@ -707,7 +705,7 @@ def test_an_exception_in_the_users_code_shows_and_leaves_nothing(marker: str) ->
 
 
 @pytest.mark.parametrize("way", ["os._exit(7)", "os.abort()", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_a_program_that_goes_without_a_word_leaves_nothing(marker: str, way: str) -> None:
+def test_program_that_dies_without_exit_handlers_leaves_nothing(marker: str, way: str) -> None:
     """Scenario 11 for those who never come to the exit handlers: the guards see it, and need a moment."""
     code = f"import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); main(); {way}"
     done = run_program(GOES + code, marker)
@@ -716,7 +714,7 @@ def test_a_program_that_goes_without_a_word_leaves_nothing(marker: str, way: str
     wait_none(marker)
 
 
-def test_an_interrupted_program_ends_its_trees_before_it_goes(marker: str) -> None:
+def test_interrupted_program_ends_its_trees_before_it_exits(marker: str) -> None:
     """Ctrl-C: asyncio cancels the main task, and the end of the loop is the end of its commands."""
     code = """
 async def main():
@@ -740,7 +738,7 @@ except KeyboardInterrupt:
     assert alive(marker) == []
 
 
-def test_a_reader_of_the_programs_output_sees_its_end_when_it_goes(marker: str) -> None:
+def test_program_output_ends_with_the_program(marker: str) -> None:
     """No process of ours holds the program's stdout or stderr: `program | less` ends with the program, also while the
     guards still end a stubborn tree."""
     code = GOES.replace("grace=0.3", "grace=2") + "main(); os._exit(0)"
@@ -753,7 +751,7 @@ def test_a_reader_of_the_programs_output_sees_its_end_when_it_goes(marker: str) 
 
 
 # -- shutdown --------------------------------------------------------------------------------------------------------
-def test_shutdown_ends_the_commands_of_every_loop_and_waits_for_them(marker: str) -> None:
+def test_shutdown_ends_and_awaits_the_commands_of_every_loop(marker: str) -> None:
     """From any thread, more than once, and at once; a later command starts anew."""
     code = """
 results, started = [], threading.Barrier(3)
@@ -787,7 +785,7 @@ assert zygote_pid() != zygote
     assert_clean(run_program(code, marker), marker, "host_closed host_closed\n2\n")
 
 
-def test_shutdown_by_one_thread_means_over_though_another_began_it(marker: str) -> None:
+def test_shutdown_returns_true_only_when_over_though_another_thread_began_it(marker: str) -> None:
     """Whoever is told True may rely on it: two at once, and neither returns True while the tree lives."""
     code = """
 async def main():
@@ -811,7 +809,7 @@ asyncio.run(main())
     assert_clean(run_program(code, marker), marker, "{(True, True)}\nhost_closed\n")
 
 
-def test_shutdown_imports_nothing_when_it_is_called() -> None:
+def test_shutdown_imports_nothing() -> None:
     """It is called in signal handlers: a second signal would find a module that is half there."""
     code = """
 import sys, banksman
@@ -823,7 +821,7 @@ print(set(sys.modules) - before)
     assert seen.stdout == "set()\n"
 
 
-def test_shutdown_in_a_signal_handler_survives_the_signal_coming_twice(marker: str) -> None:
+def test_shutdown_in_a_signal_handler_may_be_entered_twice(marker: str) -> None:
     """A service manager, or a person, that is not patient: the handler is entered again while it waits in the first."""
     code = """
 def on_term(number, frame):

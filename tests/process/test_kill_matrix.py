@@ -426,7 +426,7 @@ async def check_with_a_host_that_dies(cell: Cell, folder: Path, marker: str) -> 
 
 # -- the matrix ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("cell", [marked(cell) for cell in RUN])
-async def test_nothing_is_left_of_the_tree(cell: Cell, tmp_path: Path, marker: str) -> None:
+async def test_tree_ends_completely_for_every_ending_and_shape(cell: Cell, tmp_path: Path, marker: str) -> None:
     check = check_under_a_living_host if cell.ending in END else check_with_a_host_that_dies
     try:
         await check(cell, tmp_path, marker)
@@ -436,8 +436,8 @@ async def test_nothing_is_left_of_the_tree(cell: Cell, tmp_path: Path, marker: s
         raise
 
 
-def test_every_cell_is_run_or_named_impossible() -> None:
-    [parameters] = [mark.args[1] for mark in test_nothing_is_left_of_the_tree.pytestmark]  # pyright: ignore[reportFunctionMemberAccess]
+def test_kill_matrix_cells_are_all_run_or_named_impossible() -> None:
+    [parameters] = [mark.args[1] for mark in test_tree_ends_completely_for_every_ending_and_shape.pytestmark]  # pyright: ignore[reportFunctionMemberAccess]
     run = {parameter.id for parameter in parameters}
     assert len(run) == len(parameters)
     assert run.isdisjoint(IMPOSSIBLE)
@@ -447,7 +447,7 @@ def test_every_cell_is_run_or_named_impossible() -> None:
 
 # -- the control -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("shape", "role"), one_in(3, itertools.product(SHAPES, ROLES)))
-async def test_killpg_leaves_what_has_left_the_group(shape: str, role: Role, tmp_path: Path, marker: str) -> None:
+async def test_killpg_leaves_processes_outside_the_group(shape: str, role: Role, tmp_path: Path, marker: str) -> None:
     try:
         with (
             planted(tmp_path, marker, shape, role, "never") as tree,

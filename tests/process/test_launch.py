@@ -140,7 +140,7 @@ OF_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", OF_ARGV)
-async def test_a_wrong_argv_is_the_callers_error_and_spawns_nothing(marker: str, case: str) -> None:
+async def test_invalid_argv_is_a_usage_error_and_spawns_nothing(marker: str, case: str) -> None:
     """The zygote is frozen: had it been asked for anything, there would be no answer, and no error so soon."""
     argv, kind = OF_ARGV[case]
     if isinstance(argv, list):
@@ -157,7 +157,7 @@ async def test_a_wrong_argv_is_the_callers_error_and_spawns_nothing(marker: str,
 
 
 @pytest.mark.parametrize("case", OF_OPTIONS)
-async def test_a_wrong_option_is_the_callers_error_and_spawns_nothing(marker: str, case: str) -> None:
+async def test_invalid_option_is_a_usage_error_and_spawns_nothing(marker: str, case: str) -> None:
     with frozen(zygote_pid()):
         with pytest.raises(UsageError) as caught:
             await banksman.execute(child("stay()", marker), **OF_OPTIONS[case])
@@ -166,7 +166,7 @@ async def test_a_wrong_option_is_the_callers_error_and_spawns_nothing(marker: st
 
 
 @pytest.mark.parametrize("value", WRONG_SECONDS)
-async def test_a_wrong_yield_after_is_the_callers_error_and_spawns_nothing(marker: str, value: Any) -> None:
+async def test_invalid_yield_after_is_a_usage_error_and_spawns_nothing(marker: str, value: Any) -> None:
     async with Host() as host:
         with frozen(zygote_pid()):
             with pytest.raises(UsageError) as caught:
@@ -179,13 +179,13 @@ async def test_a_wrong_yield_after_is_the_callers_error_and_spawns_nothing(marke
 @pytest.mark.parametrize(
     "store", ["", "sqlite:", "sqlite::memory:", "sqlite:file:x", "sqlite:x?level=none", "nats://", 5]
 )
-def test_a_store_that_does_not_exist_is_the_callers_error(store: Any) -> None:
+def test_unknown_store_is_a_usage_error(store: Any) -> None:
     with pytest.raises(UsageError) as caught:
         Host(store)
     assert caught.value.hint
 
 
-async def test_an_fd_named_twice_is_the_callers_error(marker: str) -> None:
+async def test_pass_fds_with_a_duplicate_is_a_usage_error(marker: str) -> None:
     read_end, write_end = os.pipe()
     try:
         with pytest.raises(UsageError) as caught:
@@ -207,7 +207,7 @@ SCRIPTS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("limits", [None, {"core": 0}])
 @pytest.mark.parametrize("case", SCRIPTS)
-async def test_a_file_the_kernel_cannot_run_is_no_program(
+async def test_unrunnable_file_raises_program_not_executable(
     marker: str, tmp_path: Path, case: str, limits: dict[str, int] | None
 ) -> None:
     """Also on the other way to start one, by fork, which commands with limits take. Never silently a shell."""
@@ -221,7 +221,7 @@ async def test_a_file_the_kernel_cannot_run_is_no_program(
 
 @pytest.mark.parametrize("limits", [None, {"core": 0}])
 @pytest.mark.parametrize("what", ["one word", "many words", "env"])
-async def test_more_than_the_kernel_takes_is_the_callers_error(
+async def test_argv_and_env_beyond_the_kernel_limit_are_a_usage_error(
     marker: str, what: str, limits: dict[str, int] | None
 ) -> None:
     """One word of 128 KiB is too long; all words and the environment together may be a few MiB."""
@@ -238,14 +238,14 @@ async def test_more_than_the_kernel_takes_is_the_callers_error(
     assert alive(marker) == []
 
 
-async def test_just_less_than_the_kernel_takes_arrives_whole(marker: str) -> None:
+async def test_argv_and_env_just_below_the_kernel_limit_arrive_whole(marker: str) -> None:
     """Far more than one message between our processes could carry."""
     argv = child("say(len(WORDS), sum(map(len, WORDS)), len(os.environ['BIG']))", marker, *["x" * 100_000] * 10)
     done = await banksman.execute(argv, env={"BIG": "y" * 100_000})
     assert done.stdout.text == "10 1000000 100000\n"
 
 
-async def test_a_limit_that_only_root_may_raise_is_the_callers_error(marker: str) -> None:
+async def test_limit_that_only_root_may_raise_is_a_usage_error(marker: str) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     nr_open = int(Path("/proc/sys/fs/nr_open").read_text())
     # Not even root may have more open files than this.
@@ -256,7 +256,7 @@ async def test_a_limit_that_only_root_may_raise_is_the_callers_error(marker: str
     assert alive(marker) == []
 
 
-def test_what_a_user_may_not_do_is_told_as_such(marker: str, nobodys_python: str) -> None:
+def test_missing_permission_of_the_user_is_a_usage_error(marker: str, nobodys_python: str) -> None:
     """A folder, a program and a limit that are closed to this user, who is not the root that runs the tests."""
     code = """
 os.setresgid(65534, 65534, 65534)
@@ -286,13 +286,13 @@ asyncio.run(main())
 
 
 # -- the program that is run -----------------------------------------------------------------------------------------
-async def test_there_is_never_a_shell_unless_asked_for(marker: str) -> None:
+async def test_argv_never_passes_through_a_shell(marker: str) -> None:
     words = ["$HOME", "a b", "; ls", "`id`", "*", "", "-n", "\n", "ü"]
     done = await banksman.execute(child("say(*map(ascii, WORDS))", marker, *words))
     assert done.stdout.text == " ".join(map(ascii, words)) + "\n"
 
 
-async def test_words_arrive_byte_for_byte(marker: str) -> None:
+async def test_argv_arrives_byte_for_byte(marker: str) -> None:
     odd: list[Any] = [b"\xff\xfe", os.fsdecode(b"\xff"), Path("/a/b")]
     done = await banksman.execute([*child("say(*(os.fsencode(word).hex() for word in WORDS))", marker), *odd])
     assert done.stdout.text.split() == [os.fsencode(word).hex() for word in odd]
@@ -304,7 +304,7 @@ def _make_program(path: Path, word: str, mode: int = 0o700) -> None:
     path.chmod(mode)
 
 
-async def test_a_program_is_found_as_the_child_would_find_it(marker: str, tmp_path: Path) -> None:
+async def test_program_is_found_by_the_childs_path_and_folder(marker: str, tmp_path: Path) -> None:
     """By the PATH that the child gets, and relative to the folder it starts in; what cannot be run is passed over."""
     _make_program(tmp_path / "one" / "tool", "one", mode=0o600)
     _make_program(tmp_path / "two" / "tool", "two")
@@ -331,7 +331,7 @@ async def test_a_program_is_found_as_the_child_would_find_it(marker: str, tmp_pa
 # -- very long waits -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["timeout", "idle_timeout", "grace", "linger", "drain"])
 @pytest.mark.parametrize("seconds", [2_147_483, 2_147_484, 3_000_000, 99_999_999.0])
-async def test_a_wait_of_months_is_a_wait_like_any_other(marker: str, name: str, seconds: float) -> None:
+async def test_wait_of_months_is_accepted(marker: str, name: str, seconds: float) -> None:
     """The kernel's poll counts milliseconds in an int, which is 24.8 days. The helper outlives its leader, so that the
     linger is walked; then a stop, for the grace."""
     code = 'fork() or (hear(), os._exit(0)); say("ready"); hear()'
@@ -348,14 +348,14 @@ async def test_a_wait_of_months_is_a_wait_like_any_other(marker: str, name: str,
 
 @pytest.mark.parametrize("name", ["timeout", "idle_timeout"])
 @pytest.mark.parametrize("seconds", [INF, 1e308, 10**400], ids=["inf", "1e308", "10**400"])
-async def test_a_timeout_that_never_comes_is_none(marker: str, name: str, seconds: float) -> None:
+async def test_endless_timeout_never_fires(marker: str, name: str, seconds: float) -> None:
     options: dict[str, Any] = {name: seconds}
     done = await banksman.execute(child("sys.exit(0)", marker), **options)
     assert (done.ended, done.code) == (Ended.EXITED, 0)
 
 
 @pytest.mark.parametrize("seconds", [INF, 1e308, 10**400], ids=["inf", "1e308", "10**400"])
-async def test_an_endless_yield_after_waits_for_the_end(marker: str, seconds: float) -> None:
+async def test_endless_yield_after_waits_for_the_end(marker: str, seconds: float) -> None:
     async with Host() as host:
         done = await host.start(child("sys.exit(3)", marker), yield_after=seconds)
         assert isinstance(done, banksman.Finished)
@@ -363,7 +363,7 @@ async def test_an_endless_yield_after_waits_for_the_end(marker: str, seconds: fl
 
 
 @pytest.mark.parametrize("seconds", [INF, 1e308, 10**400], ids=["inf", "1e308", "10**400"])
-async def test_an_endless_deadline_of_a_write_never_comes(marker: str, seconds: float) -> None:
+async def test_endless_write_timeout_never_fires(marker: str, seconds: float) -> None:
     async with Host() as host:
         command = await start(host, child("sys.exit(len(hear()))", marker), stdin="pipe")
         await command.write(b"123\n", timeout=seconds)
@@ -379,7 +379,7 @@ async def _environment(marker: str, **options: Any) -> dict[str, str]:
     return {name: value for name, _equals, value in pairs if name != "MARKER"}
 
 
-async def test_the_environment_is_inherited_as_it_is_at_the_call(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_environment_is_inherited_as_of_the_call(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     await banksman.execute(child("", marker))  # The zygote is older than what follows.
     monkeypatch.setenv("BANKSMAN_TEST", "now")
     monkeypatch.setenv("BANKSMAN_ODD", os.fsdecode(b"\xff"))
@@ -390,7 +390,7 @@ async def test_the_environment_is_inherited_as_it_is_at_the_call(marker: str, mo
     assert "BANKSMAN_TEST" not in await _environment(marker)
 
 
-async def test_without_inheritance_the_environment_is_what_was_given_and_nothing_else(marker: str) -> None:
+async def test_environment_without_inheritance_is_only_what_was_given(marker: str) -> None:
     assert await _environment(marker, inherit_env=False) == {}
     given = {"A": "1", "B": "", "C": "x=y\nz"}
     assert await _environment(marker, inherit_env=False, env=given) == given
@@ -418,7 +418,7 @@ PLAIN = {"TOKENIZER": "plain", "KEYBOARD": "plain", "CLAUDE_CONFIG_DIR": "plain"
         (("KEYBOARD",), SECRET | NESTED | {"TOKENIZER": "plain", "CLAUDE_CONFIG_DIR": "plain"}),
     ],
 )
-async def test_scrubbing_takes_out_what_its_policy_names(
+async def test_scrub_removes_the_variables_its_policy_names(
     marker: str, monkeypatch: pytest.MonkeyPatch, scrub: Any, left: dict[str, str]
 ) -> None:
     for name, value in (SECRET | NESTED | PLAIN).items():
@@ -435,7 +435,7 @@ async def test_scrub_may_be_any_iterable(marker: str, monkeypatch: pytest.Monkey
     assert environment.keys() & SECRET.keys() == set()
 
 
-async def test_what_the_caller_adds_is_not_scrubbed(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_scrub_keeps_variables_the_caller_adds(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_KEY", "inherited")
     environment = await _environment(marker, scrub=("secrets", "OTHER"), env={"MY_API_KEY": "given", "OTHER": "given"})
     assert (environment["MY_API_KEY"], environment["OTHER"]) == ("given", "given")
@@ -487,7 +487,7 @@ print("the same")
 
 
 @pytest.mark.parametrize("way", ["plain", "limits"])
-def test_a_child_has_what_its_host_has_at_the_call(marker: str, tmp_path: Path, way: str) -> None:
+def test_child_has_the_hosts_state_as_of_the_call(marker: str, tmp_path: Path, way: str) -> None:
     """Folder, umask, limits, priority, affinity, environment: each changed after the zygote was started.
 
     Both ways to start a child: the usual one, and by fork, which commands with limits take.
@@ -498,7 +498,7 @@ def test_a_child_has_what_its_host_has_at_the_call(marker: str, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("way", ["plain", "limits"])
-def test_a_child_is_the_user_that_its_host_is_at_the_call(marker: str, nobodys_python: str, way: str) -> None:
+def test_child_has_the_hosts_user_as_of_the_call(marker: str, nobodys_python: str, way: str) -> None:
     """The program drops its rights after its first command, as servers do; no later command has them."""
     code = """
 import resource
@@ -521,7 +521,7 @@ asyncio.run(main())
     assert (done.stderr, alive(marker)) == ("", [])
 
 
-async def test_a_child_starts_in_the_folder_it_was_given(marker: str, tmp_path: Path) -> None:
+async def test_child_starts_in_the_given_folder(marker: str, tmp_path: Path) -> None:
     folder = tmp_path / "folder with a space"
     folder.mkdir()
     (tmp_path / "link").symlink_to(folder)
@@ -530,7 +530,7 @@ async def test_a_child_starts_in_the_folder_it_was_given(marker: str, tmp_path: 
         assert done.stdout.text == f"{folder}\n"
 
 
-def test_a_program_whose_folder_was_deleted_can_still_run_commands(marker: str, tmp_path: Path) -> None:
+def test_command_runs_when_the_programs_folder_was_deleted(marker: str, tmp_path: Path) -> None:
     code = """
 os.chdir(WORDS[0])
 os.rmdir(WORDS[0])
@@ -543,7 +543,7 @@ print(done.ended, done.stdout.text, end="")
     assert (done.stdout, done.stderr) == ("exited ran\n", "")
 
 
-async def test_a_child_leads_its_own_session_and_has_no_terminal(marker: str) -> None:
+async def test_child_leads_its_own_session_without_a_terminal(marker: str) -> None:
     code = """
 say(os.getpid() == os.getsid(0) == os.getpgid(0))
 try:
@@ -556,7 +556,7 @@ except OSError as exc:
 
 
 @pytest.mark.parametrize("way", ["plain", "limits"])
-def test_a_child_starts_with_every_signal_at_its_default_and_none_blocked(marker: str, way: str) -> None:
+def test_child_starts_with_default_signals_and_none_blocked(marker: str, way: str) -> None:
     """In a program that ignores some and blocks others. Signals 32 and 33 are the C library's own."""
     code = """
 for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR2, signal.SIGTTOU):
@@ -585,7 +585,7 @@ say(*(resource.getrlimit(getattr(resource, "RLIMIT_" + name)) for name in ("NOFI
 """
 
 
-async def test_limits_are_the_childs_alone(marker: str) -> None:
+async def test_limits_apply_to_the_child_only(marker: str) -> None:
     """By any of their names, all at once, and so few fds that setting one limit could hinder setting another."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     limits = {"nofile": (8, 12), "RLIMIT_CORE": 0, resource.RLIMIT_FSIZE: 1 << 30, "nice": 7, "oom_score_adj": 500}
@@ -596,7 +596,7 @@ async def test_limits_are_the_childs_alone(marker: str) -> None:
     assert plain.stdout.text.startswith(str(before))
 
 
-async def test_a_limit_ends_the_command_and_not_its_keeper(marker: str) -> None:
+async def test_limit_ends_the_command_and_not_its_keeper(marker: str) -> None:
     """The signal is the kernel's, so this is the command's own end; and what it forked has the limit too."""
     code = """
 if fork() == 0:
@@ -618,7 +618,7 @@ os.write(fd, bytes(2000))
     assert len(done.swept) == 1
 
 
-def test_a_raised_fd_limit_is_the_programs_and_children_keep_the_old_one(marker: str) -> None:
+def test_raise_fd_limit_leaves_children_the_old_limit(marker: str) -> None:
     code = """
 import resource
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -646,9 +646,7 @@ print("as it should be")
 
 # -- fds and stdin ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("limits", [None, {"core": 0}])
-async def test_passed_fds_arrive_under_their_numbers_and_no_others_do(
-    marker: str, limits: dict[str, int] | None
-) -> None:
+async def test_pass_fds_arrive_under_their_numbers_and_no_others_do(marker: str, limits: dict[str, int] | None) -> None:
     """As many as may be passed, among them the numbers our own processes use; and one that was inheritable anyway."""
     inheritable = os.open("/dev/null", os.O_RDONLY)
     os.set_inheritable(inheritable, True)
@@ -676,7 +674,7 @@ say(*(fd for fd in sorted(map(int, os.listdir("/proc/self/fd"))) if is_open(fd))
             os.close(fd)
 
 
-async def test_fds_that_trade_places_with_our_own_arrive_as_themselves(marker: str) -> None:
+async def test_pass_fds_of_low_numbers_arrive_as_themselves(marker: str) -> None:
     """Low numbers, in every order: placing one must never overwrite another that is still to be placed."""
     pipes = [os.pipe() for _ in range(6)]
     try:
@@ -692,7 +690,7 @@ async def test_fds_that_trade_places_with_our_own_arrive_as_themselves(marker: s
                 os.close(fd)
 
 
-async def test_a_passed_pipe_is_closed_with_the_tree(marker: str) -> None:
+async def test_passed_pipe_is_closed_with_the_tree(marker: str) -> None:
     """None of our processes keeps a copy: the reader sees the end as soon as the command is over."""
     read_end, write_end = os.pipe()
     async with Host() as host:
@@ -707,7 +705,7 @@ async def test_a_passed_pipe_is_closed_with_the_tree(marker: str) -> None:
         os.close(read_end)
 
 
-def test_more_starts_at_once_than_a_user_may_have_fds_in_flight_only_wait(marker: str, nobodys_python: str) -> None:
+def test_starts_beyond_the_limit_of_fds_in_flight_only_wait(marker: str, nobodys_python: str) -> None:
     """The kernel lets an ordinary user have as many fds under way between processes as it may have open. The zygote is
     frozen while they are all asked for, so that none is taken; then it thaws, and every one is served."""
     code = """
@@ -733,7 +731,7 @@ asyncio.run(main())
     assert (done.stdout, done.stderr) == ("{0}\n", "")
 
 
-def test_a_program_that_may_write_no_files_can_still_run_commands(marker: str) -> None:
+def test_command_runs_in_a_program_that_may_write_no_files(marker: str) -> None:
     """Its own limit on the size of files is for its files; what we write to start a command is none."""
     code = """
 import resource
@@ -744,13 +742,13 @@ print(asyncio.run(banksman.execute(child("sys.exit(3)", MARKER))).code)
     assert (done.stdout, done.stderr) == ("3\n", "")
 
 
-async def test_without_stdin_a_command_reads_an_empty_one(marker: str) -> None:
+async def test_stdin_is_empty_by_default(marker: str) -> None:
     done = await banksman.execute(child("say(os.readlink('/proc/self/fd/0'), repr(os.read(0, 10)))", marker))
     assert done.stdout.text == "/dev/null b''\n"
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, 5_000_000])
-async def test_bytes_for_stdin_arrive_whole_and_end(marker: str, size: int) -> None:
+async def test_stdin_bytes_arrive_whole_and_end(marker: str, size: int) -> None:
     code = """
 data = b""
 while piece := os.read(0, 1 << 16):
@@ -764,14 +762,14 @@ say(len(data), to=2)
     assert done.stdout.head + done.stdout.tail == data
 
 
-async def test_bytes_that_a_command_does_not_read_are_no_error_of_anybody(marker: str) -> None:
+async def test_stdin_bytes_left_unread_are_no_error(marker: str) -> None:
     """It exits, or closes its stdin, with megabytes still to be written."""
     for code in ("sys.exit(0)", "os.close(0); say('closed')"):
         done = await banksman.execute(child(code, marker), stdin=bytes(5_000_000))
         assert (done.ended, done.code, done.drained) == (Ended.EXITED, 0, True)
 
 
-async def test_a_bytearray_is_taken_as_it_is_at_the_call(marker: str) -> None:
+async def test_stdin_bytearray_is_copied_at_the_call(marker: str) -> None:
     data = bytearray(b"before\n")
     async with Host() as host:
         command = await start(host, child("say(hear())", marker), stdin=data)
@@ -779,7 +777,7 @@ async def test_a_bytearray_is_taken_as_it_is_at_the_call(marker: str) -> None:
         assert (await command.wait()).stdout.text == "before\n"
 
 
-def test_an_inherited_stdin_is_the_programs_own(marker: str) -> None:
+def test_stdin_inherited_is_the_programs_own(marker: str) -> None:
     code = """
 done = asyncio.run(banksman.execute(child("say(hear())", MARKER), stdin="inherit"))
 print(done.stdout.text + sys.stdin.readline(), end="")
@@ -788,7 +786,7 @@ print(done.stdout.text + sys.stdin.readline(), end="")
     assert (done.stdout, done.stderr) == ("for the child\nfor the program\n", "")
 
 
-def test_an_inherited_stdin_that_is_closed_is_the_callers_error(marker: str) -> None:
+def test_stdin_inherited_but_closed_is_a_usage_error(marker: str) -> None:
     code = """
 async def main():
     os.close(0)
@@ -803,7 +801,7 @@ asyncio.run(main())
     assert (done.stdout, done.stderr) == ("UsageError True\n", "")
 
 
-async def test_every_error_of_ours_is_one_kind_and_one_of_pythons_own(marker: str) -> None:
+async def test_errors_have_one_base_and_a_builtin_kind(marker: str) -> None:
     """Whoever writes `except ValueError` or `except OSError` catches what they expect."""
     with pytest.raises(ValueError, match="program"):
         await banksman.execute(["no-such-program-anywhere", marker])

@@ -42,7 +42,7 @@ async def test_output_goes_where_it_is_sent(
     assert (done.stdout.text, done.stderr.total) == ("out\nerr\n", 0)
 
 
-async def test_stream_that_goes_elsewhere_has_ended_here(marker: str) -> None:
+async def test_stream_redirected_elsewhere_has_ended_here(marker: str) -> None:
     async with Host("memory:") as host:
         command = await start(host, child("stay()", marker), stderr=subprocess.DEVNULL)
         assert await command.stderr.read() == b""
@@ -83,13 +83,13 @@ WRONG: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("how", WRONG, ids=[str(n) for n in range(len(WRONG))])
-async def test_target_that_cannot_be_is_the_callers_error(how: dict[str, Any], marker: str) -> None:
+async def test_invalid_output_target_is_a_usage_error(how: dict[str, Any], marker: str) -> None:
     with pytest.raises(UsageError) as caught:
         await banksman.execute(child(BOTH, marker), **how)
     assert caught.value.hint
 
 
-async def test_fifo_without_a_reader_is_an_error_and_not_a_wait(marker: str, tmp_path: Path) -> None:
+async def test_fifo_target_without_a_reader_is_an_error_and_not_a_wait(marker: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(UsageError, match="cannot write output to"):
         await banksman.execute(child(BOTH, marker), stdout=tmp_path / "fifo")

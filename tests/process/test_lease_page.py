@@ -141,7 +141,7 @@ def others(marker: str, but: int) -> list[int]:
 
 
 # -- the keeper alone ------------------------------------------------------------------------------------------------
-async def test_a_tree_lives_as_long_as_its_lease_is_renewed_and_not_much_longer(marker: str) -> None:
+async def test_lease_keeps_its_tree_alive_only_while_it_is_renewed(marker: str) -> None:
     """Whoever left its session, and whoever ignores TERM, is dead by then too; also if the command's grace is long."""
     with leased(times()) as lease:
         kept = Kept(child(STUBBORN, marker), lease)
@@ -161,7 +161,7 @@ async def test_a_tree_lives_as_long_as_its_lease_is_renewed_and_not_much_longer(
     assert done.survivors == ()
 
 
-async def test_who_goes_when_it_is_asked_is_asked_first(marker: str) -> None:
+async def test_lease_end_asks_the_tree_before_it_kills(marker: str) -> None:
     with leased(times()) as lease:
         kept = Kept(child(POLITE, marker), lease)
         until = await kept.ready(lease)
@@ -171,7 +171,7 @@ async def test_who_goes_when_it_is_asked_is_asked_first(marker: str) -> None:
     assert rungs(done) == ["term"]
 
 
-async def test_a_heartbeat_that_was_overtaken_shortens_nothing() -> None:
+async def test_lease_is_not_shortened_by_an_overtaken_heartbeat() -> None:
     now = time.monotonic()
     with leased(Times(now + 10, now + 20)) as lease:
         before = list(lease._times)  # pyright: ignore[reportPrivateUsage]
@@ -179,7 +179,7 @@ async def test_a_heartbeat_that_was_overtaken_shortens_nothing() -> None:
         assert list(lease._times) == before  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_a_keeper_that_needs_the_page_no_more_closes_nothing_that_is_not_its_own() -> None:
+async def test_lease_timer_closes_only_its_own_fd() -> None:
     """The mapping has an fd of its own, which a keeper closes with all it does not need; its number is used again."""
     with leased(times()) as lease:
         page = lease.copy_fd()
@@ -200,7 +200,7 @@ def _fds() -> set[int]:
 
 
 @pytest.mark.parametrize("stops", [False, True], ids=["renewed", "renewed, and stopped with a long grace"])
-async def test_who_comes_too_late_gives_no_more_time_to_what_was_begun(marker: str, stops: bool) -> None:
+async def test_lease_renewed_too_late_gives_no_more_time(marker: str, stops: bool) -> None:
     with leased(times()) as lease:
         kept = Kept(child(STUBBORN, marker), lease)
         until = await kept.ready(lease)
@@ -213,7 +213,7 @@ async def test_who_comes_too_late_gives_no_more_time_to_what_was_begun(marker: s
 
 
 @pytest.mark.parametrize("eof", [None, 60.0], ids=["in its grace", "waiting for it to see the end of its input"])
-async def test_a_stop_that_is_under_way_is_cut_to_the_lease(marker: str, eof: float | None) -> None:
+async def test_lease_cuts_a_stop_that_is_under_way(marker: str, eof: float | None) -> None:
     with leased(times()) as lease:
         kept = Kept(child(STUBBORN, marker), lease, eof=eof)
         until = await kept.ready(lease)
@@ -223,7 +223,7 @@ async def test_a_stop_that_is_under_way_is_cut_to_the_lease(marker: str, eof: fl
     assert done.survivors == ()
 
 
-async def test_what_was_ordered_before_and_comes_after_the_fence_is_not_started(marker: str, tmp_path: Path) -> None:
+async def test_lease_that_ended_before_the_start_starts_nothing(marker: str, tmp_path: Path) -> None:
     until = times(0.2, 0.6)
     started = tmp_path / "started"
     with leased(until) as lease:
@@ -236,7 +236,7 @@ async def test_what_was_ordered_before_and_comes_after_the_fence_is_not_started(
     assert alive(marker) == []
 
 
-async def test_nothing_is_started_under_a_lease_that_was_lost(marker: str) -> None:
+async def test_lost_lease_starts_nothing(marker: str) -> None:
     with leased(times()) as lease:
         lease.close()
         with pytest.raises(NotOwner):
@@ -245,9 +245,7 @@ async def test_nothing_is_started_under_a_lease_that_was_lost(marker: str) -> No
 
 
 # -- the host's own ladder -------------------------------------------------------------------------------------------
-async def test_a_stop_with_little_time_takes_every_rung_and_is_over_by_then(
-    marker: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stop_with_little_time_takes_every_rung_in_time(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A minute each for the end of stdin and for TERM are cut to what there is, and neither is skipped."""
     leave_keepers_untold(monkeypatch)
     with leased(times(held=100)) as lease:
@@ -266,7 +264,7 @@ async def test_a_stop_with_little_time_takes_every_rung_and_is_over_by_then(
     assert alive(marker) == []
 
 
-async def test_if_the_host_freezes_in_the_middle_of_it_the_keeper_goes_on(marker: str) -> None:
+async def test_keeper_finishes_a_stop_when_the_host_freezes(marker: str) -> None:
     with leased(times(held=100)) as lease:
         kept = Kept(child(STUBBORN, marker), lease, eof=60.0)
         await wait_said(kept.command, "ready")
@@ -279,7 +277,7 @@ async def test_if_the_host_freezes_in_the_middle_of_it_the_keeper_goes_on(marker
     assert done.survivors == ()
 
 
-async def test_a_second_stop_with_more_time_changes_nothing(marker: str) -> None:
+async def test_second_stop_with_more_time_changes_nothing(marker: str) -> None:
     with leased(times(held=100)) as lease:
         kept = Kept(child(STUBBORN, marker), lease)
         await wait_said(kept.command, "ready")
@@ -329,7 +327,7 @@ asyncio.run(main())
 """
 
 
-def test_the_trees_of_a_host_that_is_stopped_are_dead_when_its_lease_ends_and_it_finds_them_so(marker: str) -> None:
+def test_trees_of_a_stopped_host_are_dead_when_its_lease_ends(marker: str) -> None:
     with running_program(HOST, marker, 2.0, WINDOW_SECONDS) as host:
         until = _held(host)
         os.kill(host.pid, signal.SIGSTOP)
@@ -346,7 +344,7 @@ def test_the_trees_of_a_host_that_is_stopped_are_dead_when_its_lease_ends_and_it
     assert again == ["again", "done"]
 
 
-def test_a_host_that_is_killed_leaves_nothing_past_its_lease_however_long_the_grace(marker: str) -> None:
+def test_trees_of_a_killed_host_are_dead_when_its_lease_ends(marker: str) -> None:
     with running_program(HOST, marker, 2.0, WINDOW_SECONDS) as host:
         until = _held(host)
         host.kill()

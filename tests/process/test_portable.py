@@ -33,20 +33,20 @@ def tree(marker: str, *words: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", TREE, marker, *words]
 
 
-async def test_code_output_and_input() -> None:
+async def test_portable_process_passes_code_output_and_input() -> None:
     done = await banksman.execute(["sh", "-c", "cat; echo err >&2; exit 3"], stdin=b"in")
     assert (done.ended, done.code, done.stdout.text, done.stderr.text) == ("exited", 3, "in", "err\n")
     assert done.survivors == ()
     assert done.drained
 
 
-async def test_a_signal_is_no_code() -> None:
+async def test_portable_process_reports_a_signal_instead_of_a_code() -> None:
     done = await banksman.execute(["sh", "-c", "kill -9 $$"])
     assert (done.code, done.signal) == (None, 9)
 
 
 @pytest.mark.parametrize("words", [(), ("far",), ("deaf",), ("far", "deaf")], ids=" ".join)
-async def test_a_stop_ends_the_group_and_whom_ps_shows(marker: str, words: tuple[str, ...]) -> None:
+async def test_portable_stop_ends_the_group_and_processes_seen_by_ps(marker: str, words: tuple[str, ...]) -> None:
     async with banksman.Host() as host:
         running = await host.start(tree(marker, *words), grace=0.3)
         assert isinstance(running, banksman.Command)
@@ -57,14 +57,14 @@ async def test_a_stop_ends_the_group_and_whom_ps_shows(marker: str, words: tuple
     assert marked(marker) == []
 
 
-async def test_what_is_left_in_the_group_goes_after_an_exit(marker: str) -> None:
+async def test_portable_process_sweeps_the_group_after_an_exit(marker: str) -> None:
     done = await banksman.execute(tree(marker, "leaves"), linger=0.05, grace=0.3)
     assert (done.ended, done.code) == ("exited", 3)
     assert len(done.swept) == 1
     assert marked(marker) == []
 
 
-async def test_a_timeout_and_a_cancel(marker: str) -> None:
+async def test_portable_process_supports_timeout_and_cancel(marker: str) -> None:
     assert (await banksman.execute(tree(marker), timeout=0.5, grace=0.3)).ended == "timeout"
     task = asyncio.create_task(banksman.execute(tree(marker), grace=0.3))
     await asyncio.sleep(0)
@@ -73,7 +73,7 @@ async def test_a_timeout_and_a_cancel(marker: str) -> None:
         await task
 
 
-async def test_bad_input_starts_nothing(marker: str) -> None:
+async def test_portable_process_starts_nothing_on_bad_input(marker: str) -> None:
     with pytest.raises(banksman.ProgramNotFound):
         await banksman.execute(["no-such-program-anywhere", marker])
     with pytest.raises(banksman.UsageError):

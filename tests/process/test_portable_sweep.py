@@ -25,7 +25,7 @@ def without_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "setsid", "term_proof", "of_three"])
-async def test_a_tool_is_ended_and_the_agent_is_not(marker: str, kind: str) -> None:
+async def test_portable_sweep_ends_a_tool_and_not_the_agent(marker: str, kind: str) -> None:
     async with started(marker) as agent:
         tools = await agent.tools(TOOLS[kind], 3 if kind == "of_three" else 1)
         told = await agent.sweep(time.monotonic() - 10)
@@ -35,7 +35,7 @@ async def test_a_tool_is_ended_and_the_agent_is_not(marker: str, kind: str) -> N
         await agent.wait_well()
 
 
-async def test_in_doubt_nobody_is_ended(marker: str) -> None:
+async def test_portable_sweep_ends_nothing_in_doubt(marker: str) -> None:
     """All were born in the second of the question, or before."""
     async with started(marker) as agent:
         tools = await agent.tools(TOOLS["plain"])
@@ -43,7 +43,7 @@ async def test_in_doubt_nobody_is_ended(marker: str) -> None:
         assert set(alive(marker)) == {agent.pid, *tools}
 
 
-async def test_only_to_look_ends_nobody(marker: str) -> None:
+async def test_portable_sweep_that_only_looks_ends_nothing(marker: str) -> None:
     async with started(marker) as agent:
         tools = await agent.tools(TOOLS["setsid"])
         told = await agent.sweep(time.monotonic() - 10, ends=False)
@@ -52,7 +52,7 @@ async def test_only_to_look_ends_nobody(marker: str) -> None:
         assert set(alive(marker)) == {agent.pid, *tools}
 
 
-def test_the_second_of_a_birth_is_read_as_ps_writes_it(marker: str) -> None:
+def test_portable_ps_reads_the_second_of_a_birth(marker: str) -> None:
     before = int(time.time())
     process = subprocess.Popen(child("stay()", marker))
     try:

@@ -69,7 +69,7 @@ def in_pid_namespace(argv: list[str], *flags: str) -> subprocess.CompletedProces
 
 
 # -- namespaces ------------------------------------------------------------------------------------------------------
-def test_where_proc_belongs_to_another_pid_namespace_nothing_is_started(marker: str, tmp_path: Path) -> None:
+def test_start_is_refused_when_proc_shows_another_pid_namespace(marker: str, tmp_path: Path) -> None:
     """The pids it shows are not ours: a sweep would kill strangers, and would not find the tree."""
     code = """
 try:
@@ -81,7 +81,7 @@ except banksman.MachineError as exc:
     assert not (tmp_path / "ran").exists()
 
 
-def test_after_pids_have_wrapped_around_every_one_of_the_tree_is_asked_before_it_is_killed(marker: str) -> None:
+def test_tree_with_wrapped_pids_is_asked_before_it_is_killed(marker: str) -> None:
     """One descendant has a pid above its keeper's and one has a pid below it. Both get TERM, and both have the grace;
     looking only above the keeper, where nearly all are, would kill the second unasked."""
     code = """
@@ -121,7 +121,7 @@ asyncio.run(main())
     assert_said(done, marker, "['above was asked', 'below was asked', 'ready'] ['term', 'rest']\n")
 
 
-def test_after_pids_have_wrapped_around_every_one_of_the_tree_is_named(marker: str) -> None:
+def test_tree_with_wrapped_pids_is_named_completely(marker: str) -> None:
     """The leader and its child have pids below their keeper's, and are in one group: killed by group before anybody has
     looked there, the child would go unnamed."""
     code = """
@@ -143,7 +143,7 @@ asyncio.run(main())
     assert_said(in_pid_namespace(program(code, marker), "--mount-proc"), marker, "True ()\n")
 
 
-def test_a_command_that_mounts_something_over_proc_is_ended_like_any_other(marker: str) -> None:
+def test_command_that_mounts_over_proc_is_ended_like_any_other(marker: str) -> None:
     """As a clean-up script does that believes to be in its chroot. Its guards must not lose sight of its tree."""
     code = """
 COVER = '''
@@ -180,7 +180,7 @@ LOCKS = {
 
 @pytest.mark.parametrize("way", ["plain", "limits"])
 @pytest.mark.parametrize("lock", one_in(3, LOCKS))
-def test_a_program_that_locks_itself_down_starts_nothing_outside_of_that(marker: str, lock: str, way: str) -> None:
+def test_program_that_locks_itself_down_starts_nothing_outside_its_sandbox(marker: str, lock: str, way: str) -> None:
     """The zygote was made before, and is free. A command that came from it would be an escape from the sandbox."""
     if lock == "bounding_set" and os.geteuid() != 0:
         pytest.skip("needs root, to give up a capability")
@@ -212,7 +212,7 @@ print(seen() == own() or (seen(), own()))
 
 
 # -- less than a whole machine ---------------------------------------------------------------------------------------
-def test_without_close_range_a_command_starts_as_quickly_as_ever(marker: str) -> None:
+def test_start_is_quick_without_close_range(marker: str) -> None:
     """Without it, closing "all fds from 4 on" is two thousand million calls of close(): minutes for each keeper."""
     code = """
 forbid_close_range()
@@ -230,7 +230,7 @@ print(asyncio.run(main()))
     assert_said(run_program(NO_CLOSE_RANGE + code, marker), marker, "3\n")
 
 
-def test_a_python_that_was_built_without_pidfds_and_memory_files_works(marker: str, tmp_path: Path) -> None:
+def test_python_built_without_pidfds_and_memory_files_works(marker: str, tmp_path: Path) -> None:
     """Builds that run on every Linux lack what their builders' C library lacked. The kernel has it all the same.
 
     The zygote is an interpreter of its own, so it is given one that lacks them too.
@@ -275,7 +275,7 @@ asyncio.run(main())
     assert_said(done, marker, "0 50000\n9 1 ()\nTrue\n")
 
 
-def test_from_a_zip_it_says_what_it_needs_and_starts_nothing(tmp_path: Path) -> None:
+def test_library_in_a_zip_says_what_it_needs_and_starts_nothing(tmp_path: Path) -> None:
     """The zygote is started from a file. In a zip there is none, and "the zygote died, try again" would be no help."""
     (tmp_path / "program").mkdir()
     shutil.copytree(Path(banksman.__file__).parent, tmp_path / "program" / "banksman")
@@ -288,7 +288,7 @@ def test_from_a_zip_it_says_what_it_needs_and_starts_nothing(tmp_path: Path) -> 
 
 
 # -- forks and loops -------------------------------------------------------------------------------------------------
-def test_a_fork_while_another_thread_takes_a_host_into_use_can_run_commands(marker: str) -> None:
+def test_fork_while_another_thread_binds_a_host_can_run_commands(marker: str) -> None:
     """The lock of that moment is held by a thread that is not in the fork, and would stay held there for ever."""
     code = """
 import warnings
@@ -321,7 +321,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 @pytest.mark.parametrize("end", ["run", "close"])
 @pytest.mark.parametrize("whose", one_in(2, ["default", "own"]))
-def test_loops_that_have_ended_are_let_go_and_their_hosts_with_them(marker: str, whose: str, end: str) -> None:
+def test_ended_loops_and_their_hosts_are_garbage_collected(marker: str, whose: str, end: str) -> None:
     """A program that runs one short loop after another would otherwise grow by each of them."""
     code = """
 import weakref
@@ -357,7 +357,7 @@ print(len(left) >= 5, [ref() for ref in left if ref() is not None], hosts)
     assert_said(run_program(code, marker, whose, end), marker, "True [] []\n")
 
 
-def test_a_program_that_is_ending_starts_nothing_more(marker: str) -> None:
+def test_ending_program_starts_nothing_more(marker: str) -> None:
     """A thread that is still at work would get a new zygote after the old one was ended and waited for, and its command
     would outlive the program. Here it is an exit handler that comes after ours."""
     early = "import atexit\natexit.register(lambda: late())\n"
@@ -376,7 +376,7 @@ asyncio.run(banksman.execute(child("", MARKER)))
     assert_said(done, marker, "the program is ending; it starts nothing more\n")
 
 
-def test_a_process_that_is_let_go_by_another_thread_while_its_loop_closes_it() -> None:
+def test_process_released_by_another_thread_while_its_loop_closes_it_is_safe() -> None:
     """`shutdown` looks whether there is a control socket; by the time it uses it the loop has taken it away."""
 
     class Closing(Process):
@@ -397,7 +397,7 @@ def test_a_process_that_is_let_go_by_another_thread_while_its_loop_closes_it() -
 
 
 # -- the command line ------------------------------------------------------------------------------------------------
-def test_json_is_json_whatever_the_encoding_of_its_output() -> None:
+def test_exec_json_is_valid_whatever_the_output_encoding() -> None:
     argv = [sys.executable, "-m", "banksman", "exec", "--json", "--", "printf", r"\303\251"]
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(argv, env=env, capture_output=True, timeout=60, check=False)
@@ -405,7 +405,7 @@ def test_json_is_json_whatever_the_encoding_of_its_output() -> None:
     assert json.loads(done.stdout)["stdout"]["text"] == "é"
 
 
-def test_json_to_a_reader_that_is_gone_ends_in_silence_and_leaves_no_file(tmp_path: Path) -> None:
+def test_exec_json_to_a_gone_reader_ends_silently_and_leaves_no_file(tmp_path: Path) -> None:
     """The file with the rest of the output is named in the JSON. If nobody can read that, nobody will delete it."""
     argv = [sys.executable, "-m", "banksman", "exec", "--json", "--output-bytes-max", "10", "--"]
     argv += ["head", "-c", "100000", "/dev/zero"]
@@ -421,7 +421,7 @@ def test_json_to_a_reader_that_is_gone_ends_in_silence_and_leaves_no_file(tmp_pa
 
 
 # -- callers that do not do their part -------------------------------------------------------------------------------
-async def test_reports_that_nobody_takes_are_kept_up_to_a_bound_and_the_oldest_goes_first(
+async def test_unreported_ends_are_bounded_and_the_oldest_goes_first(
     marker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(registry, "UNREPORTED_MAX", 3)
@@ -437,7 +437,7 @@ async def test_reports_that_nobody_takes_are_kept_up_to_a_bound_and_the_oldest_g
         assert host.take_ended() == []
 
 
-async def test_a_spill_file_that_somebody_deleted_is_a_gap_and_no_error(
+async def test_deleted_spill_file_is_a_gap_and_no_error(
     marker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever cleans up /tmp must not make `read` fail: head and tail are there, and what is not is counted."""
@@ -455,7 +455,7 @@ async def test_a_spill_file_that_somebody_deleted_is_a_gap_and_no_error(
     assert (tail.data, tail.next, tail.missed, tail.is_end) == (b"c" * 1000, 52_000, 50_000, True)
 
 
-async def test_an_async_on_output_is_the_callers_error(marker: str) -> None:
+async def test_async_on_output_is_a_usage_error(marker: str) -> None:
     """It would be called and never awaited: every piece of output lost, with no more than a warning."""
 
     async def on_output(_stream: str, _data: bytes) -> None:

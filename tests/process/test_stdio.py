@@ -50,7 +50,7 @@ async def on_screen(*argv: str, **options: Any) -> list[str]:
 
 
 # -- a real terminal -------------------------------------------------------------------------------------------------
-async def test_all_three_streams_are_one_terminal() -> None:
+async def test_pty_is_one_terminal_for_all_three_streams() -> None:
     script = "test -t 0 && test -t 1 && test -t 2 && tty && echo out && echo err >&2"
     done = await banksman.execute(["sh", "-c", script], pty=True)
     assert done.stdout.text.startswith("/dev/pts/")
@@ -58,7 +58,7 @@ async def test_all_three_streams_are_one_terminal() -> None:
     assert (done.stderr.total, done.drained, done.code) == (0, True, 0)
 
 
-async def test_it_is_the_controlling_terminal_of_a_session_of_its_own(marker: str) -> None:
+async def test_pty_is_the_controlling_terminal_of_its_own_session(marker: str) -> None:
     code = """
 terminal = os.open("/dev/tty", os.O_RDWR)
 say(os.getsid(0) == os.getpid(), os.tcgetpgrp(terminal) == os.getpgrp(), os.ttyname(0) == os.ttyname(2))
@@ -69,12 +69,12 @@ say(sorted(int(fd) for fd in os.listdir("/proc/self/fd")))
     assert done.stdout.text.split("\r\n")[:2] == ["True True True", "[0, 1, 2, 3, 4]"]
 
 
-async def test_its_size_is_the_usual_one_or_what_was_asked_for() -> None:
+async def test_pty_size_is_the_default_or_the_requested_one() -> None:
     assert await on_screen("stty", "size") == ["24", "80"]
     assert await on_screen("stty", "size", pty=(7, 65535)) == ["7", "65535"]
 
 
-async def test_a_program_is_told_what_terminal_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pty_sets_term_and_unsets_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "9")
     show = ["sh", "-c", "echo $TERM ${COLUMNS-none}"]
@@ -83,7 +83,7 @@ async def test_a_program_is_told_what_terminal_it_has(monkeypatch: pytest.Monkey
     assert (await banksman.execute(show)).stdout.text.split() == ["dumb", "9"]
 
 
-async def test_a_new_size_is_told_to_what_runs_there(marker: str) -> None:
+async def test_pty_resize_signals_the_program(marker: str) -> None:
     code = """
 signal.signal(signal.SIGWINCH, lambda *_: say("now", *os.get_terminal_size(0)))
 say("up", *os.get_terminal_size(0))
@@ -98,7 +98,7 @@ stay()
 
 
 @pytest.mark.parametrize("size", [(0, 80), (24, 65536), (True, 80), ("24", 80), (-1, 1), (2.5, 1)])
-async def test_a_size_that_is_none_is_the_callers_error(size: Any) -> None:
+async def test_pty_of_invalid_size_is_a_usage_error(size: Any) -> None:
     async with Host("memory:") as host:
         with pytest.raises(UsageError, match="terminal"):
             await host.start(["true"], pty=size)
@@ -108,12 +108,12 @@ async def test_a_size_that_is_none_is_the_callers_error(size: Any) -> None:
 
 
 @pytest.mark.parametrize("wish", [(24,), "24x80", 24, (1, 2, 3)])
-async def test_a_wish_that_is_no_terminal_is_the_callers_error(wish: Any) -> None:
+async def test_pty_option_of_wrong_type_is_a_usage_error(wish: Any) -> None:
     with pytest.raises(UsageError, match="pty"):
         await banksman.execute(["true"], pty=wish)
 
 
-async def test_what_goes_only_with_or_without_a_terminal() -> None:
+async def test_pty_with_stdin_and_resize_without_pty_are_usage_errors() -> None:
     async with Host("memory:") as host:
         for stdin in (b"x", "pipe", "inherit"):
             with pytest.raises(UsageError, match="stdin"):
@@ -124,7 +124,7 @@ async def test_what_goes_only_with_or_without_a_terminal() -> None:
 
 
 # -- what is typed ---------------------------------------------------------------------------------------------------
-async def test_what_is_typed_is_read_and_echoed() -> None:
+async def test_pty_input_is_read_and_echoed() -> None:
     async with terminal(["sh", "-c", "read line; echo got $line"]) as command:
         await command.write(b"a word\n")
         done = await command.wait()
@@ -133,13 +133,13 @@ async def test_what_is_typed_is_read_and_echoed() -> None:
     assert (piece.data, piece.is_end) == (b"", True)
 
 
-async def test_stderr_has_ended_from_the_start() -> None:
+async def test_pty_stderr_has_ended_from_the_start() -> None:
     async with terminal(["sleep", "60"]) as command, asyncio.timeout(20):
         assert (await command.read(stream="stderr")).is_end
 
 
 @pytest.mark.parametrize("typed", [b"", b"line\n", b"begun"])
-async def test_the_end_of_the_input_is_typed_where_it_counts(typed: bytes, marker: str) -> None:
+async def test_pty_close_stdin_types_the_end_of_input(typed: bytes, marker: str) -> None:
     code = """
 data = b""
 while piece := os.read(0, 100):
@@ -157,7 +157,7 @@ say("again", os.read(0, 100))
         await wait_said(command, r"again b'more\n'")
 
 
-async def test_a_terminal_without_lines_gets_the_byte_once(marker: str) -> None:
+async def test_pty_in_raw_mode_gets_the_eof_byte_once(marker: str) -> None:
     code = """
 import tty
 tty.setraw(0)
@@ -172,11 +172,11 @@ say("read", os.read(0, 1), os.read(0, 1), os.read(0, 1))
         await wait_said(command, r"read b'a' b'\x04' b'b'")
 
 
-async def test_nobody_types_to_execute() -> None:
+async def test_pty_of_execute_has_an_ended_input() -> None:
     assert (await banksman.execute(["cat"], pty=True, timeout=30)).ended is Ended.EXITED
 
 
-async def test_ctrl_c_ends_the_job_in_the_foreground_and_not_the_shell(marker: str) -> None:
+async def test_pty_ctrl_c_ends_the_foreground_job_and_not_the_shell(marker: str) -> None:
     shell = ["bash", "--norc", "--noprofile", "-i"]
     async with terminal(shell, grace=0.2, env={"PS1": "$ ", "HISTFILE": ""}) as command:
         # What is typed is echoed, so what is waited for must not be in it.
@@ -187,7 +187,7 @@ async def test_ctrl_c_ends_the_job_in_the_foreground_and_not_the_shell(marker: s
         assert command.finished is None
 
 
-async def test_a_long_input_arrives_whole(marker: str) -> None:
+async def test_pty_long_input_arrives_whole(marker: str) -> None:
     code = """
 import tty
 tty.setraw(0)
@@ -204,7 +204,7 @@ say("read", size)
 
 
 # -- output ----------------------------------------------------------------------------------------------------------
-async def test_a_large_output_arrives_whole_and_in_order(marker: str) -> None:
+async def test_pty_large_output_arrives_whole_and_in_order(marker: str) -> None:
     code = "for n in range(300_000):\n    sys.stdout.write(f'{n}\\n')"
     heard = Heard()
     done = await banksman.execute(child(code, marker), pty=True, on_output=heard, output_bytes_max=1000)
@@ -215,7 +215,7 @@ async def test_a_large_output_arrives_whole_and_in_order(marker: str) -> None:
     assert Path(done.stdout.file).read_bytes() == heard.text.encode()
 
 
-async def test_a_pause_pushes_back_and_a_stop_ends_it(marker: str) -> None:
+async def test_pty_pause_pushes_back_and_a_stop_ends_it(marker: str) -> None:
     async with terminal(child("while True:\n    say('x' * 100)", marker), grace=0.3) as command:
         await wait_said(command, "x")
         command.pause_reading()
@@ -233,7 +233,7 @@ def _is_asleep(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
-async def test_silence_is_noticed_and_output_over_its_limit_ended() -> None:
+async def test_pty_idle_timeout_and_output_limit_end_the_command() -> None:
     done = await banksman.execute(["sleep", "60"], pty=True, idle_timeout=0.1)
     assert done.ended is Ended.IDLE_TIMEOUT
     done = await banksman.execute(["yes"], pty=True, output_total_max=10_000)
@@ -295,7 +295,7 @@ stay()
     assert "got word" in done.stdout.text
 
 
-async def test_a_job_that_ignores_term_and_hangups_is_killed(marker: str) -> None:
+async def test_pty_job_that_ignores_term_and_hangup_is_killed(marker: str) -> None:
     code = "be_deaf()\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\nsay('up')\nstay()"
     async with terminal(child(code, marker), grace=0.2) as command:
         await wait_said(command, "up")
@@ -304,7 +304,7 @@ async def test_a_job_that_ignores_term_and_hangups_is_killed(marker: str) -> Non
     assert not alive(marker)
 
 
-async def test_what_left_the_session_is_swept(marker: str) -> None:
+async def test_pty_process_that_left_the_session_is_swept(marker: str) -> None:
     code = """
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 if fork() == 0:
@@ -331,7 +331,7 @@ def terminals():
 
 
 @pytest.mark.parametrize("end", ["kill", "exit", "abandon"])
-def test_a_host_that_ends_leaves_nothing(end: str, marker: str) -> None:
+def test_pty_tree_ends_with_its_host(end: str, marker: str) -> None:
     code = """
 END, *ARGV = WORDS
 
@@ -370,7 +370,7 @@ stay()
     wait_none(marker)
 
 
-def test_a_fork_of_the_program_holds_no_terminal_open(marker: str) -> None:
+def test_fork_of_the_program_holds_no_terminal_open(marker: str) -> None:
     code = """
 async def main():
     async with banksman.Host("memory:") as host:
@@ -388,7 +388,7 @@ asyncio.run(main())
     wait_none(marker)
 
 
-async def test_a_start_that_is_cancelled_or_never_came_leaves_no_terminal(marker: str) -> None:
+async def test_cancelled_or_failed_start_leaves_no_terminal(marker: str) -> None:
     async with Host("memory:") as host:
         with frozen(zygote_pid()):
             starting = asyncio.ensure_future(host.start(child("stay()", marker), pty=True, grace=0.1))
@@ -401,7 +401,7 @@ async def test_a_start_that_is_cancelled_or_never_came_leaves_no_terminal(marker
     assert not alive(marker)
 
 
-async def test_writing_to_one_that_has_ended_is_an_error() -> None:
+async def test_pty_write_after_the_end_raises_command_error() -> None:
     async with terminal(["true"]) as command:
         await command.wait()
         with pytest.raises(CommandError):
@@ -434,7 +434,7 @@ asyncio.run(main())
 """
 
 
-def test_out_of_fds_is_an_error_with_a_hint_and_never_a_leak() -> None:
+def test_pty_start_out_of_fds_is_an_error_with_a_hint_and_never_a_leak() -> None:
     with running_program(OUT_OF_FDS, "no-marker") as process:
         seen = json.loads(process.communicate(timeout=100)[0])
     assert seen["errors"] >= 4
@@ -455,7 +455,7 @@ asyncio.run(fault_host.main())
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("role", ["host", "keeper"])
-def test_a_call_that_fails_is_an_error_or_the_truth_and_never_a_leak(role: str, marker: str, tmp_path: Path) -> None:
+def test_pty_failing_syscall_is_an_error_or_the_truth_and_never_a_leak(role: str, marker: str, tmp_path: Path) -> None:
     record = tmp_path / "calls"
     run_faults(marker, f"::::{record}")
     calls = [line.split() for line in record.read_text().splitlines()]
@@ -486,7 +486,7 @@ def is_right(seen: dict[str, Any]) -> bool:
 
 
 # -- without a keeper ------------------------------------------------------------------------------------------------
-async def test_the_portable_process_has_terminals_too(monkeypatch: pytest.MonkeyPatch, marker: str) -> None:
+async def test_pty_works_with_the_portable_process(monkeypatch: pytest.MonkeyPatch, marker: str) -> None:
     monkeypatch.setattr(running_command, "PROCESS", PortableProcess)
     code = "say(hear(), os.get_terminal_size(0).lines, os.isatty(2), os.tcgetpgrp(0) == os.getpid())"
     async with terminal(child(code, marker), pty=(5, 6)) as command:

@@ -246,7 +246,7 @@ def swept(told: SweepEnded) -> set[int]:
 
 # -- who is ended, and who is not --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", TOOLS)
-async def test_a_tool_is_ended_and_the_agent_and_its_old_helper_are_not(marker: str, kind: str) -> None:
+async def test_sweep_ends_a_tool_and_keeps_the_agent_and_its_older_helper(marker: str, kind: str) -> None:
     """Looked at right after the report: swept means gone."""
     async with started(marker) as agent:
         helpers = await agent.tools(TOOLS["far_and_term_proof"]) | await agent.tools(TOOLS["plain"])
@@ -264,7 +264,7 @@ async def test_a_tool_is_ended_and_the_agent_and_its_old_helper_are_not(marker: 
     assert not tools & {process.pid for process in agent.gone.swept}
 
 
-async def test_a_tool_that_cleans_up_has_the_time_to(marker: str) -> None:
+async def test_sweep_gives_a_tool_time_to_clean_up(marker: str) -> None:
     code = """
 def on_term(*_):
     # What it does takes more than one round of the keeper's.
@@ -286,7 +286,7 @@ if fork() == 0:
         assert alive(marker) == [agent.pid]
 
 
-async def test_what_an_old_helper_has_started_since_is_a_tool(marker: str) -> None:
+async def test_sweep_ends_what_an_older_helper_started_since(marker: str) -> None:
     """An adapter over a second process: the agent's tools are that one's children."""
     async with started(marker) as agent:
         [helper] = await agent.tools(HELPER)
@@ -301,7 +301,7 @@ async def test_what_an_old_helper_has_started_since_is_a_tool(marker: str) -> No
 
 
 @pytest.mark.parametrize("lines", [1, 8])
-async def test_a_tool_that_forks_for_ever_is_ended(marker: str, tmp_path: Path, lines: int) -> None:
+async def test_sweep_ends_a_tool_that_forks_forever(marker: str, tmp_path: Path, lines: int) -> None:
     """Lines of descent, deaf to TERM, each going on in a child as soon as it is born: many are hard to end, and one is
     hard to see. The fifo that they hold ends when the last of them has."""
     fifo = tmp_path / "fifo"
@@ -328,7 +328,7 @@ async def test_a_tool_that_forks_for_ever_is_ended(marker: str, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("goes", [True, False])
-async def test_what_a_tool_forks_when_it_is_told_to_end_is_ended_too(marker: str, goes: bool) -> None:
+async def test_sweep_ends_what_a_tool_forks_on_term(marker: str, goes: bool) -> None:
     """Left to nobody, if the tool goes at once; else below one who is meant."""
     async with started(marker) as agent:
         since = after(agent.pid)
@@ -340,7 +340,7 @@ async def test_what_a_tool_forks_when_it_is_told_to_end_is_ended_too(marker: str
         assert swept(agent.sweeps[0]) == {*tools, int(word)}
 
 
-async def test_what_a_tool_forks_then_is_found_below_it_and_not_only_when_it_is_left_to_us(marker: str) -> None:
+async def test_sweep_ends_what_a_tool_forks_on_term_below_an_older_helper(marker: str) -> None:
     """It never becomes the keeper's: when the tool is gone it is the old helper's."""
     async with started(marker) as agent:
         helpers = await agent.tools(HELPER)
@@ -354,7 +354,7 @@ async def test_what_a_tool_forks_then_is_found_below_it_and_not_only_when_it_is_
         assert swept(agent.sweeps[0]) == {*tools, int(word)}
 
 
-def test_a_look_that_sees_nobody_but_the_newly_dead_is_no_proof(marker: str) -> None:
+def test_sweep_does_not_take_a_look_with_only_newly_dead_as_proof(marker: str) -> None:
     """Whoever has just died may have left a child that was born behind our look. In a program of its own, all of whose
     children are the test's."""
     code = """
@@ -412,7 +412,7 @@ finally:
     assert done.returncode == 0, done.stderr
 
 
-async def test_what_the_agent_starts_after_the_order_is_left_alone(marker: str) -> None:
+async def test_sweep_keeps_what_the_agent_starts_after_the_order(marker: str) -> None:
     async with started(marker) as agent:
         since = after(agent.pid)
         tools = await agent.tools(TELLS_TERM)
@@ -427,7 +427,7 @@ async def test_what_the_agent_starts_after_the_order_is_left_alone(marker: str) 
         assert set(alive(marker)) == {agent.pid, *later}
 
 
-async def test_a_stranger_with_the_same_command_line_is_left_alone(marker: str) -> None:
+async def test_sweep_keeps_a_stranger_with_the_same_command_line(marker: str) -> None:
     async with started(marker) as agent:
         since = after(agent.pid)
         stranger = subprocess.Popen(child("say('up'); stay()", marker), stdout=subprocess.PIPE)
@@ -442,7 +442,7 @@ async def test_a_stranger_with_the_same_command_line_is_left_alone(marker: str) 
             stranger.communicate()
 
 
-async def test_nothing_to_do_is_done_at_once(marker: str) -> None:
+async def test_sweep_with_nothing_to_do_ends_at_once(marker: str) -> None:
     async with started(marker) as agent:
         helpers = await agent.tools(TOOLS["far_and_term_proof"])
         since = after(agent.pid, *helpers)
@@ -456,7 +456,7 @@ async def test_nothing_to_do_is_done_at_once(marker: str) -> None:
         assert set(alive(marker)) == {agent.pid, *helpers}
 
 
-async def test_only_to_look_ends_nobody(marker: str) -> None:
+async def test_sweep_that_only_looks_ends_nothing(marker: str) -> None:
     async with started(marker) as agent:
         helpers = await agent.tools(TOOLS["plain"])
         since = after(agent.pid, *helpers)
@@ -468,7 +468,7 @@ async def test_only_to_look_ends_nobody(marker: str) -> None:
         assert set(alive(marker)) == {agent.pid, *helpers, *tools}
 
 
-async def test_one_after_another_and_one_over_another_are_each_answered_once(marker: str) -> None:
+async def test_sweeps_in_sequence_and_overlapping_are_each_answered_once(marker: str) -> None:
     async with started(marker) as agent:
         since = after(agent.pid)
         first = await agent.tools(TOOLS["plain"])
@@ -485,7 +485,7 @@ async def test_one_after_another_and_one_over_another_are_each_answered_once(mar
     assert agent.count(SweepEnded) == 4
 
 
-async def test_many_are_named_whole(marker: str) -> None:
+async def test_sweep_names_more_processes_than_fit_one_message(marker: str) -> None:
     """More than fit one message between keeper and host."""
     code = f"for _ in range(120): {TOOLS['setsid']}"
     async with started(marker) as agent:
@@ -497,7 +497,7 @@ async def test_many_are_named_whole(marker: str) -> None:
 
 # -- ends in the middle of it ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ending", ["exit", "kill", "stop"])
-async def test_the_end_of_the_whole_comes_before_that_of_a_part(marker: str, ending: str) -> None:
+async def test_process_end_precedes_the_end_of_a_sweep(marker: str, ending: str) -> None:
     async with started(marker, eof=0.01) as agent:
         since = after(agent.pid)
         tools = await agent.tools(TELLS_TERM)
@@ -525,7 +525,7 @@ async def test_the_end_of_the_whole_comes_before_that_of_a_part(marker: str, end
         assert agent.count(SweepEnded) == 1
 
 
-async def test_an_order_that_comes_after_the_exit_is_answered_with_nothing(marker: str) -> None:
+async def test_sweep_after_the_exit_is_answered_with_nothing(marker: str) -> None:
     """The leader has gone, and what it left is about to be ended anyway."""
     async with started(marker) as agent:
         since = after(agent.pid)
@@ -560,7 +560,7 @@ asyncio.run(main())
 """
 
 
-def test_a_host_that_is_killed_in_the_middle_of_it_takes_the_whole_tree_with_it(marker: str) -> None:
+def test_host_killed_during_a_sweep_takes_its_whole_tree_along(marker: str) -> None:
     with running_program(HOST, marker) as host:
         assert host.stdout is not None
         assert host.stdout.readline() == "termed\n"
@@ -569,7 +569,7 @@ def test_a_host_that_is_killed_in_the_middle_of_it_takes_the_whole_tree_with_it(
         wait_none(marker)
 
 
-async def test_a_keeper_that_does_not_answer_is_not_waited_for(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sweep_does_not_wait_for_an_unresponsive_keeper(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told that nothing is known. What the keeper does later is in no answer, but it is not lost either."""
     monkeypatch.setattr(sweep_requests, "ANSWER_SECONDS_MAX", 0.2)
     async with started(marker) as agent:
@@ -584,7 +584,7 @@ async def test_a_keeper_that_does_not_answer_is_not_waited_for(marker: str, monk
     assert tools <= swept_by_end(agent)
 
 
-async def test_a_lost_keeper_is_the_end_of_the_whole(marker: str) -> None:
+async def test_lost_keeper_during_a_sweep_ends_the_process(marker: str) -> None:
     async with started(marker) as agent:
         since = after(agent.pid)
         await agent.tools(TELLS_TERM)
@@ -596,7 +596,7 @@ async def test_a_lost_keeper_is_the_end_of_the_whole(marker: str) -> None:
         assert agent.count(SweepEnded) == 0
 
 
-def test_who_may_not_be_signalled_is_named_and_the_agent_goes_on(marker: str) -> None:
+def test_sweep_names_processes_it_may_not_signal(marker: str) -> None:
     """A root that has given up CAP_KILL, and a tool that became somebody else."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")
@@ -636,7 +636,7 @@ asyncio.run(main())
 
 
 # -- moments -----------------------------------------------------------------------------------------------------------
-def test_who_is_born_in_the_same_breath_is_told_from_who_was_there_before(marker: str) -> None:
+def test_started_since_tells_processes_of_one_tick_apart(marker: str) -> None:
     """Again and again within one tick of the kernel's: only their pids differ."""
     started_since = StartedSince()
     processes = [subprocess.Popen(child("stay()", marker))]
@@ -658,7 +658,7 @@ def test_who_is_born_in_the_same_breath_is_told_from_who_was_there_before(marker
             process.wait()
 
 
-def test_of_a_moment_since_which_nothing_was_noted_all_of_its_tick_are_meant(marker: str) -> None:
+def test_started_since_without_a_note_means_the_whole_tick(marker: str) -> None:
     started_since = StartedSince()
     started_since.note()
     moment = time.monotonic()
@@ -672,7 +672,7 @@ def test_of_a_moment_since_which_nothing_was_noted_all_of_its_tick_are_meant(mar
         process.wait()
 
 
-def test_a_moment_whose_note_was_forgotten_is_not_taken_for_a_later_one() -> None:
+def test_started_since_with_a_forgotten_note_means_the_whole_tick() -> None:
     started_since = StartedSince()
     moment = time.monotonic()
     for _ in range(NOTES_MAX):

@@ -70,7 +70,7 @@ def sweep_as_nobody(marker: str, python: Path, env: Path, user_helper: Path) -> 
     return seen, left
 
 
-def test_a_helper_ends_a_tool_that_is_not_ours_to_signal(helper: Path, python: Path, marker: str) -> None:
+def test_sweep_ends_a_tool_of_another_user_by_the_helper(helper: Path, python: Path, marker: str) -> None:
     seen, left = sweep_as_nobody(marker, python, helper, helper)
     assert seen["uid"] != 0
     assert seen["survivors"] == []
@@ -79,7 +79,7 @@ def test_a_helper_ends_a_tool_that_is_not_ours_to_signal(helper: Path, python: P
 
 
 @pytest.mark.thorough
-def test_a_helper_that_hangs_holds_nobody_up(helper: Path, python: Path, folder: Path, marker: str) -> None:
+def test_sweep_is_not_held_up_by_a_helper_that_hangs(helper: Path, python: Path, folder: Path, marker: str) -> None:
     slow = folder / "slow"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)

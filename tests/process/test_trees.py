@@ -42,7 +42,7 @@ from banksman.process.keeper.proc_tree import descendants, open_member, read_sta
 
 
 # -- wrappers and daemons --------------------------------------------------------------------------------------------
-async def test_the_real_agent_dies_when_its_wrapper_went_first(marker: str) -> None:
+async def test_orphaned_agent_dies_when_its_wrapper_exits_first(marker: str) -> None:
     """Scenario 5: the direct child leaves with a code of its own; who did the work is still there, and is named."""
     code = """
 if fork() == 0:
@@ -66,7 +66,7 @@ sys.exit(0)
     assert rungs(done) == ["rest", "kill"]
 
 
-async def test_the_real_agent_has_the_same_grace_when_its_wrapper_dies_of_the_term(marker: str) -> None:
+async def test_orphaned_agent_keeps_the_grace_when_its_wrapper_dies_of_term(marker: str) -> None:
     """Scenario 5 under a stop: the wrapper goes at the first TERM, the agent cleans up inside the one grace."""
     code = """
 agent = fork()
@@ -89,7 +89,7 @@ stay()
     assert rungs(done) == ["term", "rest"]
 
 
-async def test_a_term_reaches_the_whole_group_at_once(marker: str) -> None:
+async def test_term_reaches_the_whole_group_at_once(marker: str) -> None:
     """What a shell does: it heeds its own TERM only when the program in its foreground has ended."""
     code = """
 be_deaf()
@@ -110,7 +110,7 @@ sys.exit(3)
     assert "kill" not in rungs(done)
 
 
-async def test_a_child_that_burns_cpu_dies_with_its_killed_leader_and_our_group_hears_nothing(marker: str) -> None:
+async def test_busy_child_dies_with_its_killed_leader_and_our_group_gets_no_signal(marker: str) -> None:
     """Scenario 14. Somebody kills the leader; its child never sleeps, so never looks at a signal it could handle."""
     heard: list[int] = []
 
@@ -161,7 +161,7 @@ LEFT = [*((kind, ending) for kind in DAEMONS for ending in ("exit", "stop")), ("
 
 
 @pytest.mark.parametrize(("kind", "ending"), LEFT)
-async def test_what_left_the_session_dies_with_the_tree(marker: str, kind: str, ending: str) -> None:
+async def test_process_that_left_the_session_dies_with_the_tree(marker: str, kind: str, ending: str) -> None:
     """Scenario 22. Looked at right after the report: over means over."""
     async with Host() as host:
         command = await start(
@@ -181,7 +181,7 @@ async def test_what_left_the_session_dies_with_the_tree(marker: str, kind: str, 
         assert [marker in swept.command for swept in done.swept] == [True]
 
 
-async def test_a_stopped_tree_is_ended_by_its_term(marker: str) -> None:
+async def test_stopped_tree_is_ended_by_term(marker: str) -> None:
     """A stopped process does not even notice TERM until it is continued: no KILL is needed for it."""
     code = """
 if fork() == 0:
@@ -204,7 +204,7 @@ stay()
     assert rungs(done) == ["term", "rest"]
 
 
-async def test_what_lingers_may_finish_its_work(marker: str, tmp_path: Path) -> None:
+async def test_lingering_helper_may_finish_its_work(marker: str, tmp_path: Path) -> None:
     """`cmd > >(tee log)`: the leader has gone, its helper still writes, and none of that is lost or waited out."""
     code = """
 if fork() == 0:
@@ -225,7 +225,7 @@ say("early")
     assert (done.swept, done.ladder) == ((), ())
 
 
-async def test_a_stop_while_the_rest_lingers_ends_it_and_the_command_has_still_exited(marker: str) -> None:
+async def test_stop_during_linger_ends_the_rest_and_keeps_exited(marker: str) -> None:
     async with Host() as host:
         command = await start(host, child('fork() or (say("ready"), stay())', marker), linger=60)
         await wait_said(command, "ready")
@@ -236,7 +236,7 @@ async def test_a_stop_while_the_rest_lingers_ends_it_and_the_command_has_still_e
     assert rungs(done) == ["rest"]
 
 
-async def test_the_background_commands_of_an_inner_run_end_with_the_outer_one(marker: str) -> None:
+async def test_inner_background_commands_end_with_the_outer_command(marker: str) -> None:
     """Scenario 15, nested: the command is itself a program that uses Banksman, with commands in the background.
 
     It is stopped without a chance to clean up. Its own zygote and keepers are deaf to TERM, and end what they guard.
@@ -282,7 +282,7 @@ async def test_background_commands_are_drained_with_their_host(marker: str) -> N
 
 
 @pytest.mark.thorough
-async def test_who_may_not_be_signalled_is_named_as_a_survivor(marker: str) -> None:
+async def test_survivor_that_may_not_be_signalled_is_named(marker: str) -> None:
     """A root that has given up CAP_KILL, and a child that became somebody else: what `sudo` is to an ordinary user."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")
@@ -325,7 +325,7 @@ asyncio.run(main())
 
 
 # -- identity --------------------------------------------------------------------------------------------------------
-def test_a_recycled_pid_is_not_the_process_that_was_meant(marker: str) -> None:
+def test_recycled_pid_is_not_opened(marker: str) -> None:
     """Scenario 21: identity is pid and start time. A pid that is somebody else's by now is not even opened."""
     process = subprocess.Popen(child("stay()", marker))
     try:
@@ -345,7 +345,7 @@ def test_a_recycled_pid_is_not_the_process_that_was_meant(marker: str) -> None:
     assert read_stat(process.pid) is None
 
 
-def test_ancestry_alone_decides_who_is_of_the_tree(marker: str) -> None:
+def test_tree_membership_is_decided_by_ancestry_alone(marker: str) -> None:
     """A stranger with the same command line, in the same group and session, is none of it; a daemon is."""
     code = "fork() or (os.setsid(), say(os.getpid()), stay()); stay()"
     stranger = subprocess.Popen(child(code, marker), stdout=subprocess.PIPE)
@@ -366,7 +366,7 @@ def test_ancestry_alone_decides_who_is_of_the_tree(marker: str) -> None:
 
 
 # -- guards that are lost or late ------------------------------------------------------------------------------------
-async def test_a_lost_keeper_with_an_unread_order_is_not_taken_for_the_loss_of_both_guards(marker: str) -> None:
+async def test_lost_keeper_with_an_unread_order_is_not_taken_for_loss_of_both_guards(marker: str) -> None:
     """A socket that is closed with something unread in it gives the other side an error before what is queued there.
 
     The zygote's report is in that queue, and it is the truth: the tree is gone, and nobody survived.
@@ -387,7 +387,7 @@ async def test_a_lost_keeper_with_an_unread_order_is_not_taken_for_the_loss_of_b
     assert (done.ended, done.signal) == (Ended.EXITED, signal.SIGKILL)
 
 
-async def test_a_keeper_that_does_not_answer_is_killed_and_its_tree_with_it(
+async def test_keeper_that_does_not_answer_is_killed_with_its_tree(
     marker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last rung. The keeper's bound of seven seconds is shortened; the zygote's is not. It is continued first."""
@@ -403,9 +403,7 @@ async def test_a_keeper_that_does_not_answer_is_killed_and_its_tree_with_it(
     assert (done.ended, done.survivors) == (Ended.STOPPED, ())
 
 
-async def test_a_start_that_was_given_up_never_runs(
-    marker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_start_that_was_given_up_never_runs(marker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The zygote does not run while the commands are stopped, their ladders walked to the end, and "over" is said.
 
     When the zygote thaws, the orders are still in its queue. What was said to be over must not begin. One that began
@@ -448,7 +446,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGQUIT])
-def test_a_host_that_is_killed_takes_its_trees_with_it(marker: str, number: int) -> None:
+def test_killed_host_takes_its_trees_along(marker: str, number: int) -> None:
     """Scenario 23: within seconds nothing is left. A signal that merely ends a program by default is no different."""
     with running_program(HOST_WITH_TREES % "", marker) as running:
         assert running.stdout is not None
@@ -459,7 +457,7 @@ def test_a_host_that_is_killed_takes_its_trees_with_it(marker: str, number: int)
         wait_none(marker)
 
 
-def test_a_host_that_becomes_another_program_takes_its_trees_with_it(marker: str) -> None:
+def test_host_that_calls_exec_takes_its_trees_along(marker: str) -> None:
     """exec keeps the pid, so a watch on the process alone would see nothing; the closed socket says it."""
     # The new program has no marker: what is counted is only what it left behind.
     become = 'os.execv("/bin/cat", ["cat"])'
@@ -471,7 +469,7 @@ def test_a_host_that_becomes_another_program_takes_its_trees_with_it(marker: str
 
 
 @pytest.mark.parametrize("starts", [0, 1, 3, 8])
-def test_a_host_that_is_killed_while_it_starts_commands_leaves_none(marker: str, starts: int) -> None:
+def test_host_killed_while_starting_commands_leaves_none(marker: str, starts: int) -> None:
     """Scenario 23, half way: twenty starts are under way and `starts` of them were answered."""
     code = """
 async def main():
@@ -492,7 +490,7 @@ asyncio.run(main())
 
 
 @pytest.mark.thorough
-def test_a_frozen_host_does_not_keep_a_command_past_its_timeout(marker: str) -> None:
+def test_frozen_host_does_not_keep_a_command_past_its_timeout(marker: str) -> None:
     """The keeper holds the deadline too, and goes on alone. Thawed, the host reports what was done and why."""
     code = """
 async def main():
@@ -518,7 +516,7 @@ asyncio.run(main())
         assert running.wait() == 0
 
 
-async def test_a_sweep_of_many_is_named_whole(marker: str) -> None:
+async def test_sweep_of_many_names_every_process(marker: str) -> None:
     """More than fits one message between keeper and host (a hundred names): all are ended, and all are named."""
     code = """
 for _ in range(120):
@@ -555,7 +553,7 @@ ctypes.CDLL(None).pthread_exit(None)
 
 @pytest.mark.parametrize("ending", ["stop", "keeper"])
 @pytest.mark.parametrize("role", ["leader", "descendant"])
-async def test_a_process_whose_first_thread_has_ended_is_no_zombie(marker: str, role: str, ending: str) -> None:
+async def test_process_whose_first_thread_ended_is_no_zombie(marker: str, role: str, ending: str) -> None:
     """/proc shows it as one. It lives in its other threads, ignores TERM here, and must be killed like everybody."""
     async with Host() as host:
         command = await host.start(child(LEADERLESS, marker, role), grace=0.2)

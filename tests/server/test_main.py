@@ -46,7 +46,7 @@ def log_of(served: Served) -> str:
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------
-def test_term_lets_what_runs_finish_and_takes_nothing_new(served: Served, tmp_path: Path) -> None:
+def test_sigterm_lets_turns_finish_and_refuses_new_work(served: Served, tmp_path: Path) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
     session = served.open({"prompt work": [f"wait {go}", "say finished"]})
@@ -76,7 +76,7 @@ def test_term_lets_what_runs_finish_and_takes_nothing_new(served: Served, tmp_pa
 
 
 @pytest.mark.thorough
-def test_what_does_not_finish_in_time_is_stopped(tmp_path: Path) -> None:
+def test_sigterm_stops_turns_at_the_drain_deadline(tmp_path: Path) -> None:
     with Served(tmp_path / "server", drain_seconds=0.2) as served:
         session = served.open(HANGS)
         turn = served.ask(session, "work")
@@ -87,7 +87,7 @@ def test_what_does_not_finish_in_time_is_stopped(tmp_path: Path) -> None:
         assert served.outcome(session, turn)["kind"] in ("interrupted", "failed")
 
 
-def test_signals_without_end_do_not_change_the_exit_code(served: Served) -> None:
+def test_sigterm_repeated_does_not_change_the_exit_code(served: Served) -> None:
     """A service manager may ask again when the server has done everything but exit."""
     assert served.process is not None
     terminate(served.process, 0.005)
@@ -95,7 +95,7 @@ def test_signals_without_end_do_not_change_the_exit_code(served: Served) -> None
 
 
 @pytest.mark.thorough
-def test_a_second_signal_does_not_wait(served: Served) -> None:
+def test_second_signal_ends_the_drain_at_once(served: Served) -> None:
     session = served.open(HANGS)
     turn = served.ask(session, "work")
     wait_for(served, session, "turn.started", turn=turn)
@@ -107,7 +107,7 @@ def test_a_second_signal_does_not_wait(served: Served) -> None:
     assert "again" in log_of(served)
 
 
-def test_drain_over_http_is_the_same(served: Served) -> None:
+def test_drain_over_http_ends_the_server_like_a_signal(served: Served) -> None:
     session = served.open(HANGS)
     served.ask(session, "work")
     answer = served.request("POST", "/v1/drain", {"timeout": 0.1})
@@ -115,7 +115,7 @@ def test_drain_over_http_is_the_same(served: Served) -> None:
     assert ended(served) == 0
 
 
-def test_nothing_of_a_server_that_was_killed_is_left(served: Served, tmp_path: Path) -> None:
+def test_killed_server_leaves_no_process(served: Served, tmp_path: Path) -> None:
     session = served.open(HANGS)
     turn = served.ask(session, "work")
     wait_for(served, session, "turn.started", turn=turn)
@@ -131,7 +131,7 @@ def test_nothing_of_a_server_that_was_killed_is_left(served: Served, tmp_path: P
 
 # -- the beginning ---------------------------------------------------------------------------------------------------
 @pytest.mark.thorough
-def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(served: Served, tmp_path: Path) -> None:
+def test_serve_on_a_taken_port_says_what_to_do(served: Served, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "banksman", "serve", "--port", str(served.port), "--store", f"sqlite:{tmp_path / 's'}"],
         capture_output=True,
@@ -145,7 +145,7 @@ def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(served: Served, t
     assert "Traceback" not in done.stderr
 
 
-def test_it_is_announced_and_the_token_is_private(tmp_path: Path) -> None:
+def test_serve_announces_itself_and_keeps_a_private_token(tmp_path: Path) -> None:
     with Served(tmp_path / "server", token=None) as served:
         folder = tmp_path / "server" / "state" / "banksman"
         assert json.loads((folder / "server.json").read_text())["url"] == served.url
@@ -202,7 +202,7 @@ class _Notified:
         return self._socket.recv(4096).decode().splitlines()
 
 
-def test_under_systemd_it_says_ready_beats_and_says_stopping(tmp_path: Path) -> None:
+def test_serve_under_systemd_sends_ready_watchdog_and_stopping(tmp_path: Path) -> None:
     with _Notified(tmp_path / "notify") as notified:
         env = {**os.environ, **notified.env, "WATCHDOG_USEC": "100000"}
         argv = [sys.executable, "-m", "banksman", "serve", "--port", "0", "--store", "memory:"]
@@ -217,7 +217,7 @@ def test_under_systemd_it_says_ready_beats_and_says_stopping(tmp_path: Path) -> 
         assert process.wait(60) == 0
 
 
-def test_usr1_tells_where_every_task_stands(served: Served) -> None:
+def test_sigusr1_dumps_tasks_of_the_server(served: Served) -> None:
     with served.stream("/v1/events") as stream:
         stream.until_live()
         os.kill(served.pid, signal.SIGUSR1)
@@ -229,7 +229,7 @@ def test_usr1_tells_where_every_task_stands(served: Served) -> None:
 
 
 @thorough
-def test_it_can_be_the_first_process_of_a_container(tmp_path: Path) -> None:
+def test_serve_runs_as_process_1_of_a_container(tmp_path: Path) -> None:
     """As PID 1 signals without a handler mean nothing, and every orphan is ours to reap."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("a namespace of processes needs root")
@@ -257,7 +257,7 @@ def test_it_can_be_the_first_process_of_a_container(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_ending_is_prompt_with_a_client_that_takes_nothing(tmp_path: Path) -> None:
+def test_shutdown_is_bounded_with_a_client_that_reads_nothing(tmp_path: Path) -> None:
     """Bounded by CLOSE_SECONDS_MAX, and not by the client: half of what a minute would be is a generous deadline."""
     with Served(tmp_path / "server") as served:
         session = served.open({"prompt work": ["flood 2000 4000"]})
@@ -273,7 +273,7 @@ def test_ending_is_prompt_with_a_client_that_takes_nothing(tmp_path: Path) -> No
 
 
 @thorough
-def test_many_at_once_at_the_end(served: Served) -> None:
+def test_shutdown_sends_closing_to_fifty_streams(served: Served) -> None:
     """Fifty streams, all told."""
     told: list[str | None] = []
     started = threading.Barrier(51)

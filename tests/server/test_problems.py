@@ -45,7 +45,7 @@ STATUSES = {
 }
 
 
-def test_every_error_there_is_has_its_status() -> None:
+def test_problem_status_is_defined_for_every_error() -> None:
     kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.BanksmanError)]
     assert set(kinds) == set(STATUSES)
     for kind, status in STATUSES.items():
@@ -64,7 +64,7 @@ def test_every_error_there_is_has_its_status() -> None:
     assert problem_of(errors.Busy("x"), is_closing=True).status == 409
 
 
-def test_what_is_not_there_or_cannot_be_done(served: Served, tmp_path: Path) -> None:
+def test_problem_of_missing_thing_or_impossible_request_has_its_status(served: Served, tmp_path: Path) -> None:
     def ask(method: str, path: str, body: Any = None) -> Answer:
         return served.request(method, path, body)
 
@@ -95,7 +95,7 @@ def test_what_is_not_there_or_cannot_be_done(served: Served, tmp_path: Path) -> 
     problem(ask("POST", f"/v1/commands/{command}/stdin", {"text": "x"}), 409, "command-error")
 
 
-def test_busy_and_full_say_when_to_come_back(tmp_path: Path) -> None:
+def test_problem_of_busy_or_full_has_retry_after(tmp_path: Path) -> None:
     with Served(tmp_path / "server", streams_max=1) as served:
         session = served.open({"prompt": ["hang"]}, options={"queue_max": 1})
         turns = f"/v1/sessions/{session}/turns"
@@ -112,7 +112,7 @@ def test_busy_and_full_say_when_to_come_back(tmp_path: Path) -> None:
             problem(answer, 429, "too-many-streams")
 
 
-def test_a_server_on_its_way_out_takes_nothing_new_and_shows_what_there_is(tmp_path: Path) -> None:
+def test_draining_server_refuses_new_work_and_shows_sessions(tmp_path: Path) -> None:
     with Served(tmp_path / "server") as served:
         session = served.open({"prompt": ["hang"]})
         turn = served.ask(session, "runs")
@@ -140,7 +140,7 @@ def test_a_server_on_its_way_out_takes_nothing_new_and_shows_what_there_is(tmp_p
 
 
 @pytest.mark.thorough
-def test_a_session_of_another_server_says_whose_it_is(tmp_path: Path) -> None:
+def test_problem_of_session_at_another_server_names_its_owner(tmp_path: Path) -> None:
     with Served(tmp_path / "one") as one, Served(tmp_path / "two", store=one.settings["store"]) as two:
         session = one.open({"prompt": ["hang"]})
         one.ask(session, "runs")
@@ -153,13 +153,13 @@ def test_a_session_of_another_server_says_whose_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_problem_is_one_for_every_kind_of_refusal_at_the_door(served: Served, method: str) -> None:
+def test_problem_is_sent_for_every_authentication_refusal(served: Served, method: str) -> None:
     problem(served.request(method, "/v1/server", token=False), 401, "not-let-in")
     problem(served.request(method, "/v1/server", headers={"Host": "evil.example"}), 403, "foreign-host")
     problem(served.request(method, "/v1/server", headers={"Origin": "null"}), 403, "foreign-origin")
 
 
-def test_a_list_without_end_and_a_word_without_end_are_refused_shortly(served: Served) -> None:
+def test_problem_of_oversized_list_or_word_is_short(served: Served) -> None:
     many = served.request("POST", "/v1/commands", {"argv": ["x"] * 10_001})
     assert many.status == 400
     long = served.request("POST", "/v1/commands", {"argv": ["x" * 1_000_000]})

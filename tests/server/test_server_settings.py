@@ -28,7 +28,7 @@ def refusal(folder: Path, text: str, **flags: Any) -> str:
     return str(caught.value)
 
 
-def test_without_a_file_it_is_what_it_is_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_settings_without_a_file_are_the_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert load() == ServerSettings()
     assert (ServerSettings().bind, ServerSettings().port, ServerSettings().body_bytes_max) == (
@@ -43,7 +43,7 @@ def test_without_a_file_it_is_what_it_is_by_default(monkeypatch: pytest.MonkeyPa
     assert load().port == 5000
 
 
-def test_flags_come_before_the_file_and_what_is_not_given_does_not(tmp_path: Path) -> None:
+def test_settings_flags_override_the_file(tmp_path: Path) -> None:
     path = written(
         tmp_path, '[serve]\nport = 5000\nstore = "memory:"\nprograms = ["claude", ["python3", "-m", "agent"]]\n'
     )
@@ -52,7 +52,7 @@ def test_flags_come_before_the_file_and_what_is_not_given_does_not(tmp_path: Pat
     assert settings.programs == ["claude", ["python3", "-m", "agent"]]
 
 
-def test_a_name_that_is_not_known_is_told_with_the_nearest_one(tmp_path: Path) -> None:
+def test_settings_suggest_the_nearest_name_for_an_unknown_one(tmp_path: Path) -> None:
     assert "do you mean 'programs'?" in refusal(tmp_path, "[serve]\nprogram = []\n")
     assert "do you mean 'body_bytes_max'?" in refusal(tmp_path, "[serve]\nbody_byte_max = 1\n")
     assert "do you mean 'roots'?" in refusal(tmp_path, "[serve]\nroot = []\n")
@@ -95,20 +95,20 @@ def test_a_name_that_is_not_known_is_told_with_the_nearest_one(tmp_path: Path) -
         ),
     ],
 )
-def test_what_is_impossible_is_refused(tmp_path: Path, line: str) -> None:
+def test_settings_refuse_impossible_values(tmp_path: Path, line: str) -> None:
     told = refusal(tmp_path, f"[serve]\n{line}\n")
     assert (
         line.split(maxsplit=1)[0] in told or "reached from other machines" in told or "token" in told or "port" in told
     )
 
 
-def test_a_secret_is_neither_shown_nor_told(tmp_path: Path) -> None:
+def test_settings_never_show_secrets(tmp_path: Path) -> None:
     settings = load(written(tmp_path, '[serve]\ntoken = "visible-secret"\nsecrets = ["other-secret"]\n'))
     assert "secret" not in repr(settings.shown())
     assert "hunter2" not in refusal(tmp_path, '[serve]\ntoken = "hunter2"\n')
 
 
-def test_a_file_that_is_no_file_of_ours_is_told_by_its_name(tmp_path: Path) -> None:
+def test_settings_error_names_the_unreadable_file(tmp_path: Path) -> None:
     assert str(tmp_path) in refusal(tmp_path, "not toml")
     assert "serve cannot be" in refusal(tmp_path, "serve = 1\n")
     with pytest.raises(UsageError, match="there is no file"):
@@ -120,7 +120,7 @@ def test_a_file_that_is_no_file_of_ours_is_told_by_its_name(tmp_path: Path) -> N
         load(tmp_path / "bytes.toml")
 
 
-def test_what_is_loopback() -> None:
+def test_settings_is_loopback_recognises_local_addresses_only() -> None:
     for bind in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
         assert is_loopback(bind), bind
     for bind in ("0.0.0.0", "::", "10.0.0.1", "localhost.evil.example", "LOCALHOST.", "", "127.1", "*", "fe80::1"):
@@ -140,7 +140,7 @@ def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.thorough
-def test_an_address_that_others_can_reach_needs_a_word(tmp_path: Path) -> None:
+def test_serve_on_a_public_address_needs_allow_remote(tmp_path: Path) -> None:
     for bind in ("0.0.0.0", "::", "example.com"):
         out, err = (process := start(tmp_path, "--bind", bind)).communicate(timeout=60)
         assert (process.returncode, out) == (2, "")
@@ -165,5 +165,5 @@ def test_an_address_that_others_can_reach_needs_a_word(tmp_path: Path) -> None:
         ("memory:", "memory:"),
     ],
 )
-def test_what_is_kept_goes_with_the_settings_of_the_store(store: str | None, whole: str) -> None:
+def test_settings_retention_is_added_to_the_store_address(store: str | None, whole: str) -> None:
     assert store_of(ServerSettings(store=store, keep_bytes=7, keep_seconds=8)) == whole

@@ -1,4 +1,4 @@
-"""The client of the README: curl and twenty lines of shell. It is run as it is shown, while the server is killed."""
+"""Run the shell client of docs/server.md as it is shown, while the server is killed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.server.kit import TOKEN, Served
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-(CLIENT,) = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+PAGE = (Path(__file__).parents[2] / "docs/server.md").read_text(encoding="utf-8")
+(CLIENT,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 @pytest.mark.thorough
-def test_it_survives_a_server_that_is_killed(served: Served, tmp_path: Path) -> None:
+def test_shell_client_prints_every_event_once_when_the_server_is_killed(served: Served, tmp_path: Path) -> None:
     state = tmp_path / "home" / "banksman"
     state.mkdir(parents=True)
     (state / "token").write_text(TOKEN, encoding="utf-8")
@@ -65,5 +65,5 @@ def test_it_survives_a_server_that_is_killed(served: Served, tmp_path: Path) -> 
             client.stdout.close()
 
 
-def test_it_is_twenty_lines_or_so() -> None:
+def test_shell_client_is_at_most_22_lines() -> None:
     assert len([line for line in CLIENT.splitlines() if line.strip()]) <= 22

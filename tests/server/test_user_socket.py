@@ -92,7 +92,7 @@ def leave_dead(folder: Path) -> Path:
 
 
 # -- who comes in -----------------------------------------------------------------------------------------------------
-def test_its_own_user_comes_in_without_a_token(served: Served) -> None:
+def test_user_socket_admits_its_user_without_a_token(served: Served) -> None:
     path = socket_of(served)
     answer = ask(path, "GET", "/v1/server")
     assert (answer.status, answer.json["pid"]) == (200, served.pid)
@@ -116,7 +116,7 @@ def test_its_own_user_comes_in_without_a_token(served: Served) -> None:
         {"Via": "1.1 proxy"},
     ],
 )
-def test_a_browser_behind_a_proxy_does_not_come_in(served: Served, header: dict[str, str]) -> None:
+def test_user_socket_refuses_a_browser_behind_a_proxy(served: Served, header: dict[str, str]) -> None:
     """Whatever else it brings: the token is for the URL."""
     for more in ({}, {"Authorization": f"Bearer {TOKEN}"}):
         answer = ask(socket_of(served), "GET", "/v1/server", headers={**header, **more})
@@ -134,7 +134,7 @@ def passable() -> Iterator[Served]:
         yield served
 
 
-def test_another_user_does_not_get_as_far_as_the_socket_and_is_told_no_where_all_is_open(passable: Served) -> None:
+def test_user_socket_refuses_another_user_even_when_opened_to_all(passable: Served) -> None:
     path = socket_of(passable)
     assert knock(path, 0) == "HTTP/1.1 200"
     assert knock(path, NOBODY) == "PermissionError"
@@ -146,7 +146,7 @@ def test_another_user_does_not_get_as_far_as_the_socket_and_is_told_no_where_all
     assert knock(path, NOBODY) == "HTTP/1.1 403"
 
 
-def test_a_socket_of_another_user_is_not_talked_to() -> None:
+def test_client_refuses_a_socket_of_another_user() -> None:
     """A client has something to lose, too: what it says."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")
@@ -163,14 +163,14 @@ def test_a_socket_of_another_user_is_not_talked_to() -> None:
 
 
 # -- where it is ------------------------------------------------------------------------------------------------------
-def test_nobody_else_may_open_it(served: Served) -> None:
+def test_user_socket_and_its_folder_are_private(served: Served) -> None:
     path = socket_of(served)
     assert stat.S_ISSOCK(path.stat().st_mode)
     assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)) == (0o600, 0o700)
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o777])
-def test_the_mode_is_the_same_whatever_the_umask_is(tmp_path: Path, umask: int) -> None:
+def test_user_socket_mode_ignores_the_umask(tmp_path: Path, umask: int) -> None:
     (tmp_path / "sockets").mkdir(0o700)
     before = os.umask(umask)
     try:
@@ -183,7 +183,7 @@ def test_the_mode_is_the_same_whatever_the_umask_is(tmp_path: Path, umask: int) 
 
 
 @pytest.mark.thorough
-def test_a_folder_that_is_deeper_than_an_address_is_long(tmp_path: Path) -> None:
+def test_user_socket_works_in_a_path_longer_than_an_address(tmp_path: Path) -> None:
     deep = tmp_path / ("a" * 100) / ("b" * 100)
     deep.mkdir(parents=True)
     with Served(deep) as served:
@@ -196,7 +196,7 @@ def test_a_folder_that_is_deeper_than_an_address_is_long(tmp_path: Path) -> None
 
 
 @pytest.mark.thorough
-def test_two_servers_have_two(tmp_path: Path) -> None:
+def test_two_servers_have_separate_user_sockets(tmp_path: Path) -> None:
     with Served(tmp_path / "one") as one:
         first = socket_of(one)
         # The same state folder, and another port.
@@ -212,7 +212,7 @@ def test_two_servers_have_two(tmp_path: Path) -> None:
         assert list(first.parent.iterdir()) == [first]
 
 
-def test_without_a_folder_the_server_serves_and_says_so_once(tmp_path: Path) -> None:
+def test_server_without_a_socket_folder_serves_and_warns_once(tmp_path: Path) -> None:
     folder = tmp_path / "server" / "state" / "banksman"
     folder.mkdir(parents=True, mode=0o700)
     (folder / "sockets").write_text("no folder")
@@ -226,7 +226,7 @@ def test_without_a_folder_the_server_serves_and_says_so_once(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707])
-def test_a_folder_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+def test_user_socket_folder_writable_by_others_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "sockets").mkdir()
     os.chmod(tmp_path / "sockets", mode)
     with pytest.raises(UsageError, match="others may change"):
@@ -234,7 +234,7 @@ def test_a_folder_that_others_may_write_is_refused(tmp_path: Path, mode: int) ->
     assert list((tmp_path / "sockets").iterdir()) == []
 
 
-def test_a_folder_that_others_may_read_is_closed_to_them(tmp_path: Path) -> None:
+def test_user_socket_folder_readable_by_others_is_made_private(tmp_path: Path) -> None:
     (tmp_path / "sockets").mkdir(0o755)
     listener, path = sockets.listen_in(tmp_path / "sockets")
     listener.close()
@@ -243,7 +243,7 @@ def test_a_folder_that_others_may_read_is_closed_to_them(tmp_path: Path) -> None
 
 
 # -- its end ----------------------------------------------------------------------------------------------------------
-def test_term_takes_it_away(fresh: Served) -> None:
+def test_sigterm_removes_the_user_socket(fresh: Served) -> None:
     path = socket_of(fresh)
     assert fresh.process is not None
     fresh.process.send_signal(signal.SIGTERM)
@@ -252,7 +252,7 @@ def test_term_takes_it_away(fresh: Served) -> None:
     assert list(path.parent.iterdir()) == []
 
 
-def test_what_a_killed_server_left_is_removed_by_the_next(fresh: Served) -> None:
+def test_user_socket_of_killed_server_is_removed_by_the_next(fresh: Served) -> None:
     path = socket_of(fresh)
     fresh.kill()
     assert path.exists()
@@ -260,7 +260,7 @@ def test_what_a_killed_server_left_is_removed_by_the_next(fresh: Served) -> None
     assert list(path.parent.iterdir()) == [socket_of(fresh)]
 
 
-def test_the_dead_are_swept_and_the_living_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_sweep_removes_dead_sockets_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "sockets"
     dead = leave_dead(folder)
     listener, path = sockets.listen_in(folder)
@@ -281,7 +281,7 @@ def test_the_dead_are_swept_and_the_living_are_not(tmp_path: Path, monkeypatch: 
     assert sockets.sweep(folder) == [path.name]
 
 
-def test_what_may_be_another_machines_stays(tmp_path: Path) -> None:
+def test_socket_sweep_keeps_sockets_of_another_machine(tmp_path: Path) -> None:
     """A home that two machines share: from here the other's sockets look dead."""
     folder = tmp_path / "sockets"
     dead = leave_dead(folder)
@@ -292,7 +292,7 @@ def test_what_may_be_another_machines_stays(tmp_path: Path) -> None:
     assert sorted(folder.iterdir()) == sorted([elsewhere, folder / "a file"])
 
 
-def test_one_that_is_being_made_is_not_taken_for_dead(tmp_path: Path) -> None:
+def test_socket_sweep_waits_for_a_socket_being_made(tmp_path: Path) -> None:
     """Between its bind and its listen it looks dead. So a sweep waits for whoever has the folder, or does nothing."""
     folder = tmp_path / "sockets"
     dead = leave_dead(folder)

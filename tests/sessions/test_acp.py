@@ -16,7 +16,7 @@ from banksman.core.session.outcome import By
 
 
 # -- turns -----------------------------------------------------------------------------------------------------------
-async def test_a_turn_has_its_last_message_its_reason_and_what_it_took(tmp_path: Path) -> None:
+async def test_turn_reports_last_message_stop_reason_and_usage(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         outcome = await case.answer("@@text Looking.\n@@ran ls\n@@text All\n@@text  is well.")
         assert (outcome.kind, outcome.text, outcome.stop_reason) == (Kind.DONE, "All is well.", "end_turn")
@@ -26,7 +26,7 @@ async def test_a_turn_has_its_last_message_its_reason_and_what_it_took(tmp_path:
         assert sent(case)[1]["params"] == {"cwd": str(tmp_path), "mcpServers": []}
 
 
-async def test_updates_come_as_the_agent_said_them(tmp_path: Path) -> None:
+async def test_turn_yields_updates_in_agent_order(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask("@@think hm\n@@plan look\n@@ran ls\n@@text done\n@@mode code")
         kinds_ = [update["sessionUpdate"] async for update in turn]
@@ -48,7 +48,7 @@ async def test_updates_come_as_the_agent_said_them(tmp_path: Path) -> None:
         ("@@exit 3", Kind.FAILED, "3"),
     ],
 )
-async def test_how_a_turn_ends(tmp_path: Path, prompt: str, kind: Kind, words: str | None) -> None:
+async def test_turn_outcome_matches_stop_reason(tmp_path: Path, prompt: str, kind: Kind, words: str | None) -> None:
     async with opened(tmp_path) as case:
         outcome = await case.answer(prompt)
         assert outcome.kind is kind
@@ -57,14 +57,14 @@ async def test_how_a_turn_ends(tmp_path: Path, prompt: str, kind: Kind, words: s
         assert (await case.answer("on")).text == "you said: on"
 
 
-async def test_a_late_word_is_still_of_its_turn(tmp_path: Path) -> None:
+async def test_turn_includes_text_that_arrives_late(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"quiet_seconds": 0.5}) as case:
         first = await case.answer("@@text early\n@@late  and late")
         assert (first.kind, first.text) == (Kind.DONE, "early and late")
         assert (await case.answer("@@text next")).text == "next"
 
 
-async def test_what_is_no_message_and_what_nobody_asked_for_changes_nothing(tmp_path: Path) -> None:
+async def test_session_ignores_unparsable_lines_and_stray_replies(tmp_path: Path) -> None:
     strays = "\n".join(f"@@stray {id}" for id in ("1", "2", "999", '"2"', '"x"', "null"))
     for is_string in (False, True):
         async with opened(
@@ -75,7 +75,7 @@ async def test_what_is_no_message_and_what_nobody_asked_for_changes_nothing(tmp_
             assert (await case.answer("@@text again\n@@twice")).text == "again"
 
 
-async def test_words_of_another_conversation_are_no_turns(tmp_path: Path) -> None:
+async def test_turn_ignores_updates_of_another_conversation(tmp_path: Path) -> None:
     """A subagent has a conversation of its own, and may speak first."""
     update = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": "foreign"}}
     aside = json.dumps({"method": "session/update", "params": {"sessionId": "other", "update": update}})
@@ -88,7 +88,7 @@ async def test_words_of_another_conversation_are_no_turns(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("id", ["1.5", "true", "[]", '{"a":1}', "99999999999999999999999999"])
-async def test_a_request_that_cannot_be_answered_under_its_id_is_answered_under_none(tmp_path: Path, id: str) -> None:
+async def test_session_answers_request_with_invalid_id_under_null_id(tmp_path: Path, id: str) -> None:
     async with opened(tmp_path) as case:
         prompt = f'@@raw {{"jsonrpc":"2.0","id":{id},"method":"fs/read_text_file","params":{{}}}}\n@@text well'
         assert (await case.answer(prompt)).text == "well"
@@ -96,7 +96,7 @@ async def test_a_request_that_cannot_be_answered_under_its_id_is_answered_under_
         assert (error["id"], error["error"]["code"]) == (None, -32600)
 
 
-async def test_a_line_of_many_ends_its_turn_at_most(tmp_path: Path) -> None:
+async def test_oversized_batch_fails_only_its_turn(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         assert (await case.answer(f"@@raw {[0] * 10_000}\n@@text well")).text == "well"
         many = json.dumps([{"method": "x"}] * 300)
@@ -104,7 +104,7 @@ async def test_a_line_of_many_ends_its_turn_at_most(tmp_path: Path) -> None:
         assert (await case.answer("@@text next")).text == "next"
 
 
-async def test_an_answer_too_large_to_keep_ends_its_turn_and_no_other(tmp_path: Path) -> None:
+async def test_oversized_answer_fails_only_its_turn(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"frame_bytes_max": 100_000}) as case:
         outcome = await case.answer("@@text x\n@@huge 300000")
         assert (outcome.kind, str(outcome.error)) == (Kind.FAILED, "frame_too_large")
@@ -112,7 +112,7 @@ async def test_an_answer_too_large_to_keep_ends_its_turn_and_no_other(tmp_path: 
         assert len(case.processes) == 1
 
 
-async def test_what_cannot_be_sent_to_this_agent_fails_its_turn_and_says_why(tmp_path: Path) -> None:
+async def test_turn_fails_with_reason_when_agent_cannot_take_content(tmp_path: Path) -> None:
     image = {"type": "image", "data": "AA==", "mimeType": "image/png"}
     async with opened(tmp_path, character={"takes": []}) as case:
         outcome = await case.outcome(await case.session.ask([image]))
@@ -125,7 +125,7 @@ async def test_what_cannot_be_sent_to_this_agent_fails_its_turn_and_says_why(tmp
 
 
 # -- stopping --------------------------------------------------------------------------------------------------------
-async def test_an_interrupt_is_a_cancel_and_the_next_turn_goes_on(tmp_path: Path) -> None:
+async def test_interrupt_sends_cancel_and_keeps_session_usable(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.reaches("@@text begun\n@@hang")
         receipt = await turn.interrupt()
@@ -135,7 +135,7 @@ async def test_an_interrupt_is_a_cancel_and_the_next_turn_goes_on(tmp_path: Path
         assert methods(case) == ["session/new", "session/cancel"]
 
 
-async def test_a_more_urgent_ask_takes_its_turn(tmp_path: Path) -> None:
+async def test_urgent_ask_preempts_running_turn(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         slow = await case.reaches("@@hang")
         assert (await case.answer("now", priority=INTERACTIVE)).text == "you said: now"
@@ -143,7 +143,7 @@ async def test_a_more_urgent_ask_takes_its_turn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", ["end_turn", "error"])
-async def test_a_cancel_that_is_answered_otherwise_is_a_cancel_where_that_is_known(
+async def test_cancelled_turn_is_interrupted_when_agent_is_known_to_answer_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
     agent = known(monkeypatch, tmp_path, 'cancel_may_say = ["end_turn"]')
@@ -156,7 +156,7 @@ async def test_a_cancel_that_is_answered_otherwise_is_a_cancel_where_that_is_kno
         assert outcome.stop_reason == ("end_turn" if after == "end_turn" else None)
 
 
-async def test_who_says_that_it_finished_has_finished_where_nothing_else_is_known(tmp_path: Path) -> None:
+async def test_cancelled_turn_is_done_when_unknown_agent_reports_end_turn(tmp_path: Path) -> None:
     async with opened(tmp_path, character={"after_cancel": "end_turn"}) as case:
         turn = await case.reaches("@@text x\n@@hang")
         assert not (await turn.interrupt()).stopped
@@ -164,9 +164,7 @@ async def test_who_says_that_it_finished_has_finished_where_nothing_else_is_know
 
 
 @pytest.mark.parametrize("prompt", ["@@hang", "@@text that was all\n@@never"])
-async def test_a_prompt_that_is_never_answered_is_ended_by_the_ladder_and_the_conversation_goes_on(
-    tmp_path: Path, prompt: str
-) -> None:
+async def test_unanswered_cancel_is_ended_by_ladder_and_conversation_is_resumed(tmp_path: Path, prompt: str) -> None:
     async with opened(tmp_path, options=SHORT_DRAIN, character={"after_cancel": "nothing"}) as case:
         assert (await case.answer("remember me")).kind is Kind.DONE
         turn = await case.reaches(prompt)
@@ -200,7 +198,7 @@ async def in_tool(case: Case) -> tuple[Turn, Path]:
     return turn, pids
 
 
-async def test_a_tool_that_is_left_running_after_a_cancel_is_ended(tmp_path: Path) -> None:
+async def test_interrupt_sweeps_tool_that_cancel_left_running(tmp_path: Path) -> None:
     async with opened(tmp_path, character={"leaves_tools": True}) as case:
         turn, pids = await in_tool(case)
         assert (await turn.interrupt()).by is By.BOUNDARY
@@ -214,7 +212,7 @@ async def test_a_tool_that_is_left_running_after_a_cancel_is_ended(tmp_path: Pat
 
 
 @pytest.mark.thorough
-async def test_a_tool_that_is_left_running_may_be_kept_and_is_told_of(tmp_path: Path) -> None:
+async def test_interrupt_keeps_running_tool_until_close_when_configured(tmp_path: Path) -> None:
     character, options = {"leaves_tools": True}, {"after_interrupt": "keep"}
     async with opened(tmp_path, character=character, options=options) as case:
         turn, pids = await in_tool(case)
@@ -226,7 +224,7 @@ async def test_a_tool_that_is_left_running_may_be_kept_and_is_told_of(tmp_path: 
     assert alive(pids) == []
 
 
-async def test_a_tool_that_the_agent_ends_itself_needs_no_sweep(tmp_path: Path) -> None:
+async def test_interrupt_sweeps_nothing_when_agent_ends_its_tool(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn, pids = await in_tool(case)
         await turn.interrupt()
@@ -236,7 +234,7 @@ async def test_a_tool_that_the_agent_ends_itself_needs_no_sweep(tmp_path: Path) 
 
 
 # -- what is put right -----------------------------------------------------------------------------------------------
-async def test_an_error_told_as_an_answer_is_one_where_that_is_known(
+async def test_turn_fails_on_error_text_when_agent_is_known_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = known(monkeypatch, tmp_path, "error_texts = ['^Error: [45]']")
@@ -249,7 +247,9 @@ async def test_an_error_told_as_an_answer_is_one_where_that_is_known(
         assert (await case.answer("@@text Error: 400 no such model")).kind is Kind.DONE
 
 
-async def test_silence_is_an_error_where_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_turn_fails_on_silence_when_agent_is_known_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agent = known(monkeypatch, tmp_path, "silence_is_error = true")
     async with opened(tmp_path, agent=agent) as case:
         outcome = await case.answer("@@silence")
@@ -270,7 +270,7 @@ CHARACTERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("how", CHARACTERS)
-async def test_after_a_kill_the_conversation_is_gone_on_with(tmp_path: Path, how: str) -> None:
+async def test_conversation_is_resumed_after_agent_is_killed(tmp_path: Path, how: str) -> None:
     async with opened(tmp_path, character=CHARACTERS[how]) as case:
         for number in range(3):
             await case.answer(f"@@text word {number}")
@@ -291,7 +291,7 @@ async def test_after_a_kill_the_conversation_is_gone_on_with(tmp_path: Path, how
 
 
 @pytest.mark.parametrize("code", [-32602, -32002, -32603])
-async def test_a_conversation_that_is_gone_is_told_and_begun_anew(tmp_path: Path, code: int) -> None:
+async def test_session_reports_lost_conversation_and_begins_another(tmp_path: Path, code: int) -> None:
     async with opened(tmp_path, character={"unknown_code": code}) as case:
         await case.answer("hello")
         for file in (tmp_path / "memory").iterdir():
@@ -302,7 +302,7 @@ async def test_a_conversation_that_is_gone_is_told_and_begun_anew(tmp_path: Path
         assert lost["conversation"] in sent(case)[2]["params"]["sessionId"]
 
 
-async def test_an_agent_that_remembers_nothing_loses_its_conversation_with_its_process(tmp_path: Path) -> None:
+async def test_session_loses_conversation_when_agent_cannot_load(tmp_path: Path) -> None:
     async with opened(tmp_path, character={"loads": False}) as case:
         await case.answer("hello")
         await killed(case)
@@ -310,7 +310,7 @@ async def test_an_agent_that_remembers_nothing_loses_its_conversation_with_its_p
         assert len(bodies(await case.events(), kinds.SESSION_CONTEXT_LOST)) == 1
 
 
-async def test_a_conversation_begun_elsewhere(tmp_path: Path) -> None:
+async def test_session_resumes_conversation_of_another_session(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         await case.answer("hello")
         conversation = case.state().conversation
@@ -333,9 +333,7 @@ async def test_a_conversation_begun_elsewhere(tmp_path: Path) -> None:
         ({"version": 2}, ["version 2 of ACP"]),
     ],
 )
-async def test_an_agent_that_cannot_be_spoken_with_says_who_must_act(
-    tmp_path: Path, character: dict[str, Any], words: list[str]
-) -> None:
+async def test_failed_handshake_names_who_must_act(tmp_path: Path, character: dict[str, Any], words: list[str]) -> None:
     async with opened(tmp_path, character=character) as case:
         outcome = await case.answer("hello")
         assert outcome.kind is Kind.FAILED
@@ -346,7 +344,7 @@ async def test_an_agent_that_cannot_be_spoken_with_says_who_must_act(
 
 # -- what can be set -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("offers", ["modes", "options"])
-async def test_model_and_mode_are_those_that_were_wished_for(tmp_path: Path, offers: str) -> None:
+async def test_session_sets_requested_model_and_mode(tmp_path: Path, offers: str) -> None:
     async with opened(tmp_path, character={"offers": offers}, model="big", permission_mode="code") as case:
         assert (await case.answer("@@status")).text == "code big"
         await case.session.set_model("small")
@@ -358,7 +356,7 @@ async def test_model_and_mode_are_those_that_were_wished_for(tmp_path: Path, off
         assert (await case.answer("@@status")).text == "ask big"
 
 
-async def test_a_model_that_is_not_offered_says_what_is(tmp_path: Path) -> None:
+async def test_session_lists_offered_models_when_model_is_unknown(tmp_path: Path) -> None:
     async with opened(tmp_path, model="huge") as case:
         outcome = await case.answer("hello")
         assert outcome.kind is Kind.FAILED
@@ -371,7 +369,7 @@ async def test_a_model_that_is_not_offered_says_what_is(tmp_path: Path) -> None:
         assert (await case.answer("on")).kind is Kind.DONE
 
 
-async def test_servers_are_passed_on(tmp_path: Path) -> None:
+async def test_session_passes_mcp_servers_to_agent(tmp_path: Path) -> None:
     server = {"name": "files", "command": "/bin/true", "args": ["x"], "env": [{"name": "A", "value": "b"}]}
     async with opened(tmp_path, mcp_servers=[server]) as case:
         await case.answer("hello")
@@ -379,7 +377,7 @@ async def test_servers_are_passed_on(tmp_path: Path) -> None:
 
 
 # -- what is refused before it is sent -------------------------------------------------------------------------------
-async def test_content_that_the_agent_is_known_not_to_take_is_refused_at_once(tmp_path: Path) -> None:
+async def test_ask_refuses_content_that_known_agent_does_not_take(tmp_path: Path) -> None:
     audio = [{"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}]
     async with opened(tmp_path / "known", agent="codex-acp") as case:
         with pytest.raises(UsageError, match="audio"):
@@ -390,7 +388,7 @@ async def test_content_that_the_agent_is_known_not_to_take_is_refused_at_once(tm
 
 
 @pytest.mark.parametrize("name", ["model", "permission_mode"])
-async def test_a_setting_that_has_no_bytes_is_refused(tmp_path: Path, name: str) -> None:
+async def test_session_refuses_setting_that_is_not_encodable(tmp_path: Path, name: str) -> None:
     async with opened(tmp_path) as case:
         with pytest.raises(UsageError, match=f"{name} cannot be sent"):
             await (case.session.set_model if name == "model" else case.session.set_permission_mode)("\ud800")

@@ -41,7 +41,7 @@ def answering(answer: Any) -> Any:
         ("reject", "reject"),
     ],
 )
-async def test_a_permission_is_the_option_that_was_meant(
+async def test_permission_answer_selects_matching_option(
     tmp_path: Path, answer: Any, expected: str, is_string: bool
 ) -> None:
     character = {"has_string_ids": is_string}
@@ -54,12 +54,12 @@ async def test_a_permission_is_the_option_that_was_meant(
         assert [option["optionId"] for option in asked["details"]["options"]] == ["allow", "always", "reject"]
 
 
-async def test_a_rule_answers_by_the_kind_of_tool(tmp_path: Path) -> None:
+async def test_rule_answers_by_tool_kind(tmp_path: Path) -> None:
     async with opened(tmp_path, rules={"execute": "deny"}) as case:
         assert (await case.answer(ASK)).text == f"answered {json.dumps(selected('reject'))}"
 
 
-async def test_a_question_may_be_answered_by_a_caller_once(tmp_path: Path) -> None:
+async def test_question_accepts_one_answer_of_a_caller(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask(ASK)
         asked = (await case.wait_kind(kinds.QUESTION_ASKED)).body
@@ -68,7 +68,7 @@ async def test_a_question_may_be_answered_by_a_caller_once(tmp_path: Path) -> No
         assert replies(case) == [selected("allow")]
 
 
-async def test_an_input_that_the_agent_cannot_be_given_is_refused_to_who_answers(tmp_path: Path) -> None:
+async def test_answer_with_updated_input_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask(ASK)
         asked = (await case.wait_kind(kinds.QUESTION_ASKED)).body["question"]
@@ -80,14 +80,14 @@ async def test_an_input_that_the_agent_cannot_be_given_is_refused_to_who_answers
         assert (await case.outcome(turn)).text == f"answered {json.dumps(selected('reject'))}"
 
 
-async def test_a_callback_that_gives_an_input_that_the_agent_cannot_take_says_no(tmp_path: Path) -> None:
+async def test_callback_answer_with_updated_input_becomes_denial(tmp_path: Path) -> None:
     answer = Answer("allow", updated_input={"command": "pwd"})
     async with opened(tmp_path, on_question=answering(answer)) as case:
         assert (await case.answer(ASK)).text == f"answered {json.dumps(selected('reject'))}"
 
 
 @pytest.mark.parametrize("value", [object(), "\ud800"], ids=["an object", "half a text"])
-async def test_what_cannot_be_sent_is_refused_to_who_answers(tmp_path: Path, value: Any) -> None:
+async def test_answer_with_unsendable_content_is_refused(tmp_path: Path, value: Any) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask(f"@@request elicitation/create {json.dumps({'message': 'which?'})}")
         asked = (await case.wait_kind(kinds.QUESTION_ASKED)).body["question"]
@@ -97,7 +97,7 @@ async def test_what_cannot_be_sent_is_refused_to_who_answers(tmp_path: Path, val
         assert (await case.outcome(turn)).kind is Kind.DONE
 
 
-async def test_an_interrupt_cancels_what_was_asked_after_the_turn_was_told_to_stop(tmp_path: Path) -> None:
+async def test_interrupt_cancels_open_question_after_cancel_is_sent(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask(ASK)
         await case.wait_kind(kinds.QUESTION_ASKED)
@@ -111,7 +111,7 @@ async def test_an_interrupt_cancels_what_was_asked_after_the_turn_was_told_to_st
         assert (await case.answer("on")).text == "you said: on"
 
 
-async def test_what_a_user_enters(tmp_path: Path) -> None:
+async def test_elicitation_returns_content_of_user(tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {"name": {"type": "string"}}}
     params = {"mode": "form", "message": "Who?", "requestedSchema": schema}
     answer = Answer("allow", content={"name": "x"})
@@ -121,7 +121,7 @@ async def test_what_a_user_enters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["no/such", "_vendor/what"])
-async def test_what_nobody_knows_is_refused_and_the_turn_goes_on(tmp_path: Path, method: str) -> None:
+async def test_unknown_request_is_refused_and_turn_continues(tmp_path: Path, method: str) -> None:
     async with opened(tmp_path) as case:
         outcome = await case.answer(f"@@request {method} {{}}\n@@text on")
         assert outcome.kind is Kind.DONE
@@ -136,7 +136,7 @@ async def request(case: Case, method: str, **params: Any) -> str:
     return outcome.text.removeprefix("answered ")
 
 
-async def test_files_of_the_sessions_folder_are_read_and_written(tmp_path: Path) -> None:
+async def test_file_requests_read_and_write_in_session_folder(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
         path = str(tmp_path / "a.txt")
@@ -148,7 +148,7 @@ async def test_files_of_the_sessions_folder_are_read_and_written(tmp_path: Path)
         assert (tmp_path / "b.txt").read_text() == "new"
 
 
-async def test_files_elsewhere_are_refused(tmp_path: Path) -> None:
+async def test_file_requests_outside_session_folder_are_refused(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (tmp_path / "secret").write_text("secret")
     async with opened(root) as case:
@@ -160,13 +160,13 @@ async def test_files_elsewhere_are_refused(tmp_path: Path) -> None:
         assert [reply["code"] for reply in replies(case)] == [-32603] * 4
 
 
-async def test_a_terminal_runs_in_the_sessions_folder(tmp_path: Path) -> None:
+async def test_terminal_runs_in_session_folder(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         outcome = await case.answer("@@terminal sh -c 'pwd; exit 3'")
         assert outcome.text == f"wrote {str(tmp_path) + chr(10)!r} ended 3"
 
 
-async def test_a_terminal_ends_with_the_turn_that_is_interrupted(tmp_path: Path) -> None:
+async def test_terminal_ends_with_interrupted_turn(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         pid = tmp_path / "pid"
         turn = await case.ask(f"@@terminal sh -c 'echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 60'")

@@ -33,7 +33,7 @@ async def opened(folder: Path, **how: Any) -> AsyncGenerator[Case]:
         yield Case(host, await host.open("custom", command=command, cwd=str(folder), **how), folder)
 
 
-async def test_it_says_back_what_it_is_told(tmp_path: Path) -> None:
+async def test_sdk_agent_turn_returns_text_and_updates(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         outcome = await case.answer("hello")
         assert (outcome.kind, outcome.text, outcome.stop_reason) == (Kind.DONE, "hello", "end_turn")
@@ -43,7 +43,7 @@ async def test_it_says_back_what_it_is_told(tmp_path: Path) -> None:
         assert told == [("agent_thought_chunk", "of it"), ("agent_message_chunk", "and so on")]
 
 
-async def test_it_asks_and_is_answered(tmp_path: Path) -> None:
+async def test_sdk_agent_permission_is_answered(tmp_path: Path) -> None:
     asked: list[Question] = []
 
     def answer(question: Question) -> str:
@@ -65,7 +65,7 @@ async def test_it_asks_and_is_answered(tmp_path: Path) -> None:
         assert ended == ["completed", "failed"]
 
 
-async def test_it_is_interrupted_and_goes_on(tmp_path: Path) -> None:
+async def test_sdk_agent_turn_is_interrupted_and_next_one_runs(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask("hang on")
         await case.wait_said("hanging")
@@ -75,7 +75,7 @@ async def test_it_is_interrupted_and_goes_on(tmp_path: Path) -> None:
         assert (await case.answer("next")).text == "next"
 
 
-async def test_its_error_is_the_turns(tmp_path: Path) -> None:
+async def test_sdk_agent_error_fails_its_turn(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         outcome = await case.answer("fail on purpose")
         assert outcome.kind is Kind.FAILED
@@ -83,7 +83,7 @@ async def test_its_error_is_the_turns(tmp_path: Path) -> None:
         assert (await case.answer("next")).text == "next"
 
 
-async def test_killed_it_loads_its_conversation_and_what_it_recites_is_not_said_again(tmp_path: Path) -> None:
+async def test_sdk_agent_loads_conversation_after_kill_without_repeating_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         assert (await case.answer("remember this")).text == "remember this"
         conversation = case.session.status().conversation
@@ -104,7 +104,7 @@ async def test_killed_it_loads_its_conversation_and_what_it_recites_is_not_said_
 
 
 @pytest.mark.thorough
-async def test_what_it_does_not_remember_is_told(tmp_path: Path) -> None:
+async def test_sdk_agent_lost_conversation_is_reported(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         assert (await case.answer("remember this")).kind is Kind.DONE
         (pid,) = case.session.status().pids

@@ -45,7 +45,7 @@ def resumed(case: Case) -> list[list[str]]:
         ("@@failure [ede_diagnostic] boom", "[ede_diagnostic] boom"),
     ],
 )
-async def test_a_failure_that_calls_itself_a_success_is_failed_with_the_text_that_says_most(
+async def test_failure_reported_as_success_fails_turn_with_most_telling_text(
     tmp_path: Path, prompt: str, error: str
 ) -> None:
     async with opened(tmp_path) as case:
@@ -59,7 +59,7 @@ async def test_a_failure_that_calls_itself_a_success_is_failed_with_the_text_tha
         assert len(case.processes) == 1
 
 
-async def test_an_agent_that_leaves_after_it_failed_has_failed_once(tmp_path: Path) -> None:
+async def test_agent_that_exits_after_error_fails_its_turn_once(tmp_path: Path) -> None:
     async with opened(tmp_path, memory=True) as case:
         outcome = await case.answer("@@error API Error: 401\n@@exit 1")
         assert (outcome.kind, str(outcome.error)) == (Kind.FAILED, "API Error: 401")
@@ -77,7 +77,7 @@ async def test_an_agent_that_leaves_after_it_failed_has_failed_once(tmp_path: Pa
         {"is_error": True, "result": "", "terminal_reason": "prompt_too_long"},
     ],
 )
-async def test_a_conversation_that_no_longer_fits_is_retired_and_the_next_ask_begins_another(
+async def test_overflown_conversation_is_retired_and_next_ask_begins_another(
     tmp_path: Path, overflow: dict[str, Any]
 ) -> None:
     async with opened(tmp_path, memory=True) as case:
@@ -100,7 +100,7 @@ async def test_a_conversation_that_no_longer_fits_is_retired_and_the_next_ask_be
         assert prompts(case) == ["one", "two", "three", "@@exit 1", "four"]
 
 
-async def test_a_prompt_that_is_too_large_by_itself_is_not_the_conversations_fault(tmp_path: Path) -> None:
+async def test_oversized_prompt_does_not_retire_conversation(tmp_path: Path) -> None:
     async with opened(tmp_path, memory=True) as case:
         await case.answer("one")
         conversation = case.session.status().conversation
@@ -119,7 +119,7 @@ async def test_a_prompt_that_is_too_large_by_itself_is_not_the_conversations_fau
         assert resumed(case) == [[], []]
 
 
-async def test_words_about_prompts_that_are_too_long_are_no_overflow(tmp_path: Path) -> None:
+async def test_answer_that_quotes_overflow_error_is_no_overflow(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         assert (await case.answer(f"@@say {TOO_LONG}")).kind is Kind.DONE
         assert (await case.answer("next")).text == "next"
@@ -128,7 +128,7 @@ async def test_words_about_prompts_that_are_too_long_are_no_overflow(tmp_path: P
 
 # -- scenario 48 -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", ["boundary", "ladder", "exit"])
-async def test_a_turn_that_timed_out_after_its_tools_ran_is_not_sent_again(tmp_path: Path, how: str) -> None:
+async def test_timed_out_turn_is_not_resent_after_its_tools_ran(tmp_path: Path, how: str) -> None:
     setting = {"boundary": "", "ladder": "@@on_interrupt ignored\n", "exit": "@@at interrupt exit 1\n"}[how]
     work = f"work\n{setting}@@tool_use Bash\n@@tool_result done\n@@hang"
     options = {**SHORT_DRAIN, "clocks": {"bytes": 1.0}}
@@ -143,7 +143,7 @@ async def test_a_turn_that_timed_out_after_its_tools_ran_is_not_sent_again(tmp_p
 
 
 # -- scenario 25 -----------------------------------------------------------------------------------------------------
-async def test_an_image_that_is_read_twice_in_one_line_is_survived(tmp_path: Path) -> None:
+async def test_session_accepts_image_repeated_in_one_line(tmp_path: Path) -> None:
     data = "iVBORw0K" * 160_000
     source = {"type": "base64", "media_type": "image/png", "data": data}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "image", "source": source}]}

@@ -26,21 +26,21 @@ def words(case: Case, process: int = 0) -> list[str]:
 
 
 @pytest.mark.parametrize("value", ODD)
-async def test_a_value_is_part_of_its_flags_word_whatever_it_looks_like(tmp_path: Path, value: str) -> None:
+async def test_agent_flag_keeps_any_value_in_one_word(tmp_path: Path, value: str) -> None:
     async with opened(tmp_path, model=value, permission_mode=value, system_prompt=value) as case:
         assert (await case.answer("one")).kind is Kind.DONE
         flags = [f"--model={value}", f"--permission-mode={value}", f"--append-system-prompt={value}"]
         assert words(case) == [*PLAIN, *flags]
 
 
-async def test_what_is_not_wished_for_is_no_flag_and_what_is_added_comes_last(tmp_path: Path) -> None:
+async def test_agent_command_has_only_requested_flags_and_extra_args_last(tmp_path: Path) -> None:
     async with opened(tmp_path, args=["--add-dir", "/x y", "-d"]) as case:
         await case.answer("one")
         assert words(case) == [*PLAIN, "--add-dir", "/x y", "-d"]
 
 
 @pytest.mark.parametrize("fork", [False, True])
-async def test_a_conversation_is_part_of_its_flags_word(tmp_path: Path, fork: bool) -> None:
+async def test_resume_flag_keeps_conversation_in_one_word(tmp_path: Path, fork: bool) -> None:
     async with opened(tmp_path, memory=True, resume="--evil id", fork=fork) as case:
         # Nobody knows it; another is begun, once that was said.
         assert (await case.answer("one")).kind is Kind.FAILED
@@ -49,7 +49,7 @@ async def test_a_conversation_is_part_of_its_flags_word(tmp_path: Path, fork: bo
         assert words(case, 1) == PLAIN
 
 
-async def test_a_conversation_that_the_agent_named_is_part_of_its_flags_word(tmp_path: Path) -> None:
+async def test_resume_flag_keeps_agent_given_conversation_in_one_word(tmp_path: Path) -> None:
     named = '{"type":"system","subtype":"init","session_id":"--evil id"}'
     async with opened(tmp_path, memory=True) as case:
         await case.answer(f"@@raw {named}\n@@exit 1")
@@ -59,7 +59,7 @@ async def test_a_conversation_that_the_agent_named_is_part_of_its_flags_word(tmp
 
 
 @pytest.mark.parametrize("name", ["", "a\\u0000b", "a\\nb", "x" * 300_000], ids=["empty", "NUL", "newline", "long"])
-async def test_what_cannot_be_a_word_is_not_learnt_as_a_name(tmp_path: Path, name: str) -> None:
+async def test_conversation_name_that_cannot_be_an_argument_is_ignored(tmp_path: Path, name: str) -> None:
     named = f'{{"type":"system","subtype":"init","session_id":"{name}"}}'
     async with opened(tmp_path, memory=True) as case:
         await case.answer("one")
@@ -85,15 +85,13 @@ async def test_what_cannot_be_a_word_is_not_learnt_as_a_name(tmp_path: Path, nam
         {"fork": True},
     ],
 )
-async def test_what_cannot_be_a_word_is_refused_at_the_opening(tmp_path: Path, how: dict[str, Any]) -> None:
+async def test_open_refuses_value_that_cannot_be_an_argument(tmp_path: Path, how: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         async with opened(tmp_path, **how):
             raise AssertionError("it was opened")
 
 
-async def test_what_tells_an_agent_that_it_is_inside_another_is_taken_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_agent_environment_drops_nesting_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NESTING:
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("OTHER_TEST_VARIABLE", "1")
@@ -114,7 +112,9 @@ async def test_agent_inherits_no_variable_of_banksman(tmp_path: Path, monkeypatc
         assert not [name for name in case.processes[0].env if name.startswith("BANKSMAN_")]
 
 
-async def test_an_environment_can_be_the_callers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_agent_environment_is_callers_alone_without_inherit_env(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTHER_TEST_VARIABLE", "1")
     async with opened(tmp_path, env={"BANKSMAN_MINE": "1"}, inherit_env=False) as case:
         await case.answer("one")

@@ -31,7 +31,7 @@ async def retired(case: Case) -> list[str]:
     return [body["reason"] for body in bodies(await case.events(), kinds.PROCESS_RETIRED)]
 
 
-async def test_a_task_that_outlives_its_turn_is_answered_and_its_process_kept(tmp_path: Path) -> None:
+async def test_background_task_is_answered_and_keeps_its_process(tmp_path: Path) -> None:
     go, end, over = (tmp_path / name for name in ("go", "end", "over"))
     later = [f"wait {go}", asking("Bash"), f"touch {over}", f"wait {end}", tasks()]
     script = {"prompt 1": [tasks("b1", "b2"), "say started it", tasks("b1"), *(f"at idle {step}" for step in later)]}
@@ -63,7 +63,7 @@ async def test_a_task_that_outlives_its_turn_is_answered_and_its_process_kept(tm
         assert len(case.processes) == 2
 
 
-async def test_a_question_of_a_task_is_kept_through_the_turns_of_others(tmp_path: Path) -> None:
+async def test_background_task_question_stays_open_through_other_turns(tmp_path: Path) -> None:
     over = tmp_path / "over"
     script = {"prompt 1": [tasks("b1"), "say started it", f"at idle {asking('Bash')}", f"at idle touch {over}"]}
     async with opened(tmp_path, script, options={**IDLE, "clocks": {"bytes": 600.0}}) as case:
@@ -81,7 +81,7 @@ async def test_a_question_of_a_task_is_kept_through_the_turns_of_others(tmp_path
         assert [answer["response"] for answer in answers(case)] == [{"behavior": "deny", "message": "not now"}]
 
 
-async def test_tasks_end_with_their_process(tmp_path: Path) -> None:
+async def test_background_tasks_end_with_their_process(tmp_path: Path) -> None:
     script = {"prompt 1": [tasks("b1"), "say started it", f"at idle {asking('Bash')}"]}
     async with opened(tmp_path, script, memory=True, options=IDLE) as case:
         await case.answer("one")
@@ -95,7 +95,7 @@ async def test_tasks_end_with_their_process(tmp_path: Path) -> None:
         await case.wait_kind(kinds.PROCESS_RETIRED)
 
 
-async def test_a_session_is_closed_also_while_a_task_lives(tmp_path: Path) -> None:
+async def test_session_closes_while_background_task_lives(tmp_path: Path) -> None:
     script = {"prompt 1": [tasks("b1"), "say started it", "at eof hang"]}
     async with opened(tmp_path, script, options=SHORT_DRAIN) as case:
         await case.answer("one")

@@ -16,7 +16,7 @@ from banksman.core.session import event as kinds
 from banksman.testing import checks, fake_agent
 
 
-async def test_closing_ends_what_runs_and_refuses_what_waits(tmp_path: Path) -> None:
+async def test_close_interrupts_running_turn_and_refuses_queued_asks(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.running("one")
         waiting = [await case.ask(f"waiting {number}") for number in range(3)]
@@ -36,7 +36,7 @@ async def test_closing_ends_what_runs_and_refuses_what_waits(tmp_path: Path) -> 
         assert prompts(case) == ["one"]
 
 
-async def test_a_session_can_be_closed_by_many_and_again(tmp_path: Path) -> None:
+async def test_close_is_idempotent_and_concurrent(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         await case.answer("one")
         first = asyncio.ensure_future(case.session.close())
@@ -49,7 +49,7 @@ async def test_a_session_can_be_closed_by_many_and_again(tmp_path: Path) -> None
         assert (await case.kinds()).count(kinds.SESSION_CLOSED) == 1
 
 
-async def test_a_session_that_was_never_asked_closes_at_once(tmp_path: Path) -> None:
+async def test_unused_session_closes_at_once(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         await case.session.close()
         assert await case.kinds() == [kinds.SESSION_OPENED, kinds.SESSION_CLOSED]
@@ -57,7 +57,7 @@ async def test_a_session_that_was_never_asked_closes_at_once(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("point", ["initialize", "read", "started", "init", "result", "completed", "idle", "interrupt"])
-async def test_closing_at_any_moment_ends_everything(tmp_path: Path, point: str) -> None:
+async def test_close_at_any_point_ends_turn_and_process(tmp_path: Path, point: str) -> None:
     reached = tmp_path / "reached"
     script = [f"at {point} touch {reached}", f"at {point} wait {tmp_path / 'never'}"]
     async with opened(tmp_path, script) as case:
@@ -74,7 +74,7 @@ async def test_closing_at_any_moment_ends_everything(tmp_path: Path, point: str)
         assert not os.path.exists(f"/proc/{case.processes[0].pid}")
 
 
-async def test_closing_while_the_process_is_started_leaves_none(tmp_path: Path) -> None:
+async def test_close_during_process_start_leaves_no_process(tmp_path: Path) -> None:
     for passes in range(6):
         async with opened(tmp_path / str(passes)) as case:
             turn = await case.ask("one")
@@ -84,7 +84,7 @@ async def test_closing_while_the_process_is_started_leaves_none(tmp_path: Path) 
             assert (await case.outcome(turn)).kind in (Kind.REFUSED, Kind.INTERRUPTED)
 
 
-async def test_a_blocked_agent_is_closed_quickly(tmp_path: Path) -> None:
+async def test_close_ends_blocked_agent_quickly(tmp_path: Path) -> None:
     """It writes and writes, and takes no notice of the end of its stdin."""
     script = ["ignore eof", "on_interrupt unanswered"]
     async with opened(tmp_path, script, options={"drain_seconds": 60.0}) as case:
@@ -95,7 +95,7 @@ async def test_a_blocked_agent_is_closed_quickly(tmp_path: Path) -> None:
         assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
 
 
-async def test_leaving_the_host_closes_its_sessions(tmp_path: Path) -> None:
+async def test_host_exit_closes_its_sessions(tmp_path: Path) -> None:
     async with Host() as host:
         before = checks.Things.now()
         sessions = [
@@ -112,7 +112,7 @@ async def test_leaving_the_host_closes_its_sessions(tmp_path: Path) -> None:
         await host.open("claude", command=fake_agent.command())
 
 
-async def test_a_host_that_is_cancelled_twice_still_ends_its_sessions(tmp_path: Path) -> None:
+async def test_host_cancelled_twice_still_ends_its_sessions(tmp_path: Path) -> None:
     running = asyncio.Event()
     sessions: list[Session] = []
 
@@ -136,7 +136,7 @@ async def test_a_host_that_is_cancelled_twice_still_ends_its_sessions(tmp_path: 
     assert not os.path.exists(f"/proc/{process.pid}")
 
 
-def test_a_loop_that_ends_without_a_close_ends_its_sessions(tmp_path: Path) -> None:
+def test_loop_that_ends_without_close_ends_sessions(tmp_path: Path) -> None:
     turns: list[Turn] = []
 
     async def work() -> None:
@@ -152,7 +152,7 @@ def test_a_loop_that_ends_without_a_close_ends_its_sessions(tmp_path: Path) -> N
     assert turns[0].state == "ended"
 
 
-def test_a_loop_that_is_closed_without_a_word_leaves_nothing_by_the_next_use(tmp_path: Path) -> None:
+def test_loop_closed_abruptly_leaves_no_agent_after_next_use(tmp_path: Path) -> None:
     async def work() -> int:
         host = Host()
         session = await host.open("claude", command=fake_agent.command(evidence=tmp_path), options=QUICK)
@@ -174,7 +174,7 @@ def test_a_loop_that_is_closed_without_a_word_leaves_nothing_by_the_next_use(tmp
 
 
 # -- drain -----------------------------------------------------------------------------------------------------------
-async def test_draining_finishes_what_runs_and_takes_nothing_new(tmp_path: Path) -> None:
+async def test_drain_finishes_running_turn_and_refuses_new_asks(tmp_path: Path) -> None:
     async with Host() as host, opened(tmp_path, host=host, is_checked=False) as case:
         go = case.path("go")
         turn = await case.reaches(f"one\n@@say one\n@@wait {go}")
@@ -196,7 +196,7 @@ async def test_draining_finishes_what_runs_and_takes_nothing_new(tmp_path: Path)
         assert prompts(case) == ["one"]
 
 
-async def test_a_drain_that_takes_too_long_stops_what_runs(tmp_path: Path) -> None:
+async def test_drain_stops_running_turn_after_timeout(tmp_path: Path) -> None:
     async with Host() as host, opened(tmp_path, host=host, is_checked=False) as case:
         turn = await case.running("one")
         await host.drain(timeout=0.1)
@@ -204,7 +204,7 @@ async def test_a_drain_that_takes_too_long_stops_what_runs(tmp_path: Path) -> No
         assert case.session.is_closed
 
 
-async def test_a_drain_that_nobody_waits_for_goes_on(tmp_path: Path) -> None:
+async def test_cancelled_drain_continues(tmp_path: Path) -> None:
     async with Host() as host, opened(tmp_path, host=host, is_checked=False) as case:
         go = case.path("go")
         turn = await case.reaches(f"one\n@@say one\n@@wait {go}")
@@ -217,7 +217,7 @@ async def test_a_drain_that_nobody_waits_for_goes_on(tmp_path: Path) -> None:
         await case.session.wait_closed()
 
 
-async def test_a_drain_does_not_wait_for_a_turn_of_the_agents_own(tmp_path: Path) -> None:
+async def test_drain_does_not_wait_for_agent_initiated_turn(tmp_path: Path) -> None:
     script = {"prompt 1": ["say one", "at idle own task-notification say mine ;; hang"]}
     async with Host() as host, opened(tmp_path, script, host=host, is_checked=False) as case:
         await case.answer("one")
@@ -226,7 +226,7 @@ async def test_a_drain_does_not_wait_for_a_turn_of_the_agents_own(tmp_path: Path
         assert case.session.is_closed
 
 
-async def test_the_deadline_of_a_drain_outlives_who_asked_for_it(tmp_path: Path) -> None:
+async def test_drain_deadline_applies_after_its_caller_is_cancelled(tmp_path: Path) -> None:
     async with Host() as host, opened(tmp_path, host=host, is_checked=False) as case:
         turn = await case.running("for ever")
         draining = asyncio.ensure_future(host.drain(timeout=0.2))
@@ -237,7 +237,7 @@ async def test_the_deadline_of_a_drain_outlives_who_asked_for_it(tmp_path: Path)
         await case.session.wait_closed()
 
 
-async def test_a_name_is_one_session_while_it_is_open(tmp_path: Path) -> None:
+async def test_session_name_is_unique_while_open(tmp_path: Path) -> None:
     async with Host() as host:
         one = await host.open("claude", command=fake_agent.command(), name="it")
         assert await host.open("claude", command=fake_agent.command(), name="it") is one

@@ -55,7 +55,7 @@ async def own_turns(case: Case) -> list[str]:
 
 
 # -- turns -----------------------------------------------------------------------------------------------------------
-async def test_turns_and_what_they_use(tmp_path: Path) -> None:
+async def test_turn_reports_text_and_usage(tmp_path: Path) -> None:
     async with opened(tmp_path, model="m", permission_mode="untrusted", system_prompt="be kind") as case:
         outcome = await case.answer("@@think hm\n@@text Looking.\n@@ran ls\n@@text All is well.")
         assert (outcome.kind, outcome.text, outcome.stop_reason) == (Kind.DONE, "All is well.", "completed")
@@ -67,7 +67,7 @@ async def test_turns_and_what_they_use(tmp_path: Path) -> None:
         assert await own_turns(case) == []
 
 
-async def test_updates_as_they_come(tmp_path: Path) -> None:
+async def test_turn_yields_updates_in_order(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask("@@think hm\n@@ran ls\n@@slow 2 0")
         updates = [update async for update in turn]
@@ -78,7 +78,7 @@ async def test_updates_as_they_come(tmp_path: Path) -> None:
         ]
 
 
-async def test_a_value_instead_of_words(tmp_path: Path) -> None:
+async def test_ask_with_schema_returns_value_or_fails(tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     async with opened(tmp_path) as case:
         assert (await case.answer('@@text {"a": 1}', schema=schema)).structured == {"a": 1}
@@ -90,7 +90,7 @@ async def test_a_value_instead_of_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("prompt", "words"), [("@@error the model is gone", "the model is gone"), ("@@exit 3", "3")], ids=["error", "exit"]
 )
-async def test_a_turn_that_fails_and_the_next(tmp_path: Path, prompt: str, words: str) -> None:
+async def test_failed_turn_reports_error_and_next_turn_runs(tmp_path: Path, prompt: str, words: str) -> None:
     async with opened(tmp_path) as case:
         outcome = await case.answer(prompt)
         assert outcome.kind is Kind.FAILED
@@ -98,7 +98,7 @@ async def test_a_turn_that_fails_and_the_next(tmp_path: Path, prompt: str, words
         assert (await case.answer("on")).text == "you said: on"
 
 
-async def test_replies_that_are_late_twice_or_strays_change_nothing(tmp_path: Path) -> None:
+async def test_late_duplicate_and_stray_replies_are_ignored(tmp_path: Path) -> None:
     strays = "\n".join(f"@@stray {id}" for id in ("0", "1", "3", "999", '"3"', "null"))
     async with opened(tmp_path) as case:
         assert (await case.answer("@@late_reply\n@@text late")).text == "late"
@@ -108,20 +108,20 @@ async def test_replies_that_are_late_twice_or_strays_change_nothing(tmp_path: Pa
         assert await own_turns(case) == []
 
 
-async def test_a_reply_too_large_to_keep_whose_id_comes_last(tmp_path: Path) -> None:
+async def test_oversized_reply_with_trailing_id_is_ignored(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"frame_bytes_max": 1 << 20}) as case:
         assert (await case.answer("@@huge_reply\n@@text well")).text == "well"
         assert await own_turns(case) == []
 
 
-async def test_an_answer_too_large_to_keep_ends_its_turn_and_no_other(tmp_path: Path) -> None:
+async def test_oversized_answer_fails_only_its_turn(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"frame_bytes_max": 100_000}) as case:
         outcome = await case.answer("@@huge 300000")
         assert (outcome.kind, str(outcome.error)) == (Kind.FAILED, "frame_too_large")
         assert (await case.answer("@@text small")).text == "small"
 
 
-async def test_a_turn_of_the_agents_own(tmp_path: Path) -> None:
+async def test_agent_initiated_turn_is_kept_apart_from_asked_ones(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         assert (await case.answer("@@text mine\n@@own by myself")).text == "mine"
         # What it says of it may come before the turn has begun.
@@ -132,7 +132,7 @@ async def test_a_turn_of_the_agents_own(tmp_path: Path) -> None:
 
 
 # -- steering --------------------------------------------------------------------------------------------------------
-async def test_a_prompt_is_added_to_the_turn(tmp_path: Path) -> None:
+async def test_steered_prompt_joins_running_turn(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         go = case.path("go")
         first = await case.reaches(f"@@text one\n@@await {go}")
@@ -145,9 +145,7 @@ async def test_a_prompt_is_added_to_the_turn(tmp_path: Path) -> None:
         assert sent(case, "turn/steer")[0]["input"] == [{"type": "text", "text": "@@text two"}]
 
 
-async def test_an_agent_that_is_known_not_to_take_more_is_not_steered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_steer_is_refused_when_agent_lacks_capability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = known_agents.load("codex")
     less = dataclasses.replace(known, capabilities=known.capabilities - {"steer"})
 
@@ -160,7 +158,7 @@ async def test_an_agent_that_is_known_not_to_take_more_is_not_steered(
             await case.session.ask("more", on_busy="steer")
 
 
-async def test_a_prompt_that_the_turn_refuses_has_a_turn_of_its_own(tmp_path: Path) -> None:
+async def test_steered_prompt_gets_own_turn_when_agent_refuses_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         go = case.path("go")
         first = await case.reaches(f"@@text one\n@@deaf\n@@await {go}")
@@ -173,7 +171,7 @@ async def test_a_prompt_that_the_turn_refuses_has_a_turn_of_its_own(tmp_path: Pa
 
 
 # -- stopping --------------------------------------------------------------------------------------------------------
-async def test_an_interrupt_in_a_stream_keeps_what_was_said(tmp_path: Path) -> None:
+async def test_interrupt_during_stream_keeps_partial_text(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask("@@slow 1000 0.01")
         await case.wait_said("tick1 ")
@@ -186,7 +184,7 @@ async def test_an_interrupt_in_a_stream_keeps_what_was_said(tmp_path: Path) -> N
         assert len(case.processes) == 1
 
 
-async def test_an_interrupt_at_once(tmp_path: Path) -> None:
+async def test_interrupt_before_turn_is_named_leaves_session_usable(tmp_path: Path) -> None:
     """Before the agent has said which turn it is."""
     async with opened(tmp_path) as case:
         await case.answer("first")
@@ -213,7 +211,7 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-async def test_what_a_command_left_running_is_ended(tmp_path: Path) -> None:
+async def test_interrupt_sweeps_processes_of_running_command(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn, pids = await _in_a_tool(case, tmp_path)
         assert len(pids) == 4
@@ -228,7 +226,7 @@ async def test_what_a_command_left_running_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-async def test_what_a_command_left_running_may_be_kept_until_the_end(tmp_path: Path) -> None:
+async def test_interrupt_keeps_processes_until_close_when_configured(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"after_interrupt": "keep"}) as case:
         turn, pids = await _in_a_tool(case, tmp_path)
         await turn.interrupt()
@@ -249,7 +247,7 @@ async def test_what_a_command_left_running_may_be_kept_until_the_end(tmp_path: P
     ],
     ids=["allow", "deny", "remember"],
 )
-async def test_a_question_is_answered_by_its_own_number(tmp_path: Path, answer: Any, decision: Any) -> None:
+async def test_question_is_answered_under_its_request_id(tmp_path: Path, answer: Any, decision: Any) -> None:
     asked: list[Question] = []
 
     def on_question(question: Question) -> Any:
@@ -266,7 +264,7 @@ async def test_a_question_is_answered_by_its_own_number(tmp_path: Path, answer: 
         assert replies(case) == [{"decision": decision}] * 4
 
 
-async def test_an_input_that_the_agent_cannot_be_given_is_refused_to_who_answers(tmp_path: Path) -> None:
+async def test_answer_with_updated_input_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask("@@permission rm -rf /")
         asked = (await case.wait_kind(kinds.QUESTION_ASKED)).body["question"]
@@ -277,7 +275,7 @@ async def test_an_input_that_the_agent_cannot_be_given_is_refused_to_who_answers
         assert (await case.outcome(turn)).text == 'answered "decline"'
 
 
-async def test_a_question_of_a_turn_that_is_stopped_is_cancelled(tmp_path: Path) -> None:
+async def test_question_is_cancelled_when_its_turn_is_interrupted(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask("@@permission rm")
         await case.wait_kind(kinds.QUESTION_ASKED)
@@ -289,13 +287,13 @@ async def test_a_question_of_a_turn_that_is_stopped_is_cancelled(tmp_path: Path)
         assert replies(case) == [{"decision": "cancel"}]
 
 
-async def test_what_we_do_not_know_is_refused_and_the_agent_goes_on(tmp_path: Path) -> None:
+async def test_unknown_request_is_refused_and_turn_continues(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         assert (await case.answer("@@request currentTime/read")).text == "answered -32601"
 
 
 # -- settings, and the thread ----------------------------------------------------------------------------------------
-async def test_another_model_and_policy_from_the_next_turn_on(tmp_path: Path) -> None:
+async def test_model_and_policy_change_with_next_turn(tmp_path: Path) -> None:
     async with opened(tmp_path, model="one") as case:
         assert json.loads((await case.answer("@@settings")).text or "") == {"model": "one"}
         await case.session.set_model("two")
@@ -310,7 +308,7 @@ async def killed(case: Case) -> Event:
     return await case.wait_kind(kinds.PROCESS_EXITED)
 
 
-async def test_a_killed_agent_is_resumed_in_its_thread(tmp_path: Path) -> None:
+async def test_thread_is_resumed_after_agent_is_killed(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         await case.answer("remember 42")
         await killed(case)
@@ -321,7 +319,7 @@ async def test_a_killed_agent_is_resumed_in_its_thread(tmp_path: Path) -> None:
         assert kinds.SESSION_CONTEXT_LOST not in await case.kinds()
 
 
-async def test_a_thread_that_is_gone_is_told_as_lost(tmp_path: Path) -> None:
+async def test_missing_thread_is_reported_as_lost_context(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         await case.answer("remember 42")
         for path in (tmp_path / "memory").iterdir():

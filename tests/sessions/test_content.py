@@ -47,7 +47,7 @@ def contents(case: Case) -> list[Any]:
         ),
     ],
 )
-async def test_a_block_is_sent_in_the_agents_shape(
+async def test_content_block_is_sent_in_agent_format(
     tmp_path: Path, block: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     async with opened(tmp_path) as case:
@@ -56,7 +56,7 @@ async def test_a_block_is_sent_in_the_agents_shape(
         assert contents(case) == [[TEXT, expected]]
 
 
-async def test_an_image_is_sent_however_the_ask_is_taken(tmp_path: Path) -> None:
+async def test_image_is_sent_by_enqueue_steer_and_collect(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         running = await case.running("one")
         steered = await case.session.ask([TEXT, IMAGE], on_busy="steer")
@@ -69,7 +69,7 @@ async def test_an_image_is_sent_however_the_ask_is_taken(tmp_path: Path) -> None
 
 
 @pytest.mark.thorough
-async def test_an_image_of_megabytes_is_sent_whole(tmp_path: Path) -> None:
+async def test_image_of_megabytes_is_sent_whole(tmp_path: Path) -> None:
     data = "A" * (6 << 20)
     async with opened(tmp_path) as case:
         turn = await case.session.ask([TEXT, {**IMAGE, "data": data}])
@@ -77,7 +77,7 @@ async def test_an_image_of_megabytes_is_sent_whole(tmp_path: Path) -> None:
         assert contents(case)[0][1]["source"]["data"] == data
 
 
-async def test_an_agent_without_images_is_sent_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_image_is_refused_when_agent_lacks_capability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "images")
     async with opened(tmp_path) as case:
         for how in ("enqueue", "steer", "collect"):
@@ -100,7 +100,7 @@ def _quiet(said: Any) -> None:
         ("mcp_servers", {"mcp_servers": [{"name": "other", "command": "other"}]}),
     ],
 )
-async def test_what_an_agent_cannot_do_is_refused_at_the_opening(
+async def test_open_refuses_option_that_agent_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, how: dict[str, Any]
 ) -> None:
     without(monkeypatch, name)
@@ -109,7 +109,7 @@ async def test_what_an_agent_cannot_do_is_refused_at_the_opening(
             raise AssertionError("it was opened")
 
 
-async def test_what_an_agent_cannot_do_is_refused_at_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_session_call_refuses_option_that_agent_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "schema", "model", "permission_mode")
     async with opened(tmp_path) as case:
         with pytest.raises(UsageError, match="schema"):
@@ -143,7 +143,7 @@ async def test_what_an_agent_cannot_do_is_refused_at_the_call(tmp_path: Path, mo
         [{"type": "text", "text": "\ud800"}],
     ],
 )
-async def test_what_cannot_be_content_is_refused_and_nothing_starts(tmp_path: Path, prompt: Any) -> None:
+async def test_invalid_content_is_refused_before_agent_starts(tmp_path: Path, prompt: Any) -> None:
     async with opened(tmp_path) as case:
         with pytest.raises(UsageError):
             await case.session.ask(prompt)

@@ -39,7 +39,7 @@ async def begun(them: Crowd, prompt: str = "begun") -> str:
 
 
 # -- who has it ------------------------------------------------------------------------------------------------------
-async def test_a_conversation_is_driven_by_one_session_only(tmp_path: Path) -> None:
+async def test_conversation_is_driven_by_one_session_only(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         conversation = await begun(them)
         first = await them.open("first", resume=conversation)
@@ -56,7 +56,7 @@ async def test_a_conversation_is_driven_by_one_session_only(tmp_path: Path) -> N
         assert await recalled(second) == ["begun", "@@recall"]
 
 
-async def test_a_session_that_learns_the_name_of_its_conversation_has_it(tmp_path: Path) -> None:
+async def test_conversation_is_owned_once_session_learns_its_name(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         first = await them.open("first")
         await first.answer("one")
@@ -65,7 +65,7 @@ async def test_a_session_that_learns_the_name_of_its_conversation_has_it(tmp_pat
         assert len(them.alive()) == 1
 
 
-async def test_a_conversation_is_kept_while_its_process_is_not_there(tmp_path: Path) -> None:
+async def test_conversation_stays_owned_without_a_process(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         first = await them.open("first", options={"idle_seconds": 0.05})
         await first.answer("one")
@@ -74,7 +74,7 @@ async def test_a_conversation_is_kept_while_its_process_is_not_there(tmp_path: P
             await them.open("second", resume=conversation_of(first))
 
 
-async def test_hosts_that_share_a_log_share_its_leases(tmp_path: Path) -> None:
+async def test_conversation_leases_are_shared_by_hosts_of_one_log(tmp_path: Path) -> None:
     log = MemoryLog()
     async with PlainHost(lambda: log) as one, PlainHost(lambda: log) as two:
         command = fake_agent.command(memory=tmp_path)
@@ -97,7 +97,7 @@ def init_of(conversation: str) -> str:
 
 
 @pytest.mark.parametrize("when", ["in a turn", "between turns"])
-async def test_an_agent_that_comes_into_a_conversation_of_anothers_is_given_up(tmp_path: Path, when: str) -> None:
+async def test_agent_is_dropped_when_it_enters_conversation_of_another_session(tmp_path: Path, when: str) -> None:
     async with crowd(tmp_path) as them:
         first, second = await them.open("first"), await them.open("second")
         await first.answer("one")
@@ -126,7 +126,7 @@ async def test_an_agent_that_comes_into_a_conversation_of_anothers_is_given_up(t
         assert [text.partition("\n")[0] for text in await recalled(first)] == ["one", "long"]
 
 
-async def test_an_agent_that_begins_another_conversation_by_itself_has_that_one_and_no_longer_the_other(
+async def test_conversation_ownership_follows_agent_that_switches_conversation(
     tmp_path: Path,
 ) -> None:
     async with crowd(tmp_path) as them:
@@ -143,7 +143,7 @@ async def test_an_agent_that_begins_another_conversation_by_itself_has_that_one_
 
 
 # -- who copies it ---------------------------------------------------------------------------------------------------
-async def test_a_fork_begins_with_the_memory_and_both_go_on(tmp_path: Path) -> None:
+async def test_fork_begins_with_memory_and_both_sessions_continue(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         first = await them.open("first", name="first")
         await first.answer("both")
@@ -162,7 +162,7 @@ async def test_a_fork_begins_with_the_memory_and_both_go_on(tmp_path: Path) -> N
         assert len(first.processes) == len(second.processes) == 1
 
 
-async def test_a_fork_can_be_forked(tmp_path: Path) -> None:
+async def test_fork_can_be_forked(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         first = await them.open("first", name="first")
         await first.answer("one")
@@ -173,7 +173,7 @@ async def test_a_fork_can_be_forked(tmp_path: Path) -> None:
         assert len({conversation_of(case) for case in (first, second, third)}) == 3
 
 
-async def test_a_fork_is_opened_as_the_original_was_and_shares_nothing_with_it(tmp_path: Path) -> None:
+async def test_fork_copies_options_of_original_and_shares_no_state(tmp_path: Path) -> None:
     asked: list[str] = []
 
     def allow(question: Question) -> str:
@@ -196,7 +196,7 @@ async def test_a_fork_is_opened_as_the_original_was_and_shares_nothing_with_it(t
         assert len({id(each.server) for each in callbacks}) == len({id(each.hooks) for each in callbacks}) == 3
 
 
-async def test_a_fork_is_resumed_and_not_forked_again(tmp_path: Path) -> None:
+async def test_fork_is_resumed_and_not_forked_again(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         first = await them.open("first")
         await first.answer("one")
@@ -208,7 +208,7 @@ async def test_a_fork_is_resumed_and_not_forked_again(tmp_path: Path) -> None:
         assert "--fork-session" not in argv(second, 2)
 
 
-async def test_a_fork_leaves_the_original_to_who_has_it(tmp_path: Path) -> None:
+async def test_fork_leaves_original_with_its_owner(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         first = await them.open("first")
         running = await first.running("long")
@@ -225,7 +225,7 @@ async def test_a_fork_leaves_the_original_to_who_has_it(tmp_path: Path) -> None:
         assert len(await recalled(fourth)) == 1
 
 
-async def test_a_fork_whose_agent_does_not_fork_is_told_and_leaves_the_original(tmp_path: Path) -> None:
+async def test_fork_fails_when_agent_resumes_original_instead(tmp_path: Path) -> None:
     """It resumes the original instead. What follows must not begin with nothing, as if that had been asked for."""
     drops = "import os, sys; os.execv(sys.argv[1], [word for word in sys.argv[1:] if word != '--fork-session'])"
     async with crowd(tmp_path) as them:
@@ -241,7 +241,7 @@ async def test_a_fork_whose_agent_does_not_fork_is_told_and_leaves_the_original(
         assert f"--resume={conversation_of(first)}" in argv(second, 2)
 
 
-async def test_what_cannot_be_forked_is_an_error_of_the_call(tmp_path: Path) -> None:
+async def test_fork_of_unforkable_session_is_usage_error(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         first = await them.open("first", name="first")
         with pytest.raises(UsageError, match="nothing was said"):
@@ -259,7 +259,7 @@ async def test_what_cannot_be_forked_is_an_error_of_the_call(tmp_path: Path) -> 
         assert them.alive() == []
 
 
-async def test_a_fork_of_a_conversation_that_the_agent_never_knew_is_a_failure_and_then_a_fresh_one(
+async def test_fork_of_unknown_conversation_fails_then_begins_fresh(
     tmp_path: Path,
 ) -> None:
     async with crowd(tmp_path) as them:
@@ -272,7 +272,7 @@ async def test_a_fork_of_a_conversation_that_the_agent_never_knew_is_a_failure_a
 
 
 # -- who goes on with it ---------------------------------------------------------------------------------------------
-async def test_a_conversation_begun_in_the_agents_own_program_is_adopted(tmp_path: Path) -> None:
+async def test_conversation_begun_outside_banksman_is_adopted(tmp_path: Path) -> None:
     """Begun by nobody of ours: the agent's program was run by hand, and only its memory is there."""
     (tmp_path / "memory").mkdir()
     lines = [json.dumps([kind, "by hand"]) for kind in ("process", "read", "prompt")]
@@ -285,7 +285,7 @@ async def test_a_conversation_begun_in_the_agents_own_program_is_adopted(tmp_pat
         assert kinds.SESSION_CONTEXT_LOST not in await case.kinds()
 
 
-async def test_an_unknown_conversation_is_a_failure_and_then_a_fresh_one_and_others_may_have_its_name(
+async def test_unknown_conversation_fails_then_begins_fresh_and_frees_its_name(
     tmp_path: Path,
 ) -> None:
     async with crowd(tmp_path) as them:
@@ -303,7 +303,7 @@ async def test_an_unknown_conversation_is_a_failure_and_then_a_fresh_one_and_oth
 
 
 @pytest.mark.parametrize("resume", ["", 7, ["x"]])
-async def test_a_resume_that_is_no_name_is_an_error_of_the_call(resume: object) -> None:
+async def test_resume_refuses_value_that_is_no_name(resume: object) -> None:
     async with Host() as host:
         with pytest.raises(UsageError, match="resume"):
             await host.open("claude", command=fake_agent.command(), resume=resume)  # pyright: ignore[reportArgumentType]
@@ -361,7 +361,7 @@ def private_fds() -> list[str]:
     return found
 
 
-async def test_mcp_servers_can_be_read_by_the_process_and_seen_by_nobody(tmp_path: Path) -> None:
+async def test_mcp_servers_reach_process_and_stay_private(tmp_path: Path) -> None:
     before = private_fds()
     async with Host() as host:
         session = await host.open("claude", command=reader(tmp_path), options=QUICK, mcp_servers=SERVERS)
@@ -386,7 +386,7 @@ async def test_mcp_servers_can_be_read_by_the_process_and_seen_by_nobody(tmp_pat
         assert private_fds() == before
 
 
-async def test_the_fd_of_mcp_servers_is_closed_with_the_session_however_it_was_used(tmp_path: Path) -> None:
+async def test_mcp_servers_fd_is_closed_with_session(tmp_path: Path) -> None:
     before = private_fds()
     async with Host() as host:
         how: dict[str, Any] = {"command": reader(tmp_path), "options": QUICK, "mcp_servers": SERVERS}
@@ -412,7 +412,7 @@ async def test_the_fd_of_mcp_servers_is_closed_with_the_session_however_it_was_u
         assert private_fds() == before
 
 
-async def test_servers_are_part_of_what_a_process_is_and_the_number_of_an_fd_is_not(tmp_path: Path) -> None:
+async def test_mcp_servers_identify_process_without_fd_number(tmp_path: Path) -> None:
     async with Host() as host:
         how: dict[str, Any] = {"name": "x", "command": reader(tmp_path), "options": QUICK}
         session = await host.open("claude", mcp_servers=SERVERS, **how)
@@ -454,7 +454,7 @@ async def test_servers_are_part_of_what_a_process_is_and_the_number_of_an_fd_is_
         pytest.param([{"name": "banksman", "command": "npx"}], id="our own name"),
     ],
 )
-async def test_mcp_servers_of_another_shape_are_an_error_of_the_call(servers: Any) -> None:
+async def test_mcp_servers_of_invalid_shape_are_usage_error(servers: Any) -> None:
     before = private_fds()
     async with Host() as host:
         with pytest.raises(UsageError):

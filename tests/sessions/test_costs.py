@@ -32,7 +32,7 @@ def total(case: Case) -> float | None:
     return None if cost is None else round(cost, 6)
 
 
-async def test_the_cost_of_a_turn_is_what_the_agent_says_of_it(tmp_path: Path) -> None:
+async def test_turn_cost_is_the_one_the_agent_reports(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         assert total(case) is None
         turn = await case.ask(costing(9.5, **models(big=0.25, small=0.01), usage={"input_tokens": 7}))
@@ -44,7 +44,7 @@ async def test_the_cost_of_a_turn_is_what_the_agent_says_of_it(tmp_path: Path) -
         assert total(case) == 0.76
 
 
-async def test_else_it_is_what_the_total_has_grown_by(tmp_path: Path) -> None:
+async def test_turn_cost_is_growth_of_total_without_own_figure(tmp_path: Path) -> None:
     async with opened(tmp_path, memory=True) as case:
         assert await spend(case, costing(0.1), costing(0.25), costing(0.25)) == [0.1, 0.15, 0.0]
         # One model of several does not say.
@@ -61,7 +61,7 @@ async def test_else_it_is_what_the_total_has_grown_by(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("members", [{}, models(big=0.2)])
-async def test_a_turn_that_failed_or_was_stopped_has_its_cost(tmp_path: Path, members: dict[str, Any]) -> None:
+async def test_failed_or_stopped_turn_has_its_cost(tmp_path: Path, members: dict[str, Any]) -> None:
     async with opened(tmp_path) as case:
         failed = await case.answer(costing(0.2, is_error=True, result="overloaded", **members))
         assert (failed.kind, failed.cost) == (Kind.FAILED, 0.2)
@@ -72,7 +72,7 @@ async def test_a_turn_that_failed_or_was_stopped_has_its_cost(tmp_path: Path, me
         assert total(case) == 0.2001
 
 
-async def test_of_a_conversation_that_began_before_only_the_growth_is_known(tmp_path: Path) -> None:
+async def test_first_turn_cost_is_unknown_when_conversation_was_resumed(tmp_path: Path) -> None:
     async with opened(tmp_path / "a", memory=True) as case:
         await spend(case, costing(5.0))
         conversation = case.session.status().conversation
@@ -83,7 +83,7 @@ async def test_of_a_conversation_that_began_before_only_the_growth_is_known(tmp_
         assert total(case) == 0.25
 
 
-async def test_a_turn_of_the_agents_own_is_not_paid_by_the_next(tmp_path: Path) -> None:
+async def test_agent_initiated_turn_cost_is_not_charged_to_next_turn(tmp_path: Path) -> None:
     own = f"own task-notification boundary {json.dumps({'total_cost_usd': 0.3})}"
     script = {"prompt 1": [f"boundary {json.dumps({'total_cost_usd': 0.1})}", f"at idle {own}"]}
     async with opened(tmp_path, script) as case:

@@ -70,9 +70,7 @@ async def moved(turn: Turn) -> Moved:
 
 
 # -- the whole of it -------------------------------------------------------------------------------------------------
-async def test_a_session_that_leaves_finishes_what_runs_and_another_host_serves_what_waits(
-    tmp_path: Path, marker: str
-) -> None:
+async def test_leaving_session_finishes_running_turn_and_moves_queue_to_next_host(tmp_path: Path, marker: str) -> None:
     async with pair(tmp_path, marker) as it:
         go = tmp_path / "go"
         running = await it.reaches(f"one\n@@wait {go}")
@@ -113,7 +111,7 @@ async def test_a_session_that_leaves_finishes_what_runs_and_another_host_serves_
         assert kinds.SESSION_RECOVERED not in {event.kind for event in events}, "nothing had to be settled"
 
 
-async def test_the_host_that_it_has_left_can_claim_it_again(tmp_path: Path) -> None:
+async def test_left_session_can_be_claimed_again_by_same_host(tmp_path: Path) -> None:
     async with opened(tmp_path, host=Host(f"sqlite:{tmp_path / 'store.db'}"), is_checked=False) as case:
         await case.answer("one")
         await case.session.leave()
@@ -131,7 +129,7 @@ async def test_the_host_that_it_has_left_can_claim_it_again(tmp_path: Path) -> N
         assert prompts(case) == ["one", "two"]
 
 
-async def test_one_that_was_never_asked_leaves_at_once_and_again(tmp_path: Path) -> None:
+async def test_unused_session_leaves_at_once_and_repeatedly(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         first = asyncio.ensure_future(case.session.leave())
         await asyncio.sleep(0)
@@ -144,7 +142,7 @@ async def test_one_that_was_never_asked_leaves_at_once_and_again(tmp_path: Path)
         assert (await case.kinds())[-1] == kinds.SESSION_LEFT
 
 
-async def test_one_that_is_nobodys_or_closed_has_nothing_to_leave(tmp_path: Path) -> None:
+async def test_unclaimed_or_closed_session_ignores_leave(tmp_path: Path) -> None:
     async with opened(tmp_path, host=Host(f"sqlite:{tmp_path / 'store.db'}")) as case:
         await case.answer("one")
         await case.session.close()
@@ -154,7 +152,7 @@ async def test_one_that_is_nobodys_or_closed_has_nothing_to_leave(tmp_path: Path
 
 
 # -- what runs -------------------------------------------------------------------------------------------------------
-async def test_past_its_timeout_what_runs_is_stopped_and_what_waits_is_kept(tmp_path: Path, marker: str) -> None:
+async def test_leave_stops_running_turn_and_keeps_queue_after_timeout(tmp_path: Path, marker: str) -> None:
     async with pair(tmp_path, marker) as it:
         running = await it.reaches("one\n@@say one\n@@hang")
         waiting = await it.session.ask("two")
@@ -167,7 +165,7 @@ async def test_past_its_timeout_what_runs_is_stopped_and_what_waits_is_kept(tmp_
         assert (await it.events())[-1].body == {"queued": [waiting.id]}
 
 
-async def test_of_several_deadlines_the_first_one_counts(tmp_path: Path) -> None:
+async def test_leave_uses_earliest_of_several_deadlines(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         running = await case.running("one")
         leaving = [asyncio.ensure_future(case.session.leave(seconds)) for seconds in (3600.0, 0.05, None, 3600.0)]
@@ -176,7 +174,7 @@ async def test_of_several_deadlines_the_first_one_counts(tmp_path: Path) -> None
         assert (await case.outcome(running)).kind is Kind.INTERRUPTED
 
 
-async def test_what_runs_can_be_interrupted_while_it_leaves(tmp_path: Path) -> None:
+async def test_leaving_session_allows_interrupt_of_running_turn(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         running = await case.running("one")
         leaving = asyncio.ensure_future(case.session.leave())
@@ -186,7 +184,7 @@ async def test_what_runs_can_be_interrupted_while_it_leaves(tmp_path: Path) -> N
         assert (await case.outcome(running)).kind is Kind.INTERRUPTED
 
 
-async def test_a_question_can_be_answered_while_it_leaves(tmp_path: Path) -> None:
+async def test_leaving_session_allows_answer_to_question(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask("@@ask Bash {}\n@@say done")
         asked = await case.wait_kind(kinds.QUESTION_ASKED)
@@ -197,7 +195,7 @@ async def test_a_question_can_be_answered_while_it_leaves(tmp_path: Path) -> Non
         assert (await case.outcome(turn)).kind is Kind.DONE
 
 
-async def test_a_turn_that_had_to_give_way_comes_back_elsewhere(tmp_path: Path, marker: str) -> None:
+async def test_preempted_turn_moves_to_next_host_when_session_leaves(tmp_path: Path, marker: str) -> None:
     """It was stopped for somebody more urgent, in whose place the session leaves."""
     script = ["on_interrupt unanswered", "ignore eof"]
     async with pair(tmp_path, marker, script, options=SHORT_DRAIN) as it:
@@ -214,7 +212,7 @@ async def test_a_turn_that_had_to_give_way_comes_back_elsewhere(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("point", ["initialize", "read", "started", "init", "result", "completed", "idle"])
-async def test_leaving_at_any_moment_loses_nobody(tmp_path: Path, marker: str, point: str) -> None:
+async def test_leave_at_any_point_loses_no_turn(tmp_path: Path, marker: str, point: str) -> None:
     reached = tmp_path / "at"
     script = [f"at {point} touch {reached}", f"at {point} wait {tmp_path / 'never'}"]
     async with pair(tmp_path, marker, script) as it:
@@ -241,7 +239,7 @@ async def test_leaving_at_any_moment_loses_nobody(tmp_path: Path, marker: str, p
         check(await it.events(), it.agents, [turn.id for turn in turns])
 
 
-async def test_leaving_while_the_process_is_started_leaves_none(tmp_path: Path, marker: str) -> None:
+async def test_leave_during_process_start_leaves_no_process(tmp_path: Path, marker: str) -> None:
     for passes in range(6):
         folder = tmp_path / str(passes)
         folder.mkdir()
@@ -256,7 +254,7 @@ async def test_leaving_while_the_process_is_started_leaves_none(tmp_path: Path, 
 
 
 # -- what waits ------------------------------------------------------------------------------------------------------
-async def test_who_is_kept_can_still_be_taken_back_until_it_has_left_and_not_after(tmp_path: Path) -> None:
+async def test_queued_turn_can_be_withdrawn_until_session_has_left(tmp_path: Path) -> None:
     async with opened(tmp_path, is_checked=False) as case:
         go = case.path("go")
         await case.reaches(f"one\n@@wait {go}")
@@ -278,7 +276,7 @@ async def test_who_is_kept_can_still_be_taken_back_until_it_has_left_and_not_aft
         assert (await case.session.turn(kept.id)) is kept
 
 
-async def test_a_caller_that_vanishes_at_the_moment_of_leaving_leaves_no_ask_behind(tmp_path: Path) -> None:
+async def test_ask_cancelled_at_moment_of_leave_leaves_no_turn(tmp_path: Path) -> None:
     """At every step of the loop: either it is withdrawn, or it was accepted and its caller has it. But for two:
     the log has taken the ask and the leaving at once, and its caller is being told when it is cancelled. It is served
     elsewhere."""
@@ -304,7 +302,7 @@ async def test_a_caller_that_vanishes_at_the_moment_of_leaving_leaves_no_ask_beh
     assert taken_at_once <= 2
 
 
-async def test_holds_end_and_settings_are_refused(tmp_path: Path) -> None:
+async def test_leaving_session_ends_holds_and_refuses_settings(tmp_path: Path) -> None:
     async with opened(tmp_path, is_checked=False) as case:
         go = case.path("go")
 
@@ -329,7 +327,7 @@ async def test_holds_end_and_settings_are_refused(tmp_path: Path) -> None:
                 await refused
 
 
-async def test_a_log_of_one_that_has_left_says_that_somebody_waits_in_it(tmp_path: Path, marker: str) -> None:
+async def test_left_session_log_names_queued_turns(tmp_path: Path, marker: str) -> None:
     async with pair(tmp_path, marker) as it:
         await it.reaches("one\n@@hang")
         waiting = await it.session.ask("two")
@@ -354,7 +352,7 @@ async def test_a_log_of_one_that_has_left_says_that_somebody_waits_in_it(tmp_pat
 
 
 # -- others who end it -----------------------------------------------------------------------------------------------
-async def test_who_closes_one_that_is_leaving_means_it(tmp_path: Path) -> None:
+async def test_close_of_leaving_session_refuses_its_queue(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         running = await case.running("one")
         waiting = await case.ask("two")
@@ -370,9 +368,7 @@ async def test_who_closes_one_that_is_leaving_means_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "drain", "finish"])
-async def test_a_host_that_ends_does_not_refuse_who_waits_in_what_is_leaving(
-    tmp_path: Path, marker: str, how: str
-) -> None:
+async def test_host_close_keeps_queue_of_leaving_session(tmp_path: Path, marker: str, how: str) -> None:
     async with pair(tmp_path, marker) as it, AsyncExitStack() as stack:
         running = await it.reaches("one\n@@hang")
         waiting = await it.session.ask("two")
@@ -390,7 +386,7 @@ async def test_a_host_that_ends_does_not_refuse_who_waits_in_what_is_leaving(
         assert (await it.events())[-1].kind == kinds.SESSION_LEFT
 
 
-async def test_it_is_not_opened_again_by_its_name_before_it_has_left(tmp_path: Path, marker: str) -> None:
+async def test_leaving_session_is_not_reopened_by_name_before_it_has_left(tmp_path: Path, marker: str) -> None:
     async with pair(tmp_path, marker) as it:
         running = await it.reaches("one\n@@hang")
         waiting = await it.session.ask("two")
@@ -404,7 +400,9 @@ async def test_it_is_not_opened_again_by_its_name_before_it_has_left(tmp_path: P
         await session.close()
 
 
-async def test_a_bounded_memory_forgets_nobody_who_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bounded_session_table_keeps_left_session_with_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("banksman.sessions.session_table.SESSIONS_KEPT_MAX", 0)
     async with opened(tmp_path, host=Host("memory:"), is_checked=False) as case:
         turn = await case.ask("one")
@@ -417,7 +415,7 @@ async def test_a_bounded_memory_forgets_nobody_who_waits(tmp_path: Path, monkeyp
 
 
 # -- from threads ----------------------------------------------------------------------------------------------------
-def test_threads_leave_too(tmp_path: Path) -> None:
+def test_blocking_session_leaves_and_is_claimed_again(tmp_path: Path) -> None:
     store = f"sqlite:{tmp_path / 'store.db'}"
     with threads.Host(store) as host:
         session = host.open("claude", command=fake_agent.command(), options=QUICK)

@@ -66,7 +66,7 @@ async def ask_writer(host: Host, pragma: str) -> Any:
 
 
 # -- what a turn leaves ----------------------------------------------------------------------------------------------
-async def test_a_late_stop_after_success_changes_nothing_also_after_a_restart(agents: Agents) -> None:
+async def test_late_interrupt_after_success_changes_nothing_after_restart(agents: Agents) -> None:
     """Scenario 53."""
     async with Host(store_of(agents)) as host:
         session = await open_on(host, agents)
@@ -85,7 +85,7 @@ async def test_a_late_stop_after_success_changes_nothing_also_after_a_restart(ag
         check(events, agents, [turn.id])
 
 
-async def test_a_stopped_turn_is_kept_with_all_that_it_had(agents: Agents, tmp_path: Path) -> None:
+async def test_interrupted_turn_is_stored_with_all_it_had(agents: Agents, tmp_path: Path) -> None:
     """Scenario 54. The prompt, the text so far, the reasoning and the tool calls: for who reads it in another host, and
     after a restart."""
     lines = ["look into it", "@@think hm, let me see", "@@say half of it", '@@tool_use Bash {"command":"make"}']
@@ -116,7 +116,7 @@ async def _has_all(session: Session, id: str, prompt: str) -> None:
     assert queued["prompt"] == prompt
 
 
-async def test_a_full_queue_and_a_log_that_is_behind_lose_no_end(agents: Agents, tmp_path: Path) -> None:
+async def test_turn_end_survives_full_queue_and_delayed_log(agents: Agents, tmp_path: Path) -> None:
     """Scenario 57. Somebody else has the store's write lock while the turn is flooded to its end."""
     options = {**QUICK, "queue_max": 2}
     async with Host(store_of(agents)) as host:
@@ -142,7 +142,7 @@ async def test_a_full_queue_and_a_log_that_is_behind_lose_no_end(agents: Agents,
         check(await read(session), agents, [turn.id, *(each.id for each in waiting)])
 
 
-async def test_what_the_agent_did_while_nobody_listened_is_delivered_once(agents: Agents, tmp_path: Path) -> None:
+async def test_agent_initiated_turn_is_delivered_once_to_late_follower(agents: Agents, tmp_path: Path) -> None:
     """Scenario 61. A task in its background comes to its end, and it says so by a turn of its own."""
     mark = tmp_path / "own"
     async with Host(store_of(agents)) as host:
@@ -164,7 +164,7 @@ async def test_what_the_agent_did_while_nobody_listened_is_delivered_once(agents
         checks.turns(first)
 
 
-async def test_an_exit_that_nobody_saw_is_no_success(agents: Agents, tmp_path: Path, marker: str) -> None:
+async def test_unseen_process_exit_is_not_recorded_as_success(agents: Agents, tmp_path: Path, marker: str) -> None:
     """Scenario 63. Of a process that died with its host, or of a signal, no log says that it ended with 0."""
     async with remote(tmp_path / "store.db", marker) as there:
         session = await there.open(name=NAME, command=agents.command(), options=QUICK)
@@ -180,7 +180,7 @@ async def test_an_exit_that_nobody_saw_is_no_success(agents: Agents, tmp_path: P
         assert [(body["process"], body["code"], body["signal"]) for body in exits] == [(2, None, 9)]
 
 
-async def test_of_a_turn_that_retention_took_the_end_is_known_by_its_key(agents: Agents) -> None:
+async def test_turn_end_is_known_by_key_after_retention_took_its_events(agents: Agents) -> None:
     """So nothing is asked twice; and who waits for what was said, and is gone, is told so and does not wait."""
     store = store_of(agents, "?keep_bytes=20000")
     async with Host(store) as host:
@@ -226,9 +226,7 @@ class Disk:
         return await ask_writer(self._host, pragma)
 
 
-async def test_a_disk_that_fills_up_in_a_turn_fails_it_loudly_and_later_all_is_well(
-    agents: Agents, tmp_path: Path
-) -> None:
+async def test_full_disk_fails_running_turn_and_session_recovers(agents: Agents, tmp_path: Path) -> None:
     """Scenario 68."""
     async with Host(store_of(agents)) as host, Host(store_of(agents)) as reader:
         session = await open_on(host, agents, options={**QUICK, **RETRIES})
@@ -283,9 +281,7 @@ async def _is_gone(pid: int) -> None:
             await asyncio.sleep(0.002)
 
 
-async def test_a_host_whose_store_can_no_longer_be_written_can_be_closed_and_is_settled(
-    agents: Agents, tmp_path: Path
-) -> None:
+async def test_host_closes_with_unwritable_store_and_next_host_settles_it(agents: Agents, tmp_path: Path) -> None:
     """Scenario 68. Nobody could write how the turn ended, so the log has no end of it; the next host gives it one."""
     async with Host(store_of(agents)) as host:
         session = await open_on(host, agents, options={**QUICK, **RETRIES})
@@ -353,7 +349,7 @@ asyncio.run(asyncio.wait_for(main(sys.argv[1]), 60))
 """
 
 
-def test_a_real_disk_that_fills_up_in_a_turn(tmp_path: Path) -> None:
+def test_full_tmpfs_fails_running_turn_and_session_recovers(tmp_path: Path) -> None:
     """Scenario 68."""
     flags = ("--mount", *(() if os.geteuid() == 0 else ("--user", "--map-root-user")))
     probe = subprocess.run(
@@ -431,7 +427,7 @@ asyncio.run(asyncio.wait_for(main(*sys.argv[1:]), 60))
 
 
 @pytest.mark.parametrize("is_left_by_a_kill", [False, True])
-def test_a_store_that_may_not_be_written_can_be_read(is_left_by_a_kill: bool) -> None:
+def test_read_only_store_can_be_read_by_another_user(is_left_by_a_kill: bool) -> None:
     """Scenario 68. As another user than its owner."""
     # Not in pytest's own folder, into which no other user may look.
     folder = tempfile.mkdtemp()
@@ -453,7 +449,7 @@ def test_a_store_that_may_not_be_written_can_be_read(is_left_by_a_kill: bool) ->
 
 # -- a torn end ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", ["cut by a frame", "cut by a byte", "last page zeroed"])
-async def test_a_store_that_lost_its_end_is_refused_and_left_as_it_is(
+async def test_store_without_its_end_is_refused_and_left_unchanged(
     agents: Agents, tmp_path: Path, marker: str, how: str
 ) -> None:
     """Scenario 68. A host was killed, and what it had acknowledged is no longer there."""
@@ -489,7 +485,7 @@ async def test_a_store_that_lost_its_end_is_refused_and_left_as_it_is(
 
 
 @pytest.mark.parametrize("how", ["empty", "missing"])
-async def test_store_emptied_beside_its_log_is_refused_and_left_as_it_is(
+async def test_store_emptied_beside_its_log_is_refused_and_left_unchanged(
     agents: Agents, tmp_path: Path, marker: str, how: str
 ) -> None:
     async with remote(tmp_path / "store.db", marker) as there:
@@ -539,7 +535,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 # -- how it is kept --------------------------------------------------------------------------------------------------
-async def test_files_are_their_owners_only(tmp_path: Path) -> None:
+async def test_store_files_are_private_to_their_owner(tmp_path: Path) -> None:
     agents = Agents(tmp_path / "new" / "folder", "files")
     before = os.umask(0)
     try:
@@ -556,7 +552,9 @@ async def test_files_are_their_owners_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", ["full", "normal"])
-async def test_a_level_is_chosen_with_the_path(agents: Agents, tmp_path: Path, marker: str, level: str) -> None:
+async def test_store_level_is_chosen_with_path_and_survives_kill(
+    agents: Agents, tmp_path: Path, marker: str, level: str
+) -> None:
     """And everything goes on with either, also after a kill."""
     path = f"{tmp_path / 'store.db'}?level={level}"
     async with remote(path, marker) as there:

@@ -25,7 +25,7 @@ def _busy() -> None:
         pass
 
 
-async def test_others_have_their_turn_between_the_passes() -> None:
+async def test_backlog_yields_to_loop_between_passes() -> None:
     loop = asyncio.get_running_loop()
     order: list[str] = []
     is_empty = loop.create_future()
@@ -57,7 +57,7 @@ async def test_others_have_their_turn_between_the_passes() -> None:
     assert max(map(len, runs)) <= 5
 
 
-async def test_what_fits_into_one_pass_is_done_at_once() -> None:
+async def test_backlog_runs_small_work_at_once_and_in_order() -> None:
     done: list[int] = []
     backlog = Backlog(asyncio.get_running_loop(), lambda: done.append(-1))
 
@@ -71,7 +71,7 @@ async def test_what_fits_into_one_pass_is_done_at_once() -> None:
     assert not backlog
 
 
-def test_slices_are_the_whole_in_its_order() -> None:
+def test_slices_keep_all_lines_in_order() -> None:
     few, many = [b"x"] * SLICE_LINES_MAX, [b"%d" % number for number in range(10 * SLICE_LINES_MAX + 1)]
     assert slices(few) == [few]
     assert [line for part in slices(many) for line in part] == many
@@ -79,7 +79,7 @@ def test_slices_are_the_whole_in_its_order() -> None:
 
 
 @pytest.mark.thorough
-async def test_a_program_that_only_says_yes_holds_up_nobody_and_is_ended() -> None:
+async def test_flooding_agent_does_not_block_others_and_is_ended() -> None:
     """Half a million lines a read."""
     async with asyncio.timeout(60), Host("memory:") as host:
         flood = await host.open("custom", command=["yes"])
@@ -96,7 +96,7 @@ async def test_a_program_that_only_says_yes_holds_up_nobody_and_is_ended() -> No
         assert (await (await session.ask("@@say still here")).outcome()).text == "still here"
 
 
-async def test_the_last_line_of_many_is_heard_before_the_end() -> None:
+async def test_last_line_without_newline_is_logged_before_exit() -> None:
     """It has no newline, and so is known for a line only when the output has ended: then all else may wait already."""
     async with asyncio.timeout(60), Host("memory:") as host:
         session = await host.open("custom", command=["sh", "-c", "yes | head -n 12000; printf last"])

@@ -29,7 +29,7 @@ LARGE = "x" * 200_000
 HUGE = "y" * 4_000_000
 
 
-async def test_eight_callers_at_once_never_mix_their_bytes(tmp_path: Path) -> None:
+async def test_concurrent_callers_never_mix_frame_bytes(tmp_path: Path) -> None:
     """Large frames and small ones, interrupts between them, an agent that reads in small pieces."""
     async with opened(tmp_path, ["read_slowly 3000 0"]) as case:
 
@@ -55,7 +55,7 @@ async def test_eight_callers_at_once_never_mix_their_bytes(tmp_path: Path) -> No
         assert interrupts(case) > 0
 
 
-async def test_a_frame_of_megabytes_to_a_slow_reader_arrives_whole(tmp_path: Path) -> None:
+async def test_frame_of_megabytes_reaches_slow_reader_whole(tmp_path: Path) -> None:
     async with opened(tmp_path, ["read_slowly 65536 0.001"]) as case:
         turn = await case.ask(f"{HUGE}\n@@say read it")
         second = await case.ask("second")
@@ -71,9 +71,7 @@ DEAF = {"prompt 1": ["say one", "at completed read_slowly 4000 60"]}
 
 
 @pytest.mark.parametrize("how", ["interrupt", "clock", "preempt"])
-async def test_a_turn_that_is_stopped_while_its_prompt_is_half_taken_costs_the_process(
-    tmp_path: Path, how: str
-) -> None:
+async def test_turn_stopped_while_prompt_is_half_written_replaces_process(tmp_path: Path, how: str) -> None:
     options: dict[str, Any] = {**SHORT_DRAIN}
     if how == "clock":
         options["clocks"] = {"overall": 0.3}
@@ -96,7 +94,7 @@ async def test_a_turn_that_is_stopped_while_its_prompt_is_half_taken_costs_the_p
         assert [f["message"]["content"] for f in second.frames if f["type"] == "user"] == ["three"]
 
 
-async def test_a_frame_that_is_half_taken_is_finished_when_the_agent_reads_again(tmp_path: Path) -> None:
+async def test_half_written_frame_is_finished_before_interrupt(tmp_path: Path) -> None:
     """The interrupt waits behind it, and is obeyed when its turn comes."""
     go = tmp_path / "go"
     script = {"prompt 1": ["say one", f"at completed stop_reading {go}"], "prompt 2": ["say two", "hang"]}
@@ -114,7 +112,7 @@ async def test_a_frame_that_is_half_taken_is_finished_when_the_agent_reads_again
         assert len(case.processes) == 1
 
 
-async def test_frames_that_wait_for_the_pipe_keep_their_order(tmp_path: Path) -> None:
+async def test_frames_waiting_for_pipe_keep_their_order(tmp_path: Path) -> None:
     """Prompts that are added to a turn whose agent does not read; the first of them fills the pipe."""
     go = tmp_path / "go"
     async with opened(tmp_path) as case:
@@ -126,7 +124,7 @@ async def test_frames_that_wait_for_the_pipe_keep_their_order(tmp_path: Path) ->
         assert [prompt[:3] for prompt in prompts(case)] == ["one", "two", "thr", "fou", "fiv"]
 
 
-async def test_a_frame_that_is_not_taken_in_time_fails_the_turn(tmp_path: Path) -> None:
+async def test_frame_not_read_in_time_fails_its_turn(tmp_path: Path) -> None:
     async with opened(tmp_path, DEAF, memory=True, options={"write_seconds": 0.3}) as case:
         await case.answer("one")
         outcome = await case.answer(f"two{HUGE}")
@@ -137,7 +135,7 @@ async def test_a_frame_that_is_not_taken_in_time_fails_the_turn(tmp_path: Path) 
         assert len(case.processes) == 2
 
 
-async def test_a_session_with_a_full_stdin_closes_quickly(tmp_path: Path) -> None:
+async def test_session_with_full_stdin_closes_quickly(tmp_path: Path) -> None:
     async with opened(tmp_path, DEAF, memory=True) as case:
         await case.answer("one")
         turn = await case.ask(f"two{HUGE}")
@@ -148,7 +146,7 @@ async def test_a_session_with_a_full_stdin_closes_quickly(tmp_path: Path) -> Non
 
 
 # -- a broken pipe ---------------------------------------------------------------------------------------------------
-async def test_a_closed_stdin_fails_the_ask_and_the_session_recovers(tmp_path: Path) -> None:
+async def test_closed_stdin_fails_ask_and_session_recovers(tmp_path: Path) -> None:
     script = {"prompt 1": ["say one", "stderr I close my ears", "at completed close_stdin"]}
     async with opened(tmp_path, script, memory=True) as case:
         await case.answer("one")
@@ -160,7 +158,7 @@ async def test_a_closed_stdin_fails_the_ask_and_the_session_recovers(tmp_path: P
         assert prompts(case) == ["one", "three"]
 
 
-async def test_an_agent_that_dies_in_the_middle_of_a_send_fails_that_ask_only(tmp_path: Path) -> None:
+async def test_agent_that_dies_during_write_fails_only_that_ask(tmp_path: Path) -> None:
     async with opened(tmp_path, DEAF, memory=True) as case:
         await case.answer("one")
         turn = await case.ask(f"two{HUGE}")
@@ -174,7 +172,7 @@ async def test_an_agent_that_dies_in_the_middle_of_a_send_fails_that_ask_only(tm
         assert prompts(case) == ["one", "three"]
 
 
-async def test_an_interrupt_to_a_closed_stdin_ends_the_turn(tmp_path: Path) -> None:
+async def test_interrupt_ends_turn_when_stdin_is_closed(tmp_path: Path) -> None:
     async with opened(tmp_path, memory=True) as case:
         turn = await case.reaches("one\n@@say so far\n@@close_stdin\n@@hang")
         await asyncio.sleep(0)
@@ -214,14 +212,14 @@ async def test_turn_ends_by_its_result_when_stdin_broke_before_the_result_was_re
 
 
 # -- full buffers ----------------------------------------------------------------------------------------------------
-async def test_a_flood_with_nobody_following_is_kept_and_answered(tmp_path: Path) -> None:
+async def test_flood_without_followers_is_kept_and_answered(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         outcome = await case.answer("@@flood 20000 1000\n@@say done")
         assert outcome.text == "done"
         assert case.session.status().counters["bytes_in"] > 20_000_000
 
 
-async def test_a_reader_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
+async def test_idle_follower_blocks_nobody(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         slow = case.session.follow()
         assert (await anext(slow)).seq == 1 if (turn := await case.ask("@@flood 5000 500\n@@say done")) else False
@@ -233,7 +231,7 @@ async def test_a_reader_that_does_not_read_holds_up_nobody(tmp_path: Path) -> No
         assert len(rest) == len(everything) - 1
 
 
-async def test_both_pipes_full_at_once_is_no_deadlock(tmp_path: Path) -> None:
+async def test_session_does_not_deadlock_when_both_pipes_are_full(tmp_path: Path) -> None:
     """The agent floods and reads nothing meanwhile; our frame to it is larger than its pipe."""
     go = tmp_path / "go"
     steps = [f"stop_reading {go}", "flood 3000 1000", f"touch {go}", "flood 3000 1000", "say done"]
@@ -246,7 +244,7 @@ async def test_both_pipes_full_at_once_is_no_deadlock(tmp_path: Path) -> None:
         assert (await case.answer("next")).text == "next"
 
 
-async def test_reading_pauses_while_too_much_is_uncommitted_and_goes_on(
+async def test_reading_pauses_while_too_much_is_uncommitted_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_writer, "UNCOMMITTED_BYTES_MAX", 20_000)
@@ -270,9 +268,7 @@ async def test_reading_pauses_while_too_much_is_uncommitted_and_goes_on(
         assert deltas == 5000
 
 
-async def test_a_turn_is_interrupted_also_while_reading_is_paused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_interrupt_stops_turn_while_reading_is_paused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_writer, "UNCOMMITTED_BYTES_MAX", 20_000)
     async with opened(tmp_path) as case:
         turn = await case.ask("@@flood 1000000 1000")
@@ -285,7 +281,7 @@ async def test_a_turn_is_interrupted_also_while_reading_is_paused(
 LIMIT = 100_000
 
 
-async def test_a_frame_at_the_limit_is_kept_and_one_beyond_it_is_spilled(tmp_path: Path) -> None:
+async def test_frame_at_limit_is_kept_and_larger_one_is_spilled(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"frame_bytes_max": LIMIT}) as case:
         outcome = await case.answer(f"@@huge {LIMIT - 2000}\n@@huge {LIMIT}\n@@say after it")
         assert outcome.kind is Kind.DONE
@@ -302,7 +298,7 @@ async def test_a_frame_at_the_limit_is_kept_and_one_beyond_it_is_spilled(tmp_pat
         assert not Path(note["file"]).exists()
 
 
-async def test_a_boundary_too_large_to_keep_ends_its_turn_as_failed(tmp_path: Path) -> None:
+async def test_oversized_boundary_fails_its_turn(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"frame_bytes_max": LIMIT}) as case:
         outcome = await case.answer(f"@@say what it said\n@@huge_result {LIMIT}")
         assert outcome.kind is Kind.FAILED
@@ -312,7 +308,7 @@ async def test_a_boundary_too_large_to_keep_ends_its_turn_as_failed(tmp_path: Pa
         assert len(case.processes) == 1
 
 
-async def test_an_agent_that_dies_inside_a_huge_frame_leaves_no_file(tmp_path: Path) -> None:
+async def test_agent_that_dies_inside_huge_frame_leaves_no_file(tmp_path: Path) -> None:
     async with opened(tmp_path, memory=True, options={"frame_bytes_max": LIMIT}) as case:
         outcome = await case.answer(f"@@say so far\n@@half {LIMIT * 3 * 'z'}\n@@exit 1")
         assert outcome.kind is Kind.FAILED
@@ -323,14 +319,14 @@ async def test_an_agent_that_dies_inside_a_huge_frame_leaves_no_file(tmp_path: P
         assert not any(Path(note["file"]).exists() for note in spilled)
 
 
-async def test_a_large_line_survives_with_the_usual_limit(tmp_path: Path) -> None:
+async def test_large_line_is_kept_with_default_limit(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         outcome = await case.answer("@@huge 9000000\n@@huge_result 3000000")
         assert outcome.kind is Kind.DONE
         assert outcome.text == "x" * 3_000_000
 
 
-def test_past_the_bound_of_a_session_what_is_spilled_is_cut_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spilled_bytes_are_cut_and_marked_past_session_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_reader, "SPILLED_BYTES_MAX", 10)
     spilled, counters = frame_reader.OversizeFrames(), Counters()
 

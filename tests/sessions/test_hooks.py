@@ -47,7 +47,7 @@ def denial(event: str, output: Mapping[str, Any]) -> str:
 
 
 # -- what is registered ----------------------------------------------------------------------------------------------
-def test_every_way_to_give_hooks_is_registered_in_order() -> None:
+def test_hooks_are_registered_in_order_however_given() -> None:
     given = Hooks({"PreToolUse": [quiet, Hook(quiet, matcher="Bash", seconds=5)], "Stop": quiet, "Notification": ()})
     grace = AGENT_GRACE_SECONDS
     assert given.registrations() == (
@@ -64,7 +64,7 @@ def test_every_way_to_give_hooks_is_registered_in_order() -> None:
 @pytest.mark.parametrize(
     "given", [{"PreToolUsed": quiet}, {3: quiet}, {"PreToolUse": "quiet"}, {"PreToolUse": [None]}, [quiet], None]
 )
-def test_what_cannot_be_hooks_is_refused(given: Any) -> None:
+def test_hooks_refuse_invalid_mapping(given: Any) -> None:
     with pytest.raises(UsageError):
         Hooks(given)
 
@@ -84,18 +84,18 @@ def test_what_cannot_be_hooks_is_refused(given: Any) -> None:
         ),
     ],
 )
-def test_what_cannot_be_a_hook_is_refused(how: Any) -> None:
+def test_hook_refuses_invalid_arguments(how: Any) -> None:
     with pytest.raises(UsageError):
         Hook(**how)
 
 
-def test_an_unknown_event_is_told_the_known_ones() -> None:
+def test_hooks_error_for_unknown_event_lists_known_ones() -> None:
     with pytest.raises(UsageError) as caught:
         Hooks({"PreTool": quiet})
     assert all(event in caught.value.hint for event in EVENTS)
 
 
-async def test_an_unknown_id_is_a_usage_error() -> None:
+async def test_hook_call_with_unknown_id_is_usage_error() -> None:
     with pytest.raises(UsageError, match="hook-2"):
         await Hooks({"Stop": quiet}).call("hook-2", {})
 
@@ -126,12 +126,12 @@ def _async(output: Any) -> Any:
         (MappingProxyType({"a": (1, MappingProxyType({"b": None}))}), {"a": [1, {"b": None}]}),
     ],
 )
-async def test_a_hook_answers(kind: Any, output: Any, sent: dict[str, Any]) -> None:
+async def test_hook_output_is_sent_to_agent(kind: Any, output: Any, sent: dict[str, Any]) -> None:
     given = Hooks({"PreToolUse": kind(output)})
     assert await given.call("hook-1", INPUT) == sent
 
 
-async def test_each_hook_gets_its_own_events() -> None:
+async def test_hooks_get_their_own_events() -> None:
     got: list[tuple[str, Mapping[str, Any]]] = []
 
     def keep(name: str) -> Any:
@@ -146,7 +146,7 @@ async def test_each_hook_gets_its_own_events() -> None:
     assert got == [("c", {"for": "hook-3"}), ("a", {"for": "hook-1"}), ("b", {"for": "hook-2"})]
 
 
-async def test_what_was_answered_cannot_be_changed_afterwards() -> None:
+async def test_hook_answer_is_a_copy_of_its_output() -> None:
     output = {"systemMessage": "one"}
     answer = await Hooks({"Stop": lambda said: output}).call("hook-1", {})
     output["systemMessage"] = "two"
@@ -191,7 +191,7 @@ def _deep() -> dict[str, Any]:
         (_raises(asyncio.CancelledError()), "the hook was cancelled"),
     ],
 )
-async def test_a_hook_that_fails_says_no_where_the_agent_asks(
+async def test_failing_hook_denies_where_agent_asks(
     event: str, call: Any, why: str, unreported: list[logging.LogRecord]
 ) -> None:
     given = Hooks({event: call, **({"Stop": quiet} if event != "Stop" else {})})
@@ -206,13 +206,13 @@ async def test_a_hook_that_fails_says_no_where_the_agent_asks(
     assert f"hook-1 of {event}" in errors[0].getMessage()
 
 
-async def test_a_long_reason_is_cut() -> None:
+async def test_hook_denial_reason_is_cut_when_long() -> None:
     output = await Hooks({"PreToolUse": _raises(RuntimeError("x" * 10_000_000))}).call("hook-1", INPUT)
     assert len(denial("PreToolUse", output)) < hooks.REASON_CHARS_MAX + 100
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_a_hook_that_hangs_is_cancelled_when_its_time_is_over(event: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_hanging_hook_is_cancelled_after_its_timeout(event: str, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         over: list[float] = []
 
@@ -237,7 +237,7 @@ def test_a_hook_that_hangs_is_cancelled_when_its_time_is_over(event: str, caplog
     assert "did not answer within 7 seconds" in caplog.text
 
 
-def test_a_hook_that_does_not_obey_is_not_waited_for_by_the_agent(caplog: pytest.LogCaptureFixture) -> None:
+def test_stubborn_hook_does_not_delay_answer_to_agent(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         loop, free = asyncio.get_running_loop(), asyncio.Event()
 
@@ -263,7 +263,7 @@ def test_a_hook_that_does_not_obey_is_not_waited_for_by_the_agent(caplog: pytest
     assert "too late" in caplog.text
 
 
-def test_who_cancels_the_call_cancels_the_hook() -> None:
+def test_cancelled_hook_call_cancels_hook() -> None:
     async def scenario() -> None:
         ended: list[str] = []
         started = asyncio.Event()
@@ -288,7 +288,7 @@ def test_who_cancels_the_call_cancels_the_hook() -> None:
     sim.replay(scenario, "")
 
 
-def test_a_hook_that_waits_for_the_end_does_not_wait_for_itself() -> None:
+def test_hook_that_waits_for_end_does_not_wait_for_itself() -> None:
     async def scenario() -> None:
         async def call(said: Mapping[str, Any]) -> None:
             await given.wait_ended()
@@ -300,7 +300,7 @@ def test_a_hook_that_waits_for_the_end_does_not_wait_for_itself() -> None:
     sim.replay(scenario, "")
 
 
-def test_answer_deadline_and_cancellation_in_any_order_leave_one_outcome_and_no_task() -> None:
+def test_callback_answer_deadline_and_cancel_in_any_order_leave_one_outcome_and_no_task() -> None:
     async def scenario() -> None:
         loop, calls = sim.current(), CallbackRunner()
 

@@ -26,7 +26,7 @@ from banksman.sessions.session_table import SESSIONS_KEPT_MAX
         ([{"type": "text", "text": "hello", "_meta": {"x": "\ud800"}}], {}),
     ],
 )
-async def test_what_the_log_cannot_hold_is_its_callers_error_and_nobody_elses(
+async def test_unloggable_ask_is_usage_error_and_spares_running_turn(
     tmp_path: Path, prompt: Any, how: dict[str, Any]
 ) -> None:
     async with opened(tmp_path) as case:
@@ -38,7 +38,7 @@ async def test_what_the_log_cannot_hold_is_its_callers_error_and_nobody_elses(
         assert (await case.answer("still here")).text == "still here"
 
 
-async def test_what_is_sent_is_what_was_accepted_whatever_its_caller_does_to_it_afterwards(tmp_path: Path) -> None:
+async def test_accepted_prompt_is_unaffected_by_later_mutation(tmp_path: Path) -> None:
     blocks: list[Any] = [{"type": "text", "text": "as it was"}]
     async with opened(tmp_path) as case:
         first = await case.running("first")
@@ -49,7 +49,7 @@ async def test_what_is_sent_is_what_was_accepted_whatever_its_caller_does_to_it_
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), ValueError("not UTF-8: \udcff")])
-async def test_a_callback_that_fails_in_a_strange_way_says_no(
+async def test_callback_that_raises_unusual_error_denies(
     tmp_path: Path, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     # What is logged holds the strange text too, and could not be told by a worker.
@@ -64,7 +64,7 @@ async def test_a_callback_that_fails_in_a_strange_way_says_no(
         assert answered["answer"] == "deny"
 
 
-async def test_a_turn_of_the_agents_own_that_never_ends_is_ended_by_its_clock(tmp_path: Path) -> None:
+async def test_endless_agent_initiated_turn_is_ended_by_overall_clock(tmp_path: Path) -> None:
     go = tmp_path / "go"
     script = {"process": [f"at idle wait {go}", "at idle own none ;; say by myself ;; hang"]}
     async with opened(tmp_path, script, options={**QUICK, "clocks": {"overall": 0.3}}) as case:
@@ -76,7 +76,7 @@ async def test_a_turn_of_the_agents_own_that_never_ends_is_ended_by_its_clock(tm
         assert [body["clock"] for body in ended] == ["overall"]
 
 
-async def test_a_drain_does_not_wait_for_what_nobody_asked_for(tmp_path: Path) -> None:
+async def test_drain_does_not_wait_for_unasked_turn(tmp_path: Path) -> None:
     go = tmp_path / "go"
     script = {"process": [f"at idle wait {go}", "at idle own none ;; say by myself ;; hang"]}
     async with opened(tmp_path, script) as case:
@@ -87,7 +87,7 @@ async def test_a_drain_does_not_wait_for_what_nobody_asked_for(tmp_path: Path) -
         await case.session.wait_closed()
 
 
-async def test_a_host_does_not_keep_the_history_of_sessions_that_it_has_forgotten(tmp_path: Path) -> None:
+async def test_host_drops_history_of_forgotten_sessions(tmp_path: Path) -> None:
     async with Host("memory:") as host, opened(tmp_path, host=host) as case:
         for _ in range(SESSIONS_KEPT_MAX + 8):
             session = await case.host.open("claude", command=["true"])
@@ -97,7 +97,7 @@ async def test_a_host_does_not_keep_the_history_of_sessions_that_it_has_forgotte
         assert len(sessions.store.sessions()) <= SESSIONS_KEPT_MAX + 2
 
 
-async def test_a_session_says_so_when_it_is_used_from_another_loop(tmp_path: Path) -> None:
+async def test_session_refuses_use_from_another_loop(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
 
         async def elsewhere() -> None:
@@ -113,7 +113,7 @@ async def test_a_session_says_so_when_it_is_used_from_another_loop(tmp_path: Pat
         assert (await case.answer("still here")).text == "still here"
 
 
-async def test_who_shares_a_key_decides_only_for_itself(tmp_path: Path) -> None:
+async def test_session_let_go_affects_only_one_share_of_key(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         first = await case.session.ask("@@say one", key="k")
         second = await case.session.ask("@@say one", key="k")
@@ -125,7 +125,9 @@ async def test_who_shares_a_key_decides_only_for_itself(tmp_path: Path) -> None:
         assert (await case.outcome(hanging)).kind is Kind.INTERRUPTED
 
 
-async def test_a_ctrl_c_inside_the_door_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keyboard_interrupt_in_step_fails_turn_without_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with opened(tmp_path, is_checked=False) as case:
         turn = await case.running("for ever")
         plain = core.step
@@ -143,13 +145,13 @@ async def test_a_ctrl_c_inside_the_door_is_no_hang(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("cursor", ["x.1", ".1", "9" * 5000, "1.", "-1", "1.-1", "\u0661"])
-async def test_a_cursor_that_is_none_is_an_error(tmp_path: Path, cursor: str) -> None:
+async def test_follow_refuses_invalid_cursor(tmp_path: Path, cursor: str) -> None:
     async with opened(tmp_path) as case:
         with pytest.raises(UsageError, match="cursor"):
             case.session.follow(cursor)
 
 
-async def test_a_priority_that_is_none_is_shown_in_the_error(tmp_path: Path) -> None:
+async def test_ask_error_quotes_invalid_priority(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         with pytest.raises(UsageError, match="'urgent'"):
             await case.session.ask("hello", priority="urgent")

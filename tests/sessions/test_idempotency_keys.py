@@ -16,7 +16,7 @@ from banksman.sessions.turn import Turn
 from banksman.testing import fake_agent
 
 
-async def test_a_key_whose_turn_retention_has_taken_still_says_how_it_ended(tmp_path: Path) -> None:
+async def test_key_still_tells_outcome_after_retention_took_its_turn(tmp_path: Path) -> None:
     store = f"sqlite:{tmp_path}/store.db?keep_bytes=2000"
     command = fake_agent.command(memory=tmp_path / "memory")
     async with Host(store) as host:
@@ -35,7 +35,7 @@ async def test_a_key_whose_turn_retention_has_taken_still_says_how_it_ended(tmp_
         assert [update async for update in again] == []
 
 
-async def test_old_turns_leave_memory_and_their_keys_still_find_them(tmp_path: Path) -> None:
+async def test_old_turns_leave_memory_and_are_found_by_key(tmp_path: Path) -> None:
     async with Host(f"sqlite:{tmp_path}/store.db") as host:
         session = await host.open("claude", name="a", command=fake_agent.command())
         first = await session.ask("@@say first", key="first")
@@ -50,7 +50,7 @@ async def test_old_turns_leave_memory_and_their_keys_still_find_them(tmp_path: P
         assert (await again.outcome()).text == "first"
 
 
-async def test_key_of_a_turn_that_waits_is_kept_in_memory_however_many_come_after_it(tmp_path: Path) -> None:
+async def test_key_of_waiting_turn_stays_in_memory_despite_later_keys(tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     async with Host(f"sqlite:{tmp_path}/store.db") as host:
         session = await host.open("claude", name="a", command=fake_agent.command())
@@ -82,7 +82,7 @@ class _Over:
         return IdempotencyKey(key, "t-1", 0, Kind.DONE) if self._is_durable else None
 
 
-async def test_a_turn_of_another_host_is_waited_for_until_it_ends(tmp_path: Path) -> None:
+async def test_turn_of_another_host_is_awaited_until_it_ends(tmp_path: Path) -> None:
     store = f"sqlite:{tmp_path}/store.db"
     go_on = tmp_path / "go-on"
     async with Host(store) as one, Host(store) as two:

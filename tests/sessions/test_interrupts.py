@@ -12,7 +12,7 @@ from banksman import By, Kind
 from banksman.core.session import event as kinds
 
 
-async def test_an_interrupted_turn_keeps_what_it_said(tmp_path: Path) -> None:
+async def test_interrupted_turn_keeps_its_text(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.reaches("@@say first part\n@@stream 3 0\n@@hang")
         receipt = await turn.interrupt()
@@ -28,7 +28,7 @@ async def test_an_interrupted_turn_keeps_what_it_said(tmp_path: Path) -> None:
         assert len(case.processes) == 1
 
 
-async def test_an_unfinished_sentence_is_kept_too(tmp_path: Path) -> None:
+async def test_interrupted_turn_keeps_unfinished_sentence(tmp_path: Path) -> None:
     """The turn is interrupted while it streams; some of the sentence was said."""
     async with opened(tmp_path) as case:
         turn = await case.ask("@@stream 1000 0.02")
@@ -39,7 +39,7 @@ async def test_an_unfinished_sentence_is_kept_too(tmp_path: Path) -> None:
         assert (await case.outcome(turn)).text == receipt.kept
 
 
-async def test_an_empty_result_after_an_interrupt_is_not_success(tmp_path: Path) -> None:
+async def test_empty_result_after_interrupt_is_not_success(tmp_path: Path) -> None:
     """What ends the turn then is a result without an error and without a text, after the acknowledgement."""
     empty = '{"type":"result","subtype":"success","is_error":false,"result":""}'
     mark = tmp_path / "mark"
@@ -53,7 +53,7 @@ async def test_an_empty_result_after_an_interrupt_is_not_success(tmp_path: Path)
         assert (await case.answer("next")).text == "next"
 
 
-async def test_interrupting_an_idle_session_says_so_and_does_nothing(tmp_path: Path) -> None:
+async def test_interrupt_of_idle_session_reports_already_over(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         before = await case.session.interrupt()
         assert (before.stopped, before.by) == (False, By.ALREADY_OVER)
@@ -65,7 +65,7 @@ async def test_interrupting_an_idle_session_says_so_and_does_nothing(tmp_path: P
         assert interrupts(case) == 0
 
 
-async def test_a_late_interrupt_does_not_hit_the_callers_next_turn(tmp_path: Path) -> None:
+async def test_late_interrupt_does_not_stop_next_turn(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         first = await case.ask("first")
         await case.outcome(first)
@@ -78,7 +78,7 @@ async def test_a_late_interrupt_does_not_hit_the_callers_next_turn(tmp_path: Pat
         assert interrupts(case) == 0
 
 
-async def test_an_interrupt_in_the_pass_in_which_the_turn_ends_does_not_hit_the_next(tmp_path: Path) -> None:
+async def test_interrupt_at_end_of_turn_does_not_stop_next_turn(tmp_path: Path) -> None:
     """The next ask waits already, so the agent has it a moment after the first result."""
     async with opened(tmp_path) as case:
         for number in range(20):
@@ -91,7 +91,7 @@ async def test_an_interrupt_in_the_pass_in_which_the_turn_ends_does_not_hit_the_
             assert (await case.outcome(second)).text == f"second {number}"
 
 
-async def test_a_turn_that_finished_first_is_done(tmp_path: Path) -> None:
+async def test_turn_that_finishes_before_interrupt_is_done(tmp_path: Path) -> None:
     """The boundary was on its way when the interrupt was sent."""
     async with opened(tmp_path, ["on_interrupt finished"]) as case:
         turn = await case.reaches("@@say all of it\n@@hang")
@@ -107,7 +107,7 @@ async def test_a_turn_that_finished_first_is_done(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("point", ["initialize", "read", "queued", "started", "init"])
 @pytest.mark.parametrize("how", ["boundary", "ignored_early"])
-async def test_an_interrupt_is_honoured_at_every_moment_of_the_start(tmp_path: Path, point: str, how: str) -> None:
+async def test_interrupt_is_honoured_at_every_point_of_start(tmp_path: Path, point: str, how: str) -> None:
     reached, go = tmp_path / "reached", tmp_path / "go"
     script = {
         "process": [f"on_interrupt {how}", f"at {point} touch {reached}", f"at {point} wait {go}"],
@@ -130,7 +130,7 @@ async def test_an_interrupt_is_honoured_at_every_moment_of_the_start(tmp_path: P
         assert prompts(case).count("first") == (0 if point == "initialize" else 1)
 
 
-async def test_an_interrupt_before_the_first_byte_sends_nothing(tmp_path: Path) -> None:
+async def test_interrupt_before_first_byte_sends_nothing(tmp_path: Path) -> None:
     """Between the grant and the commit of its intent nothing was sent; and nothing is."""
     async with opened(tmp_path) as case:
         await case.answer("warm")
@@ -145,7 +145,7 @@ async def test_an_interrupt_before_the_first_byte_sends_nothing(tmp_path: Path) 
         assert prompts(case) == ["warm", "next"]
 
 
-async def test_interrupting_a_queued_turn_withdraws_it(tmp_path: Path) -> None:
+async def test_interrupt_of_queued_turn_withdraws_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         first = await case.running("first")
         second, third = await case.ask("second"), await case.ask("third")
@@ -159,7 +159,7 @@ async def test_interrupting_a_queued_turn_withdraws_it(tmp_path: Path) -> None:
         assert prompts(case) == ["first", "third"]
 
 
-async def test_everybody_who_interrupts_has_a_receipt(tmp_path: Path) -> None:
+async def test_concurrent_interrupts_all_get_a_receipt(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.running("one")
         receipts = await asyncio.gather(*(turn.interrupt() for _ in range(5)), case.session.interrupt())
@@ -168,7 +168,7 @@ async def test_everybody_who_interrupts_has_a_receipt(tmp_path: Path) -> None:
         assert interrupts(case) == 1
 
 
-async def test_cancelling_the_wait_for_a_receipt_does_not_take_the_interrupt_back(tmp_path: Path) -> None:
+async def test_interrupt_takes_effect_after_its_caller_is_cancelled(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.running("one")
         interrupting = asyncio.ensure_future(turn.interrupt())
@@ -178,7 +178,7 @@ async def test_cancelling_the_wait_for_a_receipt_does_not_take_the_interrupt_bac
         assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
 
 
-async def test_the_next_prompt_waits_for_a_late_acknowledgement(tmp_path: Path) -> None:
+async def test_next_prompt_waits_for_late_acknowledgement(tmp_path: Path) -> None:
     """An agent's answer to an interrupt that is still on its way could be about the next turn: so it is waited for."""
     async with opened(tmp_path, ["on_interrupt late_ack"]) as case:
         turn = await case.running("one")
@@ -193,7 +193,7 @@ async def test_the_next_prompt_waits_for_a_late_acknowledgement(tmp_path: Path) 
         assert len(case.processes) == 1
 
 
-async def test_a_boundary_without_the_acknowledgement_does_not_wedge_the_session(tmp_path: Path) -> None:
+async def test_session_recovers_from_boundary_without_acknowledgement(tmp_path: Path) -> None:
     async with opened(tmp_path, ["on_interrupt unacked"], memory=True, options=SHORT_DRAIN) as case:
         turn = await case.running("one")
         assert (await turn.interrupt()).stopped
@@ -203,7 +203,7 @@ async def test_a_boundary_without_the_acknowledgement_does_not_wedge_the_session
 
 
 @pytest.mark.parametrize("how", ["ack_only", "ignored", "unanswered"])
-async def test_without_a_boundary_the_process_is_replaced_and_the_next_ask_works(tmp_path: Path, how: str) -> None:
+async def test_process_is_replaced_when_interrupt_gets_no_boundary(tmp_path: Path, how: str) -> None:
     async with opened(tmp_path, [f"on_interrupt {how}"], memory=True, options=SHORT_DRAIN) as case:
         await case.answer("zero")
         turn = await case.reaches("one\n@@say so far\n@@hang")
@@ -224,7 +224,7 @@ async def test_without_a_boundary_the_process_is_replaced_and_the_next_ask_works
         assert prompts(case) == ["zero", "one", "two"]
 
 
-async def test_an_agent_that_ignores_everything_is_killed(tmp_path: Path) -> None:
+async def test_agent_that_ignores_every_signal_is_killed(tmp_path: Path) -> None:
     script = ["on_interrupt unanswered", "ignore term", "ignore eof"]
     options = {**SHORT_DRAIN, "grace": 0.3}
     async with opened(tmp_path, script, memory=True, options=options) as case:
@@ -235,7 +235,7 @@ async def test_an_agent_that_ignores_everything_is_killed(tmp_path: Path) -> Non
         assert exits[0]["signal"] == 9
 
 
-async def test_a_boundary_that_comes_while_the_process_is_ended_still_counts(tmp_path: Path) -> None:
+async def test_boundary_during_process_end_still_counts(tmp_path: Path) -> None:
     """The drain is over and stdin is closed: the agent then says its boundary, and only then goes."""
     script = {"prompt 1": ["on_interrupt unanswered", "say all of it", "await eof", "result at last"]}
     async with opened(tmp_path, script, memory=True, options={"drain_seconds": 0.2, "eof_grace": 5.0}) as case:
@@ -248,7 +248,7 @@ async def test_a_boundary_that_comes_while_the_process_is_ended_still_counts(tmp
         assert (receipt.stopped, receipt.by) == (False, By.BOUNDARY)
 
 
-async def test_an_agent_that_dies_of_the_interrupt_is_interrupted_by_exit(tmp_path: Path) -> None:
+async def test_turn_is_interrupted_by_exit_when_agent_dies_of_interrupt(tmp_path: Path) -> None:
     async with opened(tmp_path, {"prompt 1": ["at interrupt exit 1", "say x", "hang"]}, memory=True) as case:
         turn = await case.ask("one")
         await case.wait_said('"text":"x"')
@@ -260,7 +260,7 @@ async def test_an_agent_that_dies_of_the_interrupt_is_interrupted_by_exit(tmp_pa
 
 # -- clocks ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", ["boundary", "unanswered"])
-async def test_an_agent_that_streams_for_ever_is_ended_by_the_overall_clock(tmp_path: Path, how: str) -> None:
+async def test_endless_stream_is_ended_by_overall_clock(tmp_path: Path, how: str) -> None:
     options = {**SHORT_DRAIN, "clocks": {"overall": 1.0}}
     async with opened(tmp_path, [f"on_interrupt {how}"], memory=True, options=options) as case:
         turn = await case.ask("one\n@@stream 1000000 0.005")
@@ -278,7 +278,7 @@ async def test_an_agent_that_streams_for_ever_is_ended_by_the_overall_clock(tmp_
         assert len(case.processes) == (1 if how == "boundary" else 2)
 
 
-async def test_chatter_for_ever_is_no_progress(tmp_path: Path) -> None:
+async def test_endless_chatter_is_ended_by_progress_clock(tmp_path: Path) -> None:
     noise = [step for _ in range(400) for step in ("pause 0.01", "junk text")]
     options = {"clocks": {"progress": 1.0, "bytes": 5.0}}
     async with opened(tmp_path, {"prompt 1": noise}, options=options) as case:
@@ -288,7 +288,7 @@ async def test_chatter_for_ever_is_no_progress(tmp_path: Path) -> None:
         assert (await case.answer("two")).text == "two"
 
 
-async def test_silence_is_ended_by_the_bytes_clock(tmp_path: Path) -> None:
+async def test_silent_turn_is_ended_by_bytes_clock(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"clocks": {"bytes": 1.0}}) as case:
         outcome = await case.answer("one\n@@say x\n@@hang")
         assert (outcome.kind, outcome.clock) == (Kind.INTERRUPTED, "bytes")
@@ -296,7 +296,7 @@ async def test_silence_is_ended_by_the_bytes_clock(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-async def test_a_long_turn_that_gets_on_is_not_ended_by_the_clocks_of_silence(tmp_path: Path) -> None:
+async def test_long_turn_with_progress_is_not_ended_by_silence_clocks(tmp_path: Path) -> None:
     """It takes longer than either clock allows for one silence."""
     async with opened(tmp_path, options={"clocks": {"bytes": 5.0, "progress": 5.0}}) as case:
         outcome = await case.answer("@@stream 60 0.1")
@@ -306,13 +306,13 @@ async def test_a_long_turn_that_gets_on_is_not_ended_by_the_clocks_of_silence(tm
 
 
 @pytest.mark.thorough
-async def test_clocks_begin_when_the_prompt_is_sent_and_not_while_it_waits(tmp_path: Path) -> None:
+async def test_clocks_start_when_prompt_is_sent(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"clocks": {"overall": 5.0}}) as case:
         outcomes = [await case.ask(f"{n}\n@@pause 2\n@@say {n}") for n in range(3)]
         assert [(await case.outcome(turn)).text for turn in outcomes] == ["0", "1", "2"]
 
 
-async def test_a_streaming_turn_is_interrupted_by_hand(tmp_path: Path) -> None:
+async def test_streaming_turn_is_interrupted_by_caller(tmp_path: Path) -> None:
     async with opened(tmp_path, ["on_interrupt unanswered"], memory=True, options=SHORT_DRAIN) as case:
         turn = await case.ask("one\n@@stream 1000000 0.002")
         await case.wait_said("tick3 ")
@@ -324,7 +324,7 @@ async def test_a_streaming_turn_is_interrupted_by_hand(tmp_path: Path) -> None:
 
 
 # -- control requests that are never answered ------------------------------------------------------------------------
-async def test_a_handshake_that_is_never_answered_fails_by_the_start_clock(tmp_path: Path) -> None:
+async def test_unanswered_handshake_fails_by_start_clock(tmp_path: Path) -> None:
     async with opened(tmp_path, ["omit initialize"], options={"start_seconds": 0.3}) as case:
         outcome = await case.answer("one")
         assert outcome.kind is Kind.FAILED

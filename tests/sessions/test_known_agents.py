@@ -48,7 +48,7 @@ def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 # -- those that come with the package --------------------------------------------------------------------------------
-def test_every_profile_that_is_known_can_be_loaded() -> None:
+def test_builtin_profiles_load() -> None:
     assert known_agents.names() == OURS
     for name in OURS:
         profile = known_agents.load(name)
@@ -62,7 +62,7 @@ def test_every_profile_that_is_known_can_be_loaded() -> None:
         assert profile.clocks["start"] >= 60.0
 
 
-def test_claude() -> None:
+def test_claude_profile_has_expected_values() -> None:
     claude = known_agents.load("claude")
     assert claude.command == ("claude",)
     assert claude.dialect.name == "claude"
@@ -91,13 +91,13 @@ def test_claude() -> None:
         ("custom", 5.1, True),
     ],
 )
-def test_each_is_given_the_time_that_it_needs_to_stop(name: str, grace: float, waits_for_eof: bool) -> None:
+def test_profile_allows_time_the_agent_needs_to_stop(name: str, grace: float, waits_for_eof: bool) -> None:
     timings = known_agents.load(name).timings
     assert timings.grace > grace
     assert (timings.eof is not None) is waits_for_eof
 
 
-def test_what_they_leave_behind_and_how_they_lie() -> None:
+def test_profiles_record_leftover_tools_and_quirks() -> None:
     found = {name: known_agents.load(name) for name in OURS}
     assert {name for name in OURS if not found[name].leaves_tools} == {"claude", "claude-agent-acp", "gemini"}
     assert {name for name in OURS if found[name].quirks.cancel_may_say} == {"goose", "opencode"}
@@ -115,7 +115,7 @@ def frames(recording: str) -> list[tuple[str, float, Any]]:
 
 
 @pytest.mark.parametrize("name", SPOKE)
-def test_what_a_profile_says_is_what_the_agent_said(name: str) -> None:
+def test_profile_capabilities_match_recorded_handshake(name: str) -> None:
     """Its command, and its capabilities as far as they are told on the wire: no more of them, and no less."""
     profile = known_agents.load(name)
     (argv,) = (value for way, _, value in frames(SPOKE[name]) if way == "argv")
@@ -136,7 +136,7 @@ def test_what_a_profile_says_is_what_the_agent_said(name: str) -> None:
     assert {capability for capability, can in told.items() if can} == profile.capabilities & set(told)
 
 
-def test_the_quirks_fit_what_was_recorded() -> None:
+def test_quirks_match_recorded_texts() -> None:
     texts = [
         value["params"]["update"]["content"]["text"]
         for way, _, value in frames("acp400-copilot")
@@ -160,7 +160,7 @@ def test_the_quirks_fit_what_was_recorded() -> None:
     assert not goose.has_failed("I ran into this error: it was yours")
 
 
-def test_the_quiet_window_is_longer_than_what_was_seen() -> None:
+def test_quiet_window_exceeds_recorded_delays() -> None:
     """Each of its turns is followed by one more update, before the next prompt is sent."""
     late: list[float] = []
     ended: float | None = None
@@ -175,14 +175,14 @@ def test_the_quiet_window_is_longer_than_what_was_seen() -> None:
     assert max(late) * 10 < known_agents.load("kimi").quiet_seconds
 
 
-def test_a_long_text_is_no_message_of_an_error() -> None:
+def test_long_text_is_not_taken_for_error_message() -> None:
     quirks = Quirks(error_texts=("^Error",))
     assert quirks.has_failed("Error".ljust(ERROR_CHARACTERS_MAX))
     assert not quirks.has_failed("Error".ljust(ERROR_CHARACTERS_MAX + 1))
     assert not Quirks().has_failed("Error")
 
 
-def test_the_nesting_variables_do_not_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nesting_variables_are_scrubbed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLAUDECODE", "1")
     monkeypatch.setenv("BANKSMAN_TEST_KEPT", "1")
     built = launch.build(None, inherit=True, scrub=known_agents.load("claude").scrub)
@@ -190,7 +190,7 @@ def test_the_nesting_variables_do_not_reach_it(monkeypatch: pytest.MonkeyPatch) 
     assert b"BANKSMAN_TEST_KEPT" in built
 
 
-def test_custom_has_no_command_and_says_so() -> None:
+def test_custom_profile_reports_missing_command() -> None:
     custom = known_agents.load("custom")
     assert custom.command == ()
     with pytest.raises(UsageError, match=r"no command of its own \(command= says what to run"):
@@ -199,7 +199,7 @@ def test_custom_has_no_command_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("name", ["clod", "", "../claude", "claude.toml", "/etc/passwd", "claude\0", "x" * 300])
-def test_an_unknown_agent_is_told_with_those_that_are_known(name: str) -> None:
+def test_unknown_agent_error_lists_known_agents(name: str) -> None:
     with pytest.raises(UsageError, match="there is no agent") as caught:
         known_agents.load(name)
     assert "claude" in caught.value.hint
@@ -207,7 +207,7 @@ def test_an_unknown_agent_is_told_with_those_that_are_known(name: str) -> None:
 
 
 # -- what a file can say ---------------------------------------------------------------------------------------------
-def test_a_file_of_the_callers_own(tmp_path: Path) -> None:
+def test_profile_file_of_caller_is_loaded(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(SMALLEST + "[ladder]\ngrace = 3\n[clocks]\noverall = 0.5\n")
     mine = known_agents.load_file(file)
@@ -222,7 +222,7 @@ def test_a_file_of_the_callers_own(tmp_path: Path) -> None:
     assert mine.repairs() == []
 
 
-def test_the_example_of_the_docs_is_one(users: Path) -> None:
+def test_docs_example_profile_uses_every_key(users: Path) -> None:
     """All of its keys are heard, and all keys are in it but those that `extends` brings."""
     text = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
@@ -242,7 +242,7 @@ def test_the_example_of_the_docs_is_one(users: Path) -> None:
     assert len(agent.repairs()) == 5
 
 
-def test_the_docs_name_every_agent() -> None:
+def test_docs_name_every_agent() -> None:
     text = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([a-z-]+)` \|.*\| (\w+) \|[^|]*\|$", text, re.MULTILINE))
     assert rows == {name: known_agents.load(name).dialect.name for name in OURS}
@@ -300,7 +300,7 @@ def test_the_docs_name_every_agent() -> None:
         ('extends = "custom"\n[ladder]\ngrease = 1', "there is no key ladder.grease"),
     ],
 )
-def test_a_wrong_file_says_which_key(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_profile_error_names_the_key(tmp_path: Path, text: str, says: str) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(text)
     with pytest.raises(UsageError, match=says) as caught:
@@ -310,7 +310,7 @@ def test_a_wrong_file_says_which_key(tmp_path: Path, text: str, says: str) -> No
     assert caught.value.ids == {"agent": "mine"}
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_profile_file_is_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         known_agents.load_file(tmp_path / "none.toml")
     (tmp_path / "latin.toml").write_bytes(b'title = "\xff"')
@@ -328,7 +328,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         known_agents.load_file(tmp_path / "unspeakable name.toml")
 
 
-def test_a_file_has_a_largest_size(tmp_path: Path) -> None:
+def test_profile_file_size_is_bounded(tmp_path: Path) -> None:
     file = tmp_path / "large.toml"
     file.write_text(SMALLEST + "#".ljust(known_agents.FILE_BYTES_MAX - len(SMALLEST)))
     assert known_agents.load_file(file).command == ("x",)
@@ -339,7 +339,7 @@ def test_a_file_has_a_largest_size(tmp_path: Path) -> None:
 
 
 # -- the user's own --------------------------------------------------------------------------------------------------
-def test_a_users_own_agent_is_known_by_the_name_of_its_file(users: Path) -> None:
+def test_user_profile_is_known_by_its_file_name(users: Path) -> None:
     (users / "mine.toml").write_text('extends = "custom"\ncommand = ["mine"]\n')
     assert known_agents.names() == sorted([*OURS, "mine"])
     mine = known_agents.load("mine")
@@ -348,7 +348,7 @@ def test_a_users_own_agent_is_known_by_the_name_of_its_file(users: Path) -> None
     assert mine.leaves_tools
 
 
-def test_a_users_own_holds_instead_of_ours_and_may_begin_with_it(users: Path) -> None:
+def test_user_profile_overrides_builtin_and_may_extend_it(users: Path) -> None:
     ours = known_agents.load("gemini")
     (users / "gemini.toml").write_text('extends = "gemini"\n[ladder]\ngrace = 9\n[quirks]\nserves = []\n')
     mine = known_agents.load("gemini")
@@ -360,7 +360,7 @@ def test_a_users_own_holds_instead_of_ours_and_may_begin_with_it(users: Path) ->
     assert known_agents.names() == OURS
 
 
-def test_only_what_comes_with_the_package_is_extended(users: Path) -> None:
+def test_extends_accepts_only_builtin_profiles(users: Path) -> None:
     """So nothing can go round in a circle, and a user's own `custom` is not what `extends` means."""
     (users / "custom.toml").write_text('extends = "custom"\ntitle = "mine"\n[clocks]\nstart = 7\n')
     (users / "other.toml").write_text('extends = "custom"\ncommand = ["x"]\n')
@@ -368,7 +368,7 @@ def test_only_what_comes_with_the_package_is_extended(users: Path) -> None:
     assert known_agents.load("other").clocks["start"] == 120.0
 
 
-def test_a_wrong_file_of_a_user_breaks_that_agent_only(users: Path) -> None:
+def test_invalid_user_profile_breaks_only_that_agent(users: Path) -> None:
     (users / "bad.toml").write_text(SMALLEST + "colour = 1")
     (users / "gemini.toml").write_text('extends = "gemini"\n[ladder]\ngrace = "long"')
     (users / "unspeakable name.toml").write_text(SMALLEST)
@@ -390,7 +390,7 @@ def test_a_wrong_file_of_a_user_breaks_that_agent_only(users: Path) -> None:
     assert [name for name, each in looked.items() if each.overrides] == ["gemini"]
 
 
-def test_a_folder_that_is_none_or_not_for_us_has_no_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_invalid_profile_folder_has_no_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for home in ("nowhere", "a-file", "relative"):
         if home == "a-file":
             (tmp_path / "a-file" / "banksman").mkdir(parents=True)
@@ -407,7 +407,9 @@ def test_a_folder_that_is_none_or_not_for_us_has_no_agents(tmp_path: Path, monke
 
 
 # -- on this machine -------------------------------------------------------------------------------------------------
-def test_what_is_found_is_what_a_shell_would_find(users: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_agents_finds_programs_as_a_shell_does(
+    users: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = tmp_path / "bin" / "gemini"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nexit 3\n")
@@ -420,7 +422,7 @@ def test_what_is_found_is_what_a_shell_would_find(users: Path, tmp_path: Path, m
 
 
 # -- what becomes of it ----------------------------------------------------------------------------------------------
-def test_a_session_is_set_to_what_the_profile_says_or_the_caller() -> None:
+def test_session_config_comes_from_profile_or_caller() -> None:
     kimi = known_agents.load("kimi")
     config = arguments.read_options(kimi, {}).config()
     assert (config.quiet_seconds, config.leaves_tools, config.after_interrupt) == (0.05, True, "sweep")
@@ -433,6 +435,6 @@ def test_a_session_is_set_to_what_the_profile_says_or_the_caller() -> None:
 @pytest.mark.parametrize(
     "options", [{"quiet_seconds": QUIET_SECONDS_MAX + 1}, {"quiet_seconds": None}, {"after_interrupt": "kill"}]
 )
-def test_a_wish_that_cannot_be_is_told(options: dict[str, Any]) -> None:
+def test_invalid_option_is_named_in_usage_error(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(options))):
         arguments.read_options(known_agents.load("kimi"), options)

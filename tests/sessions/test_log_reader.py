@@ -20,7 +20,7 @@ from banksman.store.memory import MemoryLog
 from banksman.testing import checks, fake_agent
 
 
-async def test_any_two_readers_agree_wherever_they_begin(tmp_path: Path) -> None:
+async def test_readers_agree_wherever_they_begin(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
 
         async def read(after: str | int | None) -> list[Event]:
@@ -44,7 +44,7 @@ async def test_any_two_readers_agree_wherever_they_begin(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("prompt", ["@@say x\n@@hang", "@@say x"])
 @pytest.mark.parametrize("is_slow", [False, True])
-async def test_a_follower_sees_the_end_when_the_host_closes(tmp_path: Path, prompt: str, is_slow: bool) -> None:
+async def test_follower_sees_session_end_when_host_closes(tmp_path: Path, prompt: str, is_slow: bool) -> None:
     """Nobody closes the session first; the log goes with the host, and still the follower has the last event."""
     seen: list[Event] = []
     async with Host() as host:
@@ -69,7 +69,7 @@ async def test_a_follower_sees_the_end_when_the_host_closes(tmp_path: Path, prom
     assert seen[-1].kind == kinds.SESSION_CLOSED
 
 
-async def test_outcomes_and_receipts_can_be_had_after_the_host_is_closed(tmp_path: Path) -> None:
+async def test_outcomes_and_receipts_are_available_after_host_closes(tmp_path: Path) -> None:
     async with Host() as host:
         session = await host.open("claude", command=fake_agent.command(), options=QUICK)
         turn = await session.ask("@@say so far\n@@hang")
@@ -85,7 +85,7 @@ async def test_outcomes_and_receipts_can_be_had_after_the_host_is_closed(tmp_pat
     assert turn.state == "ended"
 
 
-async def test_a_slow_follower_gets_everything_in_the_end(tmp_path: Path) -> None:
+async def test_slow_follower_gets_every_event(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         seen: list[Event] = []
 
@@ -103,7 +103,7 @@ async def test_a_slow_follower_gets_everything_in_the_end(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("store", ["memory:", "sqlite:"])
-async def test_a_follower_is_served_to_the_end_after_the_host_has_closed(tmp_path: Path, store: str) -> None:
+async def test_follower_is_served_to_the_end_after_host_closes(tmp_path: Path, store: str) -> None:
     seen: list[Event] = []
     has_begun, is_closed = asyncio.Event(), asyncio.Event()
 
@@ -167,9 +167,7 @@ async def test_rest_is_kept_only_when_no_follower_is_in_the_store(monkeypatch: p
     await following
 
 
-async def test_a_follower_beyond_what_a_closed_host_keeps_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_follower_past_what_closed_host_keeps_gets_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("banksman.sessions.session_table.REST_BYTES_MAX", 1)
     seen: list[Event] = []
     async with Host("memory:") as host:
@@ -185,7 +183,7 @@ async def test_a_follower_beyond_what_a_closed_host_keeps_is_told(
     assert 1000 <= len(seen) < 2500
 
 
-async def test_a_follower_that_goes_away_leaves_nothing(tmp_path: Path) -> None:
+async def test_cancelled_follower_leaves_nothing(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         before = checks.Things.now()
         following = [asyncio.ensure_future(anext(case.session.follow(after=1000))) for _ in range(5)]
@@ -197,7 +195,7 @@ async def test_a_follower_that_goes_away_leaves_nothing(tmp_path: Path) -> None:
         assert (await case.answer("next")).text == "next"
 
 
-async def test_who_fell_behind_retention_is_told_the_range(tmp_path: Path) -> None:
+async def test_follower_behind_retention_gets_lost_range(tmp_path: Path) -> None:
     host = run_host.Host(lambda: MemoryLog(bytes_max=200_000))
     async with opened(tmp_path, host=host, is_checked=False) as case:  # pyright: ignore[reportArgumentType]
         first = await case.ask("@@say one")
@@ -212,7 +210,7 @@ async def test_who_fell_behind_retention_is_told_the_range(tmp_path: Path) -> No
         assert [update async for update in first] == []
 
 
-async def test_a_turn_that_is_iterated_ends_with_its_own_end(tmp_path: Path) -> None:
+async def test_turn_iteration_ends_with_its_own_turn(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         go = case.path("go")
         first = await case.reaches(f"first\n@@say first\n@@wait {go}")
@@ -231,14 +229,14 @@ async def test_a_turn_that_is_iterated_ends_with_its_own_end(tmp_path: Path) -> 
         await case.outcome(second)
 
 
-async def test_a_cursor_is_a_cursor(tmp_path: Path) -> None:
+async def test_follow_refuses_invalid_cursor(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         for wrong in ("x", "1.x", "", -1, True, 1.5):
             with pytest.raises(UsageError):
                 case.session.follow(after=wrong)  # pyright: ignore[reportArgumentType]
 
 
-async def test_the_status_says_what_is_going_on(tmp_path: Path) -> None:
+async def test_status_reports_each_phase(tmp_path: Path) -> None:
     async with opened(tmp_path, name="it", options={"clocks": {"overall": 60.0}}) as case:
         status = case.session.status()
         assert (status.name, status.phase, status.holder, status.pids) == ("it", "idle", None, ())

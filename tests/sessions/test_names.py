@@ -16,7 +16,7 @@ BAD = ["", "\n", "a\0b", "\ud800", "x" * 201, "s-0123456789abcdef", 5, b"x", f"m
 
 
 @pytest.mark.parametrize("name", BAD, ids=repr)
-async def test_what_cannot_be_a_name_is_refused_wherever_it_is_given(tmp_path: Path, name: Any) -> None:
+async def test_invalid_session_name_is_refused_everywhere(tmp_path: Path, name: Any) -> None:
     async with Host("memory:", secrets=[SECRET]) as host:
         session = await host.open("claude", command=fake_agent.command(), name="good")
         await (await session.ask("hello")).outcome()
@@ -33,7 +33,7 @@ async def test_what_cannot_be_a_name_is_refused_wherever_it_is_given(tmp_path: P
 
 
 @pytest.mark.parametrize("wanted", ["\ud800", "nobody", "", 5, None], ids=repr)
-async def test_what_cannot_be_found_is_an_error_of_the_call(wanted: Any) -> None:
+async def test_unknown_session_is_usage_error(wanted: Any) -> None:
     async with Host() as host:
         with pytest.raises(UsageError):
             host.session(wanted)
@@ -41,14 +41,14 @@ async def test_what_cannot_be_found_is_an_error_of_the_call(wanted: Any) -> None
             await host.delete(wanted)
 
 
-async def test_a_key_that_the_log_could_not_give_back_is_refused() -> None:
+async def test_key_that_contains_secret_is_refused() -> None:
     async with Host(secrets=[SECRET]) as host:
         session = await host.open("claude", command=fake_agent.command())
         with pytest.raises(UsageError, match="key"):
             await session.ask("hello", key=f"chat-{SECRET}")
 
 
-async def test_what_is_imported_is_redacted(tmp_path: Path) -> None:
+async def test_imported_session_is_redacted(tmp_path: Path) -> None:
     async with Host("memory:") as host:
         session = await host.open("claude", command=fake_agent.command())
         await (await session.ask(f"it is {SECRET}")).outcome()
@@ -60,7 +60,7 @@ async def test_what_is_imported_is_redacted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_folder", [True, False])
-async def test_commands_need_no_store_unless_it_was_named(is_folder: bool) -> None:
+async def test_commands_need_no_store_unless_it_is_named(is_folder: bool) -> None:
     path = Path(os.environ["XDG_STATE_HOME"]) / "banksman" / "store.db"
     path.parent.mkdir(parents=True)
     path.mkdir() if is_folder else path.write_bytes(os.urandom(20_000))
@@ -75,7 +75,7 @@ async def test_commands_need_no_store_unless_it_was_named(is_folder: bool) -> No
             raise AssertionError("it was entered")
 
 
-async def test_without_a_home_there_are_commands_and_no_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_host_without_home_runs_commands_and_refuses_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", "")
     async with Host() as host:

@@ -67,7 +67,7 @@ async def opened(folder: Path, marker: str, *, options: dict[str, float] | None 
 # -- sessions that are open ------------------------------------------------------------------------------------------
 @pytest.mark.explored
 @pytest.mark.parametrize("is_portable", [False, True], ids=["with a keeper", "without one"])
-async def test_everybody_is_told_and_the_tree_is_dead_in_time(
+async def test_lost_lease_ends_every_turn_and_kills_tree_in_time(
     tmp_path: Path, marker: str, is_portable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the ladder's waits are set to; and what waits for its turn does not wait any more."""
@@ -98,7 +98,7 @@ async def test_everybody_is_told_and_the_tree_is_dead_in_time(
         assert alive(marker) == []
 
 
-async def test_the_ladder_is_cut_and_none_of_its_rungs_is_skipped(
+async def test_lost_lease_shortens_ladder_without_skipping_rungs(
     tmp_path: Path, marker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_keepers_untold(monkeypatch)
@@ -113,7 +113,7 @@ async def test_the_ladder_is_cut_and_none_of_its_rungs_is_skipped(
 
 
 @pytest.mark.thorough
-async def test_a_ladder_that_fits_is_left_as_it_is(tmp_path: Path, marker: str) -> None:
+async def test_lost_lease_keeps_ladder_that_fits(tmp_path: Path, marker: str) -> None:
     async with opened(tmp_path, marker, options=QUICK) as case:
         await case.running("one")
         began = time.monotonic()
@@ -123,7 +123,7 @@ async def test_a_ladder_that_fits_is_left_as_it_is(tmp_path: Path, marker: str) 
 
 
 @pytest.mark.thorough
-async def test_a_close_that_is_under_way_is_cut_too(tmp_path: Path, marker: str) -> None:
+async def test_lost_lease_shortens_close_under_way(tmp_path: Path, marker: str) -> None:
     async with opened(tmp_path, marker) as case:
         await case.running("one")
         case.session.close_nowait()
@@ -134,7 +134,7 @@ async def test_a_close_that_is_under_way_is_cut_too(tmp_path: Path, marker: str)
         assert alive(marker) == []
 
 
-async def test_a_process_that_waits_for_its_place_is_not_started(tmp_path: Path, marker: str) -> None:
+async def test_lost_lease_cancels_pending_process_start(tmp_path: Path, marker: str) -> None:
     store = LeasedLog(times(60, 60))
     async with hosting(store, processes_max=1) as host:
         command = fake_agent.command(evidence=tmp_path / "evidence")
@@ -149,7 +149,7 @@ async def test_a_process_that_waits_for_its_place_is_not_started(tmp_path: Path,
 
 
 @pytest.mark.thorough
-async def test_an_agents_terminals_go_with_it_and_not_after_it(tmp_path: Path, marker: str) -> None:
+async def test_lost_lease_ends_terminals_together_with_agent(tmp_path: Path, marker: str) -> None:
     """An agent that takes all of its time must not leave none to its terminals."""
     store = LeasedLog(times(60, 60))
     async with hosting(store) as host:
@@ -175,7 +175,7 @@ async def test_an_agents_terminals_go_with_it_and_not_after_it(tmp_path: Path, m
 
 # -- sessions that are being opened ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("is_known", [False, True], ids=["a new one", "one with a past"])
-async def test_what_is_being_opened_is_lost_too(tmp_path: Path, is_known: bool) -> None:
+async def test_lost_lease_fails_session_being_opened(tmp_path: Path, is_known: bool) -> None:
     store = LeasedLog(times(60, 60))
     async with hosting(store) as host:
         command = fake_agent.command(evidence=tmp_path / "evidence")
@@ -202,7 +202,7 @@ async def test_what_is_being_opened_is_lost_too(tmp_path: Path, is_known: bool) 
 # -- beginning anew --------------------------------------------------------------------------------------------------
 @pytest.mark.thorough
 @pytest.mark.parametrize("by", ["name", "id"])
-async def test_a_host_begins_anew_and_what_it_lost_stays_lost(tmp_path: Path, marker: str, by: str) -> None:
+async def test_host_can_start_over_after_lost_lease(tmp_path: Path, marker: str, by: str) -> None:
     """Asked for at once: what is left of the process before goes first. A lease that is renewed after a loss is another
     one, and does nothing for it."""
     async with opened(tmp_path, marker) as case:
@@ -225,7 +225,7 @@ async def test_a_host_begins_anew_and_what_it_lost_stays_lost(tmp_path: Path, ma
 
 
 @pytest.mark.thorough
-async def test_a_host_that_lost_everything_closes_as_any_other(tmp_path: Path, marker: str) -> None:
+async def test_host_closes_normally_after_lost_lease(tmp_path: Path, marker: str) -> None:
     async with opened(tmp_path, marker) as case:
         await case.running("one")
         dead_by = case.lose()
@@ -240,7 +240,7 @@ async def renew(store: LeasedLog, seconds: float) -> None:
         await asyncio.sleep(seconds / 20)
 
 
-async def test_a_turn_that_the_keeper_ended_says_that_the_lease_ran_out(tmp_path: Path, marker: str) -> None:
+async def test_turn_ended_by_keeper_reports_expired_lease(tmp_path: Path, marker: str) -> None:
     """The loop was blocked, and the store knows nothing of it: the session is still ours, and goes on."""
     store = LeasedLog(times(60, 60))
     command = fake_agent.command(evidence=tmp_path / "evidence", memory=tmp_path / "memory")
@@ -264,7 +264,7 @@ async def test_a_turn_that_the_keeper_ended_says_that_the_lease_ran_out(tmp_path
 
 
 # -- a store that is not known yet -----------------------------------------------------------------------------------
-async def test_what_is_awaited_first_waits_until_the_store_can_be_asked(tmp_path: Path) -> None:
+async def test_first_await_waits_until_store_is_ready(tmp_path: Path) -> None:
     store = LeasedLog(times(60, 60), is_ready=False)
     async with hosting(store) as host:
         with pytest.raises(Unreachable):
@@ -282,7 +282,7 @@ async def test_what_is_awaited_first_waits_until_the_store_can_be_asked(tmp_path
         await reading
 
 
-async def test_entering_a_host_whose_store_is_opened_at_start_waits_for_it(tmp_path: Path) -> None:
+async def test_host_entry_waits_for_store_opened_at_start(tmp_path: Path) -> None:
     store = LeasedLog(times(60, 60), is_ready=False)
     host = Host(lambda: store, settles=SettleTime.AT_START)
     entering = asyncio.ensure_future(host.__aenter__())
@@ -294,7 +294,7 @@ async def test_entering_a_host_whose_store_is_opened_at_start_waits_for_it(tmp_p
     await host.close()
 
 
-async def test_a_host_closes_though_its_store_never_became_ready(tmp_path: Path) -> None:
+async def test_host_closes_when_store_never_became_ready(tmp_path: Path) -> None:
     store = LeasedLog(times(60, 60), is_ready=False)
     async with hosting(store) as host:
         opening = asyncio.ensure_future(host.open("claude", command=fake_agent.command()))

@@ -39,7 +39,7 @@ async def _nobody(question: Question) -> str:
 
 
 # -- a permission ----------------------------------------------------------------------------------------------------
-async def test_what_a_rule_decides_nobody_is_asked_and_the_log_says_who_did(tmp_path: Path) -> None:
+async def test_rule_decides_without_question_and_is_logged(tmp_path: Path) -> None:
     async with opened(tmp_path, on_question=_nobody, rules={"Bash": "deny", "Read": "allow"}) as case:
         turn = await case.ask(f"{permission('Bash', command='ls')}\n{permission('Read', path='x')}\n@@say went on")
         assert (await case.outcome(turn)).text == "went on"
@@ -57,9 +57,7 @@ async def test_what_a_rule_decides_nobody_is_asked_and_the_log_says_who_did(tmp_
 
 
 @pytest.mark.parametrize("rules", [{"Bash": "ask"}, {"Read": "allow"}, None])
-async def test_where_a_rule_says_ask_or_none_fits_somebody_is_asked(
-    tmp_path: Path, rules: dict[str, str] | None
-) -> None:
+async def test_rule_ask_or_no_match_asks_callback(tmp_path: Path, rules: dict[str, str] | None) -> None:
     asked: list[str] = []
 
     def on_question(question: Question) -> str:
@@ -72,7 +70,7 @@ async def test_where_a_rule_says_ask_or_none_fits_somebody_is_asked(
         assert verdicts(case) == ["allow"]
 
 
-async def test_the_rules_of_an_ask_come_before_the_sessions_and_end_with_it(tmp_path: Path) -> None:
+async def test_ask_rules_precede_session_rules_and_end_with_ask(tmp_path: Path) -> None:
     asked: list[str] = []
 
     def on_question(question: Question) -> str:
@@ -103,7 +101,7 @@ async def test_the_rules_of_an_ask_come_before_the_sessions_and_end_with_it(tmp_
         ({"mcp__github__": "deny", "Bas": "deny"}, [None, None, None]),
     ],
 )
-async def test_a_star_is_every_end_of_a_name(tmp_path: Path, rules: dict[str, str], expected: list[str]) -> None:
+async def test_rule_star_matches_any_suffix(tmp_path: Path, rules: dict[str, str], expected: list[str]) -> None:
     tools = ("mcp__github__get", "mcp__github__put", "Bash")
     async with opened(tmp_path, rules=rules) as case:
         assert (await case.answer("\n".join(ruling(tool) for tool in tools))).kind is Kind.DONE
@@ -111,7 +109,7 @@ async def test_a_star_is_every_end_of_a_name(tmp_path: Path, rules: dict[str, st
 
 
 # -- before each use -------------------------------------------------------------------------------------------------
-async def test_our_own_hook_is_registered_and_answers_before_the_agents_settings_do(tmp_path: Path) -> None:
+async def test_rules_hook_is_registered_and_precedes_agent_settings(tmp_path: Path) -> None:
     rules = {"Bash": "deny", "Read": "allow", "Write": "ask"}
     async with opened(tmp_path, on_question=_nobody, rules=rules) as case:
         uses = "\n".join(ruling(tool) for tool in ("Bash", "Read", "Write", "Glob"))
@@ -131,14 +129,14 @@ async def test_our_own_hook_is_registered_and_answers_before_the_agents_settings
         assert kinds.QUESTION_ASKED not in await case.kinds()
 
 
-async def test_our_own_hook_knows_the_rules_of_the_ask(tmp_path: Path) -> None:
+async def test_rules_hook_applies_rules_of_ask(tmp_path: Path) -> None:
     async with opened(tmp_path, rules={"Bash": "deny"}) as case:
         await case.answer(ruling("Bash"), rules={"Bash": "allow"})
         await case.answer(ruling("Bash"))
         assert verdicts(case) == ["allow", "deny"]
 
 
-async def test_a_turn_of_the_agents_own_has_the_sessions_rules_only(tmp_path: Path) -> None:
+async def test_agent_initiated_turn_has_session_rules_only(tmp_path: Path) -> None:
     own = ruling("Bash").removeprefix("@@")
     script = {"prompt 1": [ruling("Bash").removeprefix("@@"), f"at idle own task-notification {own}"]}
     async with opened(tmp_path, script, rules={"Bash": "deny"}) as case:
@@ -148,7 +146,7 @@ async def test_a_turn_of_the_agents_own_has_the_sessions_rules_only(tmp_path: Pa
         assert verdicts(case) == ["allow", "deny"]
 
 
-async def test_nor_has_it_those_of_the_ask_whose_prompt_has_just_come(tmp_path: Path) -> None:
+async def test_agent_initiated_turn_ignores_rules_of_pending_ask(tmp_path: Path) -> None:
     own = ruling("Bash").removeprefix("@@")
     script = {"prompt 2": [f"at read own auto-continuation {own}", own]}
     async with opened(tmp_path, script, rules={"Bash": "deny"}) as case:
@@ -157,7 +155,7 @@ async def test_nor_has_it_those_of_the_ask_whose_prompt_has_just_come(tmp_path: 
         assert verdicts(case) == ["deny", "allow"]
 
 
-async def test_what_is_asked_while_nobody_speaks_has_the_sessions_rules_only(tmp_path: Path) -> None:
+async def test_question_between_turns_has_session_rules_only(tmp_path: Path) -> None:
     script = {"prompt 1": ["say one", f"at idle {permission('Bash').removeprefix('@@')}"]}
     async with opened(tmp_path, script, on_question=_nobody, rules={"Bash": "deny"}) as case:
         await case.answer("first", rules={"Bash": "allow"})
@@ -187,7 +185,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("rules", BAD)
-async def test_rules_that_cannot_be_meant_are_refused(tmp_path: Path, rules: Any) -> None:
+async def test_invalid_rules_are_refused(tmp_path: Path, rules: Any) -> None:
     async with Host() as host:
         with pytest.raises(UsageError):
             await host.open("claude", command=fake_agent.command(), rules=rules)
@@ -197,14 +195,14 @@ async def test_rules_that_cannot_be_meant_are_refused(tmp_path: Path, rules: Any
         assert await case.kinds() == ["session.opened"]
 
 
-async def test_as_many_rules_as_may_be_are_taken(tmp_path: Path) -> None:
+async def test_rules_up_to_maximum_are_accepted(tmp_path: Path) -> None:
     rules = {f"tool-{number}": "deny" for number in range(RULES_MAX)}
     async with opened(tmp_path) as case:
         await case.answer(ruling(f"tool-{RULES_MAX - 1}"), rules=rules)
         assert verdicts(case) == ["deny"]
 
 
-async def test_a_prompt_that_is_added_to_a_turn_has_no_rules_of_its_own(tmp_path: Path) -> None:
+async def test_steered_prompt_cannot_have_rules(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.running("one")
         hows: list[dict[str, Any]] = [{"rules": {"Bash": "allow"}}, {"rules": {}}, {"schema": {"type": "object"}}]
@@ -217,7 +215,7 @@ async def test_a_prompt_that_is_added_to_a_turn_has_no_rules_of_its_own(tmp_path
         assert bodies(await case.events(), kinds.TURN_QUEUED)[0]["rules"] == []
 
 
-async def test_asks_with_other_rules_are_not_collected_into_one_turn(tmp_path: Path) -> None:
+async def test_asks_with_different_rules_are_not_collected(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"collect_seconds": 0.0}) as case:
         running = await case.running("first")
         wanted = [None, {"Bash": "allow"}, {"Bash": "allow"}, {"Bash": "deny"}]

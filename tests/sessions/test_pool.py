@@ -29,7 +29,7 @@ async def is_kept(case: Case) -> bool:
 
 
 # -- lazy, and idle --------------------------------------------------------------------------------------------------
-async def test_there_is_no_process_before_the_first_ask(tmp_path: Path) -> None:
+async def test_session_has_no_process_before_first_ask(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         quiet = await them.open("quiet")
         other = await them.open("other")
@@ -41,7 +41,7 @@ async def test_there_is_no_process_before_the_first_ask(tmp_path: Path) -> None:
         assert (await quiet.answer("two")).text == "two"
 
 
-async def test_a_process_that_nobody_needs_is_let_go_and_its_conversation_comes_back(tmp_path: Path) -> None:
+async def test_idle_process_is_retired_and_conversation_resumes(tmp_path: Path) -> None:
     async with opened(tmp_path, memory=True, options=IDLE) as case:
         await case.answer("one")
         before = case.session.status()
@@ -59,7 +59,7 @@ async def test_a_process_that_nobody_needs_is_let_go_and_its_conversation_comes_
         assert first.epoch < second.epoch
 
 
-async def test_a_process_is_let_go_as_often_as_nobody_needs_it(tmp_path: Path) -> None:
+async def test_idle_process_is_retired_every_time(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", options=IDLE)
         for number in range(3):
@@ -71,7 +71,7 @@ async def test_a_process_is_let_go_as_often_as_nobody_needs_it(tmp_path: Path) -
         assert await recalled(case) == ["ask 0", "ask 1", "ask 2"]
 
 
-async def test_a_process_is_kept_for_ever_unless_it_was_said_otherwise(tmp_path: Path) -> None:
+async def test_process_is_kept_without_idle_seconds(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a")
         await case.answer("one")
@@ -79,7 +79,7 @@ async def test_a_process_is_kept_for_ever_unless_it_was_said_otherwise(tmp_path:
         assert await is_kept(case)
 
 
-async def test_a_running_turn_is_not_idle(tmp_path: Path) -> None:
+async def test_running_turn_is_not_idle(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", options=IDLE)
         turn = await case.running("long")
@@ -99,7 +99,7 @@ NEEDS = {
 
 
 @pytest.mark.parametrize("need", NEEDS)
-async def test_what_goes_on_between_turns_is_not_idle(tmp_path: Path, need: str) -> None:
+async def test_work_between_turns_is_not_idle(tmp_path: Path, need: str) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", options=IDLE)
         mark, gate = case.path("mark"), case.path("gate")
@@ -117,7 +117,7 @@ async def test_what_goes_on_between_turns_is_not_idle(tmp_path: Path, need: str)
         assert await retired(case) == "idle"
 
 
-async def test_a_session_that_is_held_is_not_idle(tmp_path: Path) -> None:
+async def test_held_session_is_not_idle(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", options=IDLE)
         async with case.session.hold():
@@ -129,7 +129,7 @@ async def test_a_session_that_is_held_is_not_idle(tmp_path: Path) -> None:
         assert len(case.processes) == 1
 
 
-async def test_an_ask_that_comes_as_the_process_is_let_go_is_served_by_the_next(tmp_path: Path) -> None:
+async def test_ask_during_process_retirement_is_served_by_next_process(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     script = [f"at eof wait {gate}"]
     async with opened(tmp_path, script, memory=True, options={**IDLE, "eof_grace": 20.0}) as case:
@@ -144,7 +144,7 @@ async def test_an_ask_that_comes_as_the_process_is_let_go_is_served_by_the_next(
 
 
 # -- so many processes -----------------------------------------------------------------------------------------------
-async def test_the_least_recently_used_process_makes_room(tmp_path: Path) -> None:
+async def test_least_recently_used_process_is_evicted(tmp_path: Path) -> None:
     async with crowd(tmp_path, processes_max=2) as them:
         a, b, c = [await them.open(name) for name in "abc"]
         await a.answer("a1")
@@ -161,7 +161,7 @@ async def test_the_least_recently_used_process_makes_room(tmp_path: Path) -> Non
         assert them.most_alive == 2
 
 
-async def test_more_sessions_at_work_than_places_wait_for_one(tmp_path: Path) -> None:
+async def test_busy_sessions_beyond_places_wait(tmp_path: Path) -> None:
     async with crowd(tmp_path, processes_max=2) as them:
         a, b, c = [await them.open(name) for name in "abc"]
         running = [await case.running("long") for case in (a, b)]
@@ -180,7 +180,7 @@ async def test_more_sessions_at_work_than_places_wait_for_one(tmp_path: Path) ->
         assert them.most_alive == 2
 
 
-async def test_the_more_urgent_ones_are_served_first(tmp_path: Path) -> None:
+async def test_urgent_sessions_get_places_first(tmp_path: Path) -> None:
     async with crowd(tmp_path, processes_max=1) as them:
         a, low, middle, high = [await them.open(name) for name in ("a", "low", "middle", "high")]
         running = await a.running("long")
@@ -197,7 +197,7 @@ async def test_the_more_urgent_ones_are_served_first(tmp_path: Path) -> None:
         assert them.most_alive == 1
 
 
-async def test_one_that_waits_becomes_urgent_by_a_later_ask(tmp_path: Path) -> None:
+async def test_waiting_session_becomes_urgent_by_later_ask(tmp_path: Path) -> None:
     async with crowd(tmp_path, processes_max=1) as them:
         a, first, second = [await them.open(name) for name in ("a", "first", "second")]
         running = await a.running("long")
@@ -209,7 +209,7 @@ async def test_one_that_waits_becomes_urgent_by_a_later_ask(tmp_path: Path) -> N
         assert second.processes[0].stem.name < first.processes[0].stem.name
 
 
-async def test_a_session_that_waits_is_closed_at_once(tmp_path: Path) -> None:
+async def test_waiting_session_closes_at_once(tmp_path: Path) -> None:
     async with crowd(tmp_path, processes_max=2) as them:
         a, b, c, d = [await them.open(name) for name in "abcd"]
         running = [await case.running("long") for case in (a, b)]
@@ -225,7 +225,7 @@ async def test_a_session_that_waits_is_closed_at_once(tmp_path: Path) -> None:
         assert them.most_alive == 2
 
 
-async def test_a_process_that_nobody_waits_for_any_more_is_not_started(tmp_path: Path) -> None:
+async def test_process_is_not_started_when_its_ask_was_withdrawn(tmp_path: Path) -> None:
     async with crowd(tmp_path, processes_max=1) as them:
         a, b, c = [await them.open(name) for name in "abc"]
         running = await a.running("long")
@@ -242,7 +242,7 @@ async def test_a_process_that_nobody_waits_for_any_more_is_not_started(tmp_path:
 
 
 @pytest.mark.parametrize("how", ["close", "drain"])
-async def test_a_host_with_waiters_is_closed_at_once(tmp_path: Path, how: str) -> None:
+async def test_host_with_waiting_sessions_closes_at_once(tmp_path: Path, how: str) -> None:
     async with Host(processes_max=1) as host:
         them = Crowd(host, tmp_path)  # Not checked at the end: its log is closed then.
         cases = [await them.open(str(number)) for number in range(4)]
@@ -259,7 +259,7 @@ async def test_a_host_with_waiters_is_closed_at_once(tmp_path: Path, how: str) -
         await asyncio.gather(*them.watchers, return_exceptions=True)
 
 
-async def test_a_place_is_free_again_when_its_process_dies_or_is_never_ready(tmp_path: Path) -> None:
+async def test_place_is_freed_when_process_dies_or_never_starts(tmp_path: Path) -> None:
     async with crowd(tmp_path, processes_max=1, starts_max=1) as them:
         dies, fails, last = [
             await them.open("dies"),
@@ -276,7 +276,7 @@ async def test_a_place_is_free_again_when_its_process_dies_or_is_never_ready(tmp
         assert them.most_alive == 1
 
 
-async def test_a_place_is_free_again_when_a_session_fails_by_a_bug_of_ours(
+async def test_place_is_freed_when_session_fails_by_internal_bug(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> AgentProcess:
@@ -296,7 +296,7 @@ async def test_a_place_is_free_again_when_a_session_fails_by_a_bug_of_ours(
         them.cases.remove(broken)  # Its log has no end.
 
 
-async def test_many_sessions_on_two_places_are_all_served_and_remember(tmp_path: Path) -> None:
+async def test_sessions_beyond_places_are_all_served_and_remember(tmp_path: Path) -> None:
     async with crowd(tmp_path, processes_max=2) as them:
         cases = [await them.open(name) for name in "abcde"]
 
@@ -315,7 +315,7 @@ async def test_many_sessions_on_two_places_are_all_served_and_remember(tmp_path:
 
 @pytest.mark.parametrize("limit", [0, -1, True, 1.5, "2"])
 @pytest.mark.parametrize("name", ["processes_max", "starts_max"])
-def test_a_limit_that_is_none_is_an_error_of_the_call(name: str, limit: object) -> None:
+def test_host_refuses_invalid_limit(name: str, limit: object) -> None:
     with pytest.raises(UsageError, match=name):
         Host(**{name: limit})  # pyright: ignore[reportArgumentType]
 
@@ -326,7 +326,7 @@ def slow_start(them: Crowd, name: str) -> list[str]:
     return [f"at initialize touch {them.folder / f'{name}-mark'}", f"at initialize wait {them.folder / f'{name}-gate'}"]
 
 
-async def test_only_so_many_start_at_once_and_all_are_served(tmp_path: Path) -> None:
+async def test_concurrent_starts_are_bounded(tmp_path: Path) -> None:
     async with crowd(tmp_path, starts_max=2) as them:
         names = [str(number) for number in range(6)]
         cases = [await them.open(name, slow_start(them, name)) for name in names]
@@ -343,9 +343,7 @@ async def test_only_so_many_start_at_once_and_all_are_served(tmp_path: Path) -> 
         assert them.most_alive == 6
 
 
-async def test_starts_that_hang_keep_no_other_from_its_own_for_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hanging_starts_delay_others_only_briefly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "START_SECONDS_MAX", 0.3)
     async with crowd(tmp_path, starts_max=2) as them:
         hanging = [await them.open(name, slow_start(them, name)) for name in "ab"]
@@ -362,7 +360,7 @@ async def test_starts_that_hang_keep_no_other_from_its_own_for_long(
             assert (await case.outcome(late)).text == "one"
 
 
-async def test_a_start_that_hangs_does_keep_others_from_theirs_at_first(tmp_path: Path) -> None:
+async def test_hanging_start_delays_others_at_first(tmp_path: Path) -> None:
     async with crowd(tmp_path, starts_max=1) as them:
         first = await them.open("a", slow_start(them, "a"))
         second, third = await them.open("b"), await them.open("c")

@@ -22,7 +22,7 @@ async def outside(asking: Coroutine[Any, Any, Turn]) -> Turn:
 
 # -- classes ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("lower", "upper"), [(BACKGROUND, NORMAL), (NORMAL, INTERACTIVE), (BACKGROUND, INTERACTIVE)])
-async def test_a_more_urgent_ask_preempts(tmp_path: Path, lower: int, upper: int) -> None:
+async def test_urgent_ask_preempts_running_turn(tmp_path: Path, lower: int, upper: int) -> None:
     async with opened(tmp_path) as case:
         turn = await case.running("slow", priority=lower)
         assert (await case.answer("urgent", priority=upper)).text == "urgent"
@@ -37,7 +37,7 @@ async def test_a_more_urgent_ask_preempts(tmp_path: Path, lower: int, upper: int
     ("running", "asked"),
     [(BACKGROUND, BACKGROUND), (NORMAL, NORMAL), (INTERACTIVE, INTERACTIVE), (NORMAL, BACKGROUND), (-5, BACKGROUND)],
 )
-async def test_an_equal_a_lower_one_and_background_wait(tmp_path: Path, running: int, asked: int) -> None:
+async def test_equal_lower_and_background_asks_wait(tmp_path: Path, running: int, asked: int) -> None:
     async with opened(tmp_path) as case:
         go = case.path("go")
         first = await case.reaches(f"first\n@@say first\n@@wait {go}", priority=running)
@@ -49,7 +49,7 @@ async def test_an_equal_a_lower_one_and_background_wait(tmp_path: Path, running:
         assert interrupts(case) == 0
 
 
-async def test_two_urgent_ones_behind_a_third_run_before_background_work(tmp_path: Path) -> None:
+async def test_urgent_asks_run_before_queued_background_work(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         go = case.path("go")
         first = await case.reaches(f"first\n@@say first\n@@wait {go}", priority=INTERACTIVE)
@@ -63,7 +63,7 @@ async def test_two_urgent_ones_behind_a_third_run_before_background_work(tmp_pat
         assert prompts(case) == ["first", "i1", "i2", "n1", "b1", "b2"]
 
 
-async def test_the_class_is_the_callers_and_not_the_sessions(tmp_path: Path) -> None:
+async def test_priority_belongs_to_ask_and_not_to_session(tmp_path: Path) -> None:
     """Many callers at once, each with a class of its own: none is served as another."""
     async with opened(tmp_path) as case:
         go = case.path("go")
@@ -85,7 +85,7 @@ async def test_the_class_is_the_callers_and_not_the_sessions(tmp_path: Path) -> 
         assert served == sorted(classes, reverse=True)
 
 
-async def test_a_waiter_that_vanishes_while_it_is_granted_passes_the_grant_on(tmp_path: Path) -> None:
+async def test_withdrawn_ask_passes_its_grant_to_next_one(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         first = await case.running("first")
         second, third = await case.ask("second"), await case.ask("third")
@@ -102,7 +102,7 @@ async def test_a_waiter_that_vanishes_while_it_is_granted_passes_the_grant_on(tm
         assert (status.phase, status.holder, status.queue) == ("idle", None, ())
 
 
-async def test_asks_that_are_cancelled_at_any_moment_leave_nothing_behind(tmp_path: Path) -> None:
+async def test_queued_ask_cancelled_at_any_point_leaves_nothing(tmp_path: Path) -> None:
     """Each is cancelled so many passes of the loop after it began: before it is accepted, as it is, while it waits."""
     async with opened(tmp_path) as case:
         first = await case.running("first")
@@ -121,7 +121,7 @@ async def test_asks_that_are_cancelled_at_any_moment_leave_nothing_behind(tmp_pa
         assert prompts(case) == ["first", "next"]
 
 
-async def test_an_ask_that_is_cancelled_on_an_idle_session_is_not_left_running(tmp_path: Path) -> None:
+async def test_ask_cancelled_on_idle_session_does_not_run(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         await case.answer("warm")
         for passes in range(8):
@@ -135,7 +135,7 @@ async def test_an_ask_that_is_cancelled_on_an_idle_session_is_not_left_running(t
         assert (await case.answer("next")).text == "next"
 
 
-async def test_a_background_ask_that_waited_long_is_chosen_as_one_class_up(tmp_path: Path) -> None:
+async def test_aged_background_ask_is_chosen_one_class_up(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"ageing_seconds": 40.0}) as case:
         go = case.path("go")
         first = await case.reaches(f"first\n@@say first\n@@wait {go}", priority=INTERACTIVE)
@@ -149,7 +149,7 @@ async def test_a_background_ask_that_waited_long_is_chosen_as_one_class_up(tmp_p
         assert prompts(case) == ["first", "urgent", "old", "normal"]
 
 
-async def test_a_queued_ask_can_be_moved_within_its_class(tmp_path: Path) -> None:
+async def test_queued_ask_can_be_moved_within_its_class(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         first = await case.running("first")
         a, b, c = [await case.ask(word) for word in "abc"]
@@ -168,7 +168,7 @@ async def test_a_queued_ask_can_be_moved_within_its_class(tmp_path: Path) -> Non
 
 
 # -- requeue ---------------------------------------------------------------------------------------------------------
-async def test_a_preempted_ask_that_wants_to_comes_back_under_its_id(tmp_path: Path) -> None:
+async def test_preempted_ask_is_requeued_under_its_id_when_asked_to(tmp_path: Path) -> None:
     script = {"prompt 1": ["say so far", "hang"], "prompt 3": ["say finished"]}
     async with opened(tmp_path, script) as case:
         slow = await case.ask("slow", priority=BACKGROUND, on_preempt="requeue")
@@ -187,7 +187,7 @@ async def test_a_preempted_ask_that_wants_to_comes_back_under_its_id(tmp_path: P
         assert started == [1, 2]
 
 
-async def test_an_interrupt_of_a_turn_that_gives_way_keeps_it_from_coming_back(tmp_path: Path) -> None:
+async def test_interrupt_of_preempted_turn_prevents_its_requeue(tmp_path: Path) -> None:
     async with opened(tmp_path, ["on_interrupt ack_only"], memory=True, options=SHORT_DRAIN) as case:
         slow = await case.running("slow", priority=BACKGROUND, on_preempt="requeue")
         urgent = await case.ask("urgent", priority=INTERACTIVE)
@@ -199,7 +199,7 @@ async def test_an_interrupt_of_a_turn_that_gives_way_keeps_it_from_coming_back(t
 
 
 # -- busy ------------------------------------------------------------------------------------------------------------
-async def test_reject_is_refused_while_anything_is_going_on(tmp_path: Path) -> None:
+async def test_on_busy_reject_refuses_ask_while_session_is_busy(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         assert (await case.answer("idle", on_busy="reject")).kind is Kind.DONE
         first = await case.running("first")
@@ -214,7 +214,7 @@ async def test_reject_is_refused_while_anything_is_going_on(tmp_path: Path) -> N
         assert (await case.answer("third", on_busy="reject")).kind is Kind.DONE
 
 
-async def test_interrupt_ends_an_equal_but_never_a_more_urgent_turn(tmp_path: Path) -> None:
+async def test_on_busy_interrupt_ends_equal_but_not_more_urgent_turn(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         equal = await case.running("equal")
         go = case.path("go")
@@ -228,7 +228,7 @@ async def test_interrupt_ends_an_equal_but_never_a_more_urgent_turn(tmp_path: Pa
         assert interrupts(case) == 1
 
 
-async def test_a_steered_prompt_joins_the_open_turn_and_ends_with_it(tmp_path: Path) -> None:
+async def test_steered_prompt_joins_open_turn_and_ends_with_it(tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with opened(tmp_path) as case:
         first = await case.reaches(f"first\n@@say first\n@@wait {go}")
@@ -243,12 +243,12 @@ async def test_a_steered_prompt_joins_the_open_turn_and_ends_with_it(tmp_path: P
         assert (await case.answer("next")).text == "next"
 
 
-async def test_a_prompt_steered_into_an_idle_session_is_a_turn(tmp_path: Path) -> None:
+async def test_steered_prompt_is_a_turn_when_session_is_idle(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         assert (await case.answer("alone", on_busy="steer")).text == "alone"
 
 
-async def test_an_interrupt_of_a_turn_ends_what_was_steered_into_it(tmp_path: Path) -> None:
+async def test_interrupt_ends_prompts_steered_into_turn(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         first = await case.running("first")
         added = await case.ask("added\n@@say added", on_busy="steer")
@@ -258,7 +258,7 @@ async def test_an_interrupt_of_a_turn_ends_what_was_steered_into_it(tmp_path: Pa
         assert (await case.answer("next")).text == "next"
 
 
-async def test_collected_asks_are_one_prompt_and_each_has_the_outcome(tmp_path: Path) -> None:
+async def test_collected_asks_are_one_prompt_with_shared_outcome(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"collect_seconds": 0.1}) as case:
         turns = [await case.ask(word, on_busy="collect") for word in ("one", "two", "three")]
         outcomes = [await case.outcome(turn) for turn in turns]
@@ -271,7 +271,7 @@ async def test_collected_asks_are_one_prompt_and_each_has_the_outcome(tmp_path: 
             assert "".join(chunks) == "one\n\ntwo\n\nthree"
 
 
-async def test_one_of_several_collected_asks_can_be_withdrawn(tmp_path: Path) -> None:
+async def test_collected_ask_can_be_withdrawn(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"collect_seconds": 0.1}) as case:
         one, two, three = [await case.ask(word, on_busy="collect") for word in ("one", "two", "three")]
         case.session.withdraw(one)
@@ -280,7 +280,7 @@ async def test_one_of_several_collected_asks_can_be_withdrawn(tmp_path: Path) ->
         assert (await case.outcome(three)).text == "two\n\nthree"
 
 
-async def test_the_same_key_is_the_same_ask(tmp_path: Path) -> None:
+async def test_key_identifies_one_ask(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         first, same = await asyncio.gather(case.ask("one", key="k"), case.ask("one", key="k"))
         assert first is same
@@ -291,7 +291,7 @@ async def test_the_same_key_is_the_same_ask(tmp_path: Path) -> None:
         assert len(bodies(await case.events(), kinds.TURN_QUEUED)) == 2
 
 
-async def test_a_key_whose_ask_was_refused_may_be_used_again(tmp_path: Path) -> None:
+async def test_key_of_refused_ask_can_be_reused(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         first = await case.running("first")
         with pytest.raises(Busy):
@@ -302,7 +302,7 @@ async def test_a_key_whose_ask_was_refused_may_be_used_again(tmp_path: Path) -> 
 
 
 # -- how many may wait -----------------------------------------------------------------------------------------------
-async def test_a_full_queue_refuses_at_once_and_takes_again_when_there_is_room(tmp_path: Path) -> None:
+async def test_full_queue_refuses_asks_until_there_is_room(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"queue_max": 2}) as case:
         first = await case.running("first")
         second, third = await case.ask("second"), await case.ask("third")
@@ -318,7 +318,7 @@ async def test_a_full_queue_refuses_at_once_and_takes_again_when_there_is_room(t
         assert prompts(case) == ["first", "second", "fifth"]
 
 
-async def test_when_full_the_last_of_the_lowest_class_may_be_dropped(tmp_path: Path) -> None:
+async def test_full_queue_drops_last_of_lowest_class_when_configured(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"queue_max": 2, "when_full": "drop"}) as case:
         go = case.path("go")
         first = await case.reaches(f"first\n@@say first\n@@wait {go}", priority=INTERACTIVE)
@@ -336,7 +336,7 @@ async def test_when_full_the_last_of_the_lowest_class_may_be_dropped(tmp_path: P
 
 
 # -- holds -----------------------------------------------------------------------------------------------------------
-async def test_nobody_of_the_class_comes_between_the_asks_of_a_hold(tmp_path: Path) -> None:
+async def test_hold_keeps_asks_of_its_class_out(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         async with case.session.hold():
             assert (await case.answer("held 1")).text == "held 1"
@@ -347,7 +347,7 @@ async def test_nobody_of_the_class_comes_between_the_asks_of_a_hold(tmp_path: Pa
         assert prompts(case) == ["held 1", "held 2", "outsider"]
 
 
-async def test_the_same_caller_may_enter_its_hold_again(tmp_path: Path) -> None:
+async def test_hold_is_reentrant_for_its_caller(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         async with case.session.hold(), case.session.hold(INTERACTIVE):
             async with case.session.hold():
@@ -360,7 +360,7 @@ async def test_the_same_caller_may_enter_its_hold_again(tmp_path: Path) -> None:
         assert case.session.status().hold is None
 
 
-async def test_a_hold_is_preempted_by_someone_more_urgent_and_goes_on_after(tmp_path: Path) -> None:
+async def test_hold_is_preempted_by_urgent_ask_and_resumes(tmp_path: Path) -> None:
     async with opened(tmp_path) as case, case.session.hold(NORMAL):
         turn = await case.running("held")
         urgent = await outside(case.ask("urgent", priority=INTERACTIVE))
@@ -369,7 +369,7 @@ async def test_a_hold_is_preempted_by_someone_more_urgent_and_goes_on_after(tmp_
         assert (await case.answer("held again")).text == "held again"
 
 
-async def test_a_hold_that_is_idle_too_long_ends_and_its_late_asks_are_plain_ones(tmp_path: Path) -> None:
+async def test_hold_ends_after_idle_time_and_its_late_asks_are_plain(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"hold_idle_seconds": 0.1}) as case, case.session.hold(INTERACTIVE):
         turn = await outside(case.ask("outsider"))
         assert (await case.outcome(turn)).text == "outsider"
@@ -377,7 +377,7 @@ async def test_a_hold_that_is_idle_too_long_ends_and_its_late_asks_are_plain_one
         assert (await case.answer("late")).text == "late"
 
 
-async def test_a_hold_that_waits_can_be_given_up(tmp_path: Path) -> None:
+async def test_waiting_hold_can_be_cancelled(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         first = await case.running("first")
 
@@ -398,7 +398,7 @@ async def test_a_hold_that_waits_can_be_given_up(tmp_path: Path) -> None:
         assert case.session.status().hold is None
 
 
-async def test_a_hold_in_a_session_that_closes_is_refused(tmp_path: Path) -> None:
+async def test_hold_is_refused_when_session_closes(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         first = await case.running("first")
 

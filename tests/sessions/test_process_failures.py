@@ -23,7 +23,7 @@ from banksman.testing import checks, fake_agent
 
 # -- lives -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", ["exit 0", "exit 1", "kill 9"])
-async def test_a_process_that_dies_idle_is_replaced_and_the_conversation_goes_on(tmp_path: Path, how: str) -> None:
+async def test_process_that_dies_idle_is_replaced_and_conversation_resumes(tmp_path: Path, how: str) -> None:
     async with opened(tmp_path, {"prompt 1": ["say one", f"at idle {how}"]}, memory=True) as case:
         await case.answer("one")
         await case.wait_kind(kinds.PROCESS_EXITED)
@@ -33,7 +33,7 @@ async def test_a_process_that_dies_idle_is_replaced_and_the_conversation_goes_on
         assert kinds.SESSION_CONTEXT_LOST not in await case.kinds()
 
 
-async def test_a_process_that_dies_as_the_next_ask_comes_costs_nobody_an_outcome(tmp_path: Path) -> None:
+async def test_process_killed_as_ask_arrives_still_yields_an_outcome(tmp_path: Path) -> None:
     """Killed at no moment in particular: before the prompt, within it, or after it."""
     async with opened(tmp_path, memory=True) as case:
         for number in range(6):
@@ -50,7 +50,7 @@ async def test_a_process_that_dies_as_the_next_ask_comes_costs_nobody_an_outcome
         assert (await case.answer("last")).text == "last"
 
 
-async def test_a_conversation_that_the_agent_never_knew_answers_nobody_out_of_an_empty_one(tmp_path: Path) -> None:
+async def test_unknown_conversation_fails_ask_and_begins_fresh(tmp_path: Path) -> None:
     async with opened(tmp_path, resume="11111111-2222-4333-8444-555555555555", memory=True) as case:
         outcome = await case.answer("go on with it")
         assert outcome.kind is Kind.FAILED
@@ -63,7 +63,7 @@ async def test_a_conversation_that_the_agent_never_knew_answers_nobody_out_of_an
         assert not any(word.startswith("--resume") for word in case.processes[1].argv)
 
 
-async def test_a_conversation_of_the_agents_own_is_adopted(tmp_path: Path) -> None:
+async def test_existing_conversation_of_agent_is_adopted(tmp_path: Path) -> None:
     async with opened(tmp_path, memory=True) as case:
         await case.answer("remember this")
         conversation = case.session.status().conversation
@@ -72,7 +72,7 @@ async def test_a_conversation_of_the_agents_own_is_adopted(tmp_path: Path) -> No
         assert kinds.SESSION_CONTEXT_LOST not in await case.kinds()
 
 
-async def test_a_new_process_is_a_new_epoch_and_the_numbers_go_on(tmp_path: Path) -> None:
+async def test_new_process_has_new_epoch_and_continues_numbering(tmp_path: Path) -> None:
     async with opened(tmp_path, memory=True) as case:
         await case.answer("@@say one\n@@at idle exit 0")
         await case.wait_kind(kinds.PROCESS_EXITED)
@@ -84,7 +84,7 @@ async def test_a_new_process_is_a_new_epoch_and_the_numbers_go_on(tmp_path: Path
         assert [event.body["process"] for event in started] == [1, 2]
 
 
-async def test_the_tree_that_an_agent_leaves_is_swept_and_told(tmp_path: Path) -> None:
+async def test_process_tree_left_by_agent_is_swept_and_logged(tmp_path: Path) -> None:
     async with opened(tmp_path, memory=True) as case:
         outcome = await case.answer("@@hold 60 setsid\n@@exit 1")
         assert outcome.kind is Kind.FAILED
@@ -101,9 +101,7 @@ async def test_the_tree_that_an_agent_leaves_is_swept_and_told(tmp_path: Path) -
         (["at initialize stderr no key", "at initialize kill 9"], "signal 9"),
     ],
 )
-async def test_a_process_that_dies_before_it_is_ready_fails_the_ask_that_needed_it(
-    tmp_path: Path, script: list[str], word: str
-) -> None:
+async def test_process_that_dies_before_ready_fails_its_ask(tmp_path: Path, script: list[str], word: str) -> None:
     async with opened(tmp_path, script) as case:
         turns = [await case.ask(f"ask {number}") for number in range(3)]
         for turn in turns:
@@ -117,7 +115,7 @@ async def test_a_process_that_dies_before_it_is_ready_fails_the_ask_that_needed_
         assert prompts(case) == []
 
 
-async def test_a_handshake_that_is_refused_fails_the_ask(tmp_path: Path) -> None:
+async def test_refused_handshake_fails_its_ask(tmp_path: Path) -> None:
     refusal = {
         "type": "control_response",
         "response": {"subtype": "error", "request_id": "handshake-1", "error": "not today"},
@@ -128,7 +126,7 @@ async def test_a_handshake_that_is_refused_fails_the_ask(tmp_path: Path) -> None
         assert "not today" in str(outcome.error)
 
 
-async def test_a_program_that_is_not_there_is_an_error_of_the_call(tmp_path: Path) -> None:
+async def test_open_with_missing_program_is_usage_error(tmp_path: Path) -> None:
     async with Host() as host:
         with pytest.raises(UsageError):
             await host.open("claude", command=[str(tmp_path / "none")])
@@ -139,7 +137,7 @@ async def test_a_program_that_is_not_there_is_an_error_of_the_call(tmp_path: Pat
         assert host.sessions() == []
 
 
-async def test_a_program_that_vanishes_later_fails_the_ask_and_not_the_session(tmp_path: Path) -> None:
+async def test_program_that_vanishes_fails_ask_and_not_session(tmp_path: Path) -> None:
     program = tmp_path / "agent"
     words = " ".join(f"'{word}'" for word in fake_agent.command())
     program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
@@ -154,7 +152,7 @@ async def test_a_program_that_vanishes_later_fails_the_ask_and_not_the_session(t
         assert (await (await session.ask("two")).outcome()).text == "two"
 
 
-async def test_an_agent_that_reads_nothing_at_all_fails_by_the_start_clock(tmp_path: Path) -> None:
+async def test_agent_that_reads_nothing_fails_by_start_clock(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import signal; signal.alarm(60); signal.pause()"]
     async with Host() as host:
         session = await host.open("claude", command=command, options={**QUICK, "start_seconds": 0.2})
@@ -164,7 +162,7 @@ async def test_an_agent_that_reads_nothing_at_all_fails_by_the_start_clock(tmp_p
 
 
 # -- sessions beside each other --------------------------------------------------------------------------------------
-async def test_two_sessions_do_not_disturb_each_other(tmp_path: Path) -> None:
+async def test_sessions_of_one_host_do_not_disturb_each_other(tmp_path: Path) -> None:
     async with Host() as host, opened(tmp_path / "a", ["on_interrupt unanswered"], host=host) as one:
         other = await host.open("claude", command=fake_agent.command(evidence=tmp_path / "b"), options=QUICK)
         hanging = await one.running("hanging")
@@ -191,7 +189,7 @@ def _break(monkeypatch: pytest.MonkeyPatch, kind: type[Any]) -> None:
     monkeypatch.setattr(core, "step", broken)
 
 
-async def test_a_bug_fails_its_session_loudly_and_alone(
+async def test_internal_bug_fails_only_its_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Host() as host:
@@ -227,9 +225,7 @@ async def test_a_bug_fails_its_session_loudly_and_alone(
         assert (await (await other.ask("still")).outcome()).text == "still"
 
 
-async def test_a_bug_in_what_the_process_says_ends_the_process_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_internal_bug_in_frame_handling_ends_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Host() as host:
         options = {**QUICK, "queue_max": 77}
         session = await host.open("claude", command=fake_agent.command(evidence=tmp_path), options=options)
@@ -242,7 +238,7 @@ async def test_a_bug_in_what_the_process_says_ends_the_process_too(
         assert not os.path.exists(f"/proc/{process.pid}")
 
 
-async def test_the_recorded_flight_replays_to_the_same_state(tmp_path: Path) -> None:
+async def test_flight_recording_replays_to_same_state(tmp_path: Path) -> None:
     async with opened(tmp_path, memory=True) as case:
         await case.answer("@@stream 100 0")
         turn = await case.running("two", priority="background")

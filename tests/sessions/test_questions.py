@@ -63,7 +63,7 @@ def _async(answer: Any) -> Any:
         ),
     ],
 )
-async def test_a_callback_answers(tmp_path: Path, kind: Any, answer: Any, expected: dict[str, Any]) -> None:
+async def test_callback_answers_question(tmp_path: Path, kind: Any, answer: Any, expected: dict[str, Any]) -> None:
     asked: list[Question] = []
     inner = kind(answer)
 
@@ -85,14 +85,14 @@ async def test_a_callback_answers(tmp_path: Path, kind: Any, answer: Any, expect
 
 @pytest.mark.parametrize("kind", [_plain, _async])
 @pytest.mark.parametrize("answer", ["perhaps", None, 1])
-async def test_a_callback_that_answers_nonsense_says_no(tmp_path: Path, kind: Any, answer: Any) -> None:
+async def test_callback_with_invalid_answer_denies(tmp_path: Path, kind: Any, answer: Any) -> None:
     async with opened(tmp_path, on_question=kind(answer)) as case:
         assert (await case.answer(ASK)).kind is Kind.DONE
         (response,) = answers(case)
         assert response["response"]["behavior"] == "deny"
 
 
-async def test_a_callback_that_raises_says_no(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_callback_that_raises_denies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def on_question(question: Question) -> str:
         raise RuntimeError("I am broken")
 
@@ -111,7 +111,7 @@ class Mute(Exception):
 
 
 @pytest.mark.parametrize("error", [Mute(), RuntimeError("half \ud800"), RuntimeError("x" * 10_000_000)])
-async def test_a_callback_that_raises_what_cannot_be_told_says_no(
+async def test_callback_that_raises_unprintable_error_denies(
     tmp_path: Path, error: Exception, unreported: list[logging.LogRecord]
 ) -> None:
     def on_question(question: Question) -> str:
@@ -126,7 +126,7 @@ async def test_a_callback_that_raises_what_cannot_be_told_says_no(
         assert [record.getMessage() for record in unreported] == ["! on_question raised; the answer is no"]
 
 
-async def test_a_caller_answers_and_the_second_answer_is_nothing(tmp_path: Path) -> None:
+async def test_question_ignores_second_answer_of_caller(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask(ASK)
         await case.wait_kind(kinds.QUESTION_ASKED)
@@ -141,7 +141,7 @@ async def test_a_caller_answers_and_the_second_answer_is_nothing(tmp_path: Path)
         assert case.session.questions() == []
 
 
-async def test_nothing_runs_before_the_decision_and_the_other_clocks_stand_still(tmp_path: Path) -> None:
+async def test_open_question_stops_other_clocks(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"clocks": {"bytes": 1.0, "progress": 1.0, "overall": 1.0}}) as case:
         turn = await case.ask(ASK)
         await case.wait_kind(kinds.QUESTION_ASKED)
@@ -151,7 +151,7 @@ async def test_nothing_runs_before_the_decision_and_the_other_clocks_stand_still
         assert (await case.outcome(turn)).kind is Kind.DONE
 
 
-async def test_a_question_that_nobody_answers_is_ended_by_the_human_clock(tmp_path: Path) -> None:
+async def test_unanswered_question_is_ended_by_human_clock(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"clocks": {"human": 0.2}}) as case:
         outcome = await case.answer(ASK)
         assert (outcome.kind, outcome.clock) == (Kind.INTERRUPTED, "human")
@@ -159,7 +159,7 @@ async def test_a_question_that_nobody_answers_is_ended_by_the_human_clock(tmp_pa
         assert (await case.answer("next")).text == "next"
 
 
-async def test_an_interrupt_closes_the_question_of_its_turn(tmp_path: Path) -> None:
+async def test_interrupt_closes_question_of_its_turn(tmp_path: Path) -> None:
     called: list[str] = []
 
     async def on_question(question: Question) -> str:
@@ -184,7 +184,7 @@ async def test_an_interrupt_closes_the_question_of_its_turn(tmp_path: Path) -> N
         assert len(case.processes) == 1
 
 
-async def test_a_question_asked_while_the_turn_is_interrupted_is_cancelled(tmp_path: Path) -> None:
+async def test_question_during_interrupt_is_cancelled(tmp_path: Path) -> None:
     go = tmp_path / "go"
     script = {"prompt 1": ["on_interrupt ignored", "say x", f"wait {go}", "ask Bash {}", "say went on"]}
     async with opened(tmp_path, script, options={"drain_seconds": 5.0}) as case:
@@ -199,7 +199,7 @@ async def test_a_question_asked_while_the_turn_is_interrupted_is_cancelled(tmp_p
         assert kinds.QUESTION_ASKED not in await case.kinds()
 
 
-async def test_a_question_that_the_agent_withdraws_needs_no_answer(tmp_path: Path) -> None:
+async def test_question_withdrawn_by_agent_needs_no_answer(tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with opened(tmp_path) as case:
         turn = await case.ask(f"@@ask_withdrawn Bash {go}\n@@say went on")
@@ -214,7 +214,7 @@ async def test_a_question_that_the_agent_withdraws_needs_no_answer(tmp_path: Pat
 
 
 @pytest.mark.parametrize("how", ["exit", "close"])
-async def test_a_question_ends_with_its_process(tmp_path: Path, how: str) -> None:
+async def test_question_ends_with_its_process(tmp_path: Path, how: str) -> None:
     async with opened(tmp_path, memory=True, options=SHORT_DRAIN) as case:
         turn = await case.ask(ASK)
         await case.wait_kind(kinds.QUESTION_ASKED)
@@ -228,7 +228,7 @@ async def test_a_question_ends_with_its_process(tmp_path: Path, how: str) -> Non
         assert case.session.questions() == []
 
 
-async def test_closing_waits_for_a_callback_that_is_still_busy(tmp_path: Path) -> None:
+async def test_close_waits_for_running_callback(tmp_path: Path) -> None:
     finished: list[str] = []
     sessions: list[Session] = []
 
@@ -254,7 +254,7 @@ async def test_closing_waits_for_a_callback_that_is_still_busy(tmp_path: Path) -
         await case.outcome(turn)
 
 
-async def test_a_request_that_is_not_known_is_answered_with_an_error(tmp_path: Path) -> None:
+async def test_unknown_control_request_is_answered_with_error(tmp_path: Path) -> None:
     request = '{"type":"control_request","request_id":"r-9","request":{"subtype":"from_the_future"}}'
     async with opened(tmp_path) as case:
         assert (await case.answer(f"@@raw {request}\n@@say fine")).text == "fine"
@@ -274,7 +274,7 @@ async def test_a_request_that_is_not_known_is_answered_with_an_error(tmp_path: P
         ("user", "userSettings"),
     ],
 )
-async def test_an_answer_is_remembered_as_the_agent_suggested_it_where_we_say(
+async def test_answer_is_remembered_at_requested_destination(
     tmp_path: Path, remember: bool | str, destination: str
 ) -> None:
     bare = requesting("can_use_tool", tool_name="Read", input={"path": "x"})
@@ -291,7 +291,7 @@ async def test_an_answer_is_remembered_as_the_agent_suggested_it_where_we_say(
         assert plain["updatedPermissions"] == [{**rule, "rules": [{"toolName": "Read"}]}]
 
 
-async def test_a_denial_that_interrupts_ends_the_turn(tmp_path: Path) -> None:
+async def test_denial_with_interrupt_ends_turn(tmp_path: Path) -> None:
     async with opened(tmp_path, on_question=_plain(Answer("deny", message="stop", interrupt=True))) as case:
         turn = await case.ask(ASK)
         assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
@@ -302,7 +302,7 @@ async def test_a_denial_that_interrupts_ends_the_turn(tmp_path: Path) -> None:
         assert len(case.processes) == 1
 
 
-async def test_an_agent_that_goes_on_after_such_a_denial_is_ended_by_the_ladder(tmp_path: Path) -> None:
+async def test_agent_that_ignores_interrupting_denial_is_ended_by_ladder(tmp_path: Path) -> None:
     deaf = f"@@on_interrupt ignored\n{requesting('can_use_tool', tool_name='Bash', input={})}\n@@say goes on\n@@hang"
     answer = Answer("deny", interrupt=True)
     async with opened(tmp_path, memory=True, options=SHORT_DRAIN, on_question=_plain(answer)) as case:
@@ -339,9 +339,7 @@ async def test_an_agent_that_goes_on_after_such_a_denial_is_ended_by_the_ladder(
         ("deny", {"message": 3}),
     ],
 )
-async def test_an_answer_that_cannot_be_meant_is_refused_and_nothing_is_sent(
-    tmp_path: Path, decision: Any, more: dict[str, Any]
-) -> None:
+async def test_invalid_answer_is_refused_and_not_sent(tmp_path: Path, decision: Any, more: dict[str, Any]) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask(ASK)
         await case.wait_kind(kinds.QUESTION_ASKED)
@@ -356,7 +354,7 @@ async def test_an_answer_that_cannot_be_meant_is_refused_and_nothing_is_sent(
 
 
 @pytest.mark.parametrize("wrong", [Answer("allow", interrupt=True), Answer("deny", remember="project")])
-async def test_a_callback_that_gives_an_answer_that_cannot_be_meant_says_no(tmp_path: Path, wrong: Answer) -> None:
+async def test_callback_with_impossible_answer_denies(tmp_path: Path, wrong: Answer) -> None:
     async with opened(tmp_path, on_question=_plain(wrong)) as case:
         assert (await case.answer(ASK)).text == "went on"
         (response,) = answers(case)
@@ -364,7 +362,7 @@ async def test_a_callback_that_gives_an_answer_that_cannot_be_meant_says_no(tmp_
         assert "the callback failed" in response["response"]["message"]
 
 
-async def test_a_question_is_shown_with_the_agents_own_words(tmp_path: Path) -> None:
+async def test_question_shows_details_of_agent(tmp_path: Path) -> None:
     words = {"title": "Run ls", "description": "Lists files", "decision_reason": "no rule", "blocked_path": None}
     async with opened(tmp_path) as case:
         turn = await case.ask(requesting("can_use_tool", tool_name="Bash", input={"command": "ls"}, **words))
@@ -393,7 +391,7 @@ async def test_a_question_is_shown_with_the_agents_own_words(tmp_path: Path) -> 
         ("deny", {"action": "decline"}),
     ],
 )
-async def test_an_elicitation_is_answered_by_somebody_and_never_by_a_rule(
+async def test_elicitation_is_answered_by_callback_and_never_by_rule(
     tmp_path: Path, answer: Any, expected: dict[str, Any]
 ) -> None:
     asked: list[Question] = []
@@ -411,7 +409,7 @@ async def test_an_elicitation_is_answered_by_somebody_and_never_by_a_rule(
 
 
 @pytest.mark.parametrize("more", [{"updated_input": {}}, {"remember": True}, {"content": "crane"}])
-async def test_an_elicitation_has_no_tool_and_takes_no_answer_for_one(tmp_path: Path, more: dict[str, Any]) -> None:
+async def test_elicitation_refuses_answer_meant_for_tool(tmp_path: Path, more: dict[str, Any]) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask(f"{requesting('elicitation', **ELICITATION)}\n@@hang")
         await case.wait_kind(kinds.QUESTION_ASKED)
@@ -423,7 +421,7 @@ async def test_an_elicitation_has_no_tool_and_takes_no_answer_for_one(tmp_path: 
         assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
 
 
-async def test_what_a_callback_does_to_its_question_changes_nothing(tmp_path: Path) -> None:
+async def test_callback_cannot_mutate_its_question(tmp_path: Path) -> None:
     def on_question(question: Question) -> Any:
         for given in (question.input, question.details):
             cast(dict[str, Any], given).clear()
@@ -451,7 +449,7 @@ async def _hangs(question: Question) -> str:
         ({"question_default": "allow"}, {"behavior": "allow", "updatedInput": {"command": "ls"}}),
     ],
 )
-async def test_a_question_that_has_expired_gets_the_answer_that_was_configured(
+async def test_expired_question_gets_configured_answer(
     tmp_path: Path, on_question: Any, default: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     async with opened(tmp_path, on_question=on_question, options={"question_seconds": 0.2, **default}) as case:
@@ -467,7 +465,7 @@ async def test_a_question_that_has_expired_gets_the_answer_that_was_configured(
         assert len(answers(case)) == 1
 
 
-async def test_a_callback_that_is_cancelled_says_no(tmp_path: Path) -> None:
+async def test_cancelled_callback_denies(tmp_path: Path) -> None:
     async def on_question(question: Question) -> str:
         raise asyncio.CancelledError
 
@@ -477,7 +475,7 @@ async def test_a_callback_that_is_cancelled_says_no(tmp_path: Path) -> None:
         assert response["response"] == {"behavior": "deny", "message": "the callback was cancelled"}
 
 
-async def test_several_answers_at_once_are_one_and_the_callback_is_told(tmp_path: Path) -> None:
+async def test_concurrent_answers_count_once_and_cancel_callback(tmp_path: Path) -> None:
     over = asyncio.Event()
 
     async def on_question(question: Question) -> str:
@@ -503,7 +501,7 @@ async def test_several_answers_at_once_are_one_and_the_callback_is_told(tmp_path
         assert interrupts(case) == 0
 
 
-async def test_a_question_that_is_withdrawn_cancels_its_callback_and_is_not_answered(tmp_path: Path) -> None:
+async def test_withdrawn_question_cancels_its_callback(tmp_path: Path) -> None:
     go, over = tmp_path / "go", asyncio.Event()
 
     async def on_question(question: Question) -> str:
@@ -525,7 +523,7 @@ async def test_a_question_that_is_withdrawn_cancels_its_callback_and_is_not_answ
         assert bodies(await case.events(), kinds.QUESTION_ANSWERED)[0]["answer"] == "withdrawn"
 
 
-async def test_more_questions_than_anybody_could_answer_are_refused(tmp_path: Path) -> None:
+async def test_questions_beyond_maximum_are_refused(tmp_path: Path) -> None:
     request = '{"type":"control_request","request_id":"q-%d","request":{"subtype":"can_use_tool","tool_name":"Bash"}}'
     # Each is asked twice, and is one question.
     asks = [f"@@raw {request % number}" for number in range(QUESTIONS_MAX + 1) for _ in range(2)]
@@ -546,7 +544,7 @@ async def test_more_questions_than_anybody_could_answer_are_refused(tmp_path: Pa
 
 # -- callbacks that use the session ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("does", ["ask", "answer", "interrupt", "close"])
-async def test_a_callback_may_use_its_session(tmp_path: Path, does: str) -> None:
+async def test_callback_may_use_its_session(tmp_path: Path, does: str) -> None:
     sessions: list[Session] = []
     asked: list[Any] = []
 
@@ -579,7 +577,7 @@ async def test_a_callback_may_use_its_session(tmp_path: Path, does: str) -> None
 
 
 @pytest.mark.parametrize("obeys", [True, False])
-async def test_closing_does_not_wait_for_ever_for_a_callback(
+async def test_close_does_not_wait_forever_for_callback(
     tmp_path: Path, obeys: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Far longer than the test may take; or a moment, for one that does not end.
@@ -608,9 +606,7 @@ async def test_closing_does_not_wait_for_ever_for_a_callback(
         assert not any("allow" in str(answer) for answer in answers(case))
 
 
-async def test_a_question_that_nobody_is_there_for_is_told_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_question_without_callback_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask(ASK)
         await case.wait_kind(kinds.QUESTION_ASKED)
@@ -625,7 +621,7 @@ class Odd(BaseException):
     """Neither an error nor an end of anything."""
 
 
-async def test_a_callback_that_ends_in_an_odd_way_says_no_all_the_same(tmp_path: Path) -> None:
+async def test_callback_that_raises_base_exception_denies(tmp_path: Path) -> None:
     async def odd(_: object) -> str:
         raise Odd
 

@@ -39,7 +39,7 @@ async def over(case: Case, question: str) -> None:
 
 
 # -- whoever answers ---------------------------------------------------------------------------------------------------
-async def test_of_many_who_answer_at_once_one_is_the_first_and_all_are_told(tmp_path: Path) -> None:
+async def test_concurrent_answers_have_one_first_and_same_result(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask(ASK)
         question = str((await case.wait_kind(kinds.QUESTION_ASKED)).body["question"])
@@ -55,7 +55,7 @@ async def test_of_many_who_answer_at_once_one_is_the_first_and_all_are_told(tmp_
         assert [each["response"]["message"] for each in answers(case)] == ["no"]
 
 
-async def test_nothing_runs_before_the_decision_and_the_waiting_can_be_seen(tmp_path: Path) -> None:
+async def test_open_question_is_visible_in_status(tmp_path: Path) -> None:
     clocks = {"bytes": 60.0, "progress": 60.0, "tool": 60.0, "overall": 60.0, "human": 600.0}
     async with opened(tmp_path, options={"clocks": clocks}) as case:
         question = await asked(case, f'@@ask Bash {{"command":"rm"}}\n@@touch {case.path("done")}\n@@say went on')
@@ -77,7 +77,7 @@ async def test_nothing_runs_before_the_decision_and_the_waiting_can_be_seen(tmp_
         assert "human" not in {clock.name for clock in status.clocks if clock.is_running}
 
 
-async def test_who_is_told_that_it_is_answered_finds_it_in_the_log(tmp_path: Path) -> None:
+async def test_answer_is_acknowledged_only_when_durable(tmp_path: Path) -> None:
     """As long as another has the store's lock, nothing is durable, and nobody is told so, not even the second."""
     host = Host(f"sqlite:{tmp_path / 'store.db'}")
     async with opened(tmp_path, host=host) as case:
@@ -117,7 +117,7 @@ def _fail(_: Question) -> str:
         ({"options": {"question_seconds": 0.05}}, ("deny", "expiry", "nobody answered within 0.05 s")),
     ],
 )
-async def test_what_another_has_answered_is_what_everybody_is_told(
+async def test_answer_reports_earlier_decision(
     tmp_path: Path, how: dict[str, Any], expected: tuple[str, str, str | None]
 ) -> None:
     async with opened(tmp_path, **how) as case:
@@ -129,7 +129,7 @@ async def test_what_another_has_answered_is_what_everybody_is_told(
 
 
 @pytest.mark.parametrize("how", ["cancelled turn", "withdrawn agent", "withdrawn exit"])
-async def test_one_that_needed_no_answer_any_more_says_so(tmp_path: Path, how: str) -> None:
+async def test_answer_to_cancelled_question_reports_why(tmp_path: Path, how: str) -> None:
     async with opened(tmp_path) as case:
         path = case.path("go")
         ask = f"@@ask_withdrawn Bash {path}" if how == "withdrawn agent" else "@@ask Bash"
@@ -148,7 +148,7 @@ async def test_one_that_needed_no_answer_any_more_says_so(tmp_path: Path, how: s
             await case.session.interrupt()
 
 
-async def test_a_late_answer_does_not_reach_a_question_of_the_same_name_in_the_next_process(tmp_path: Path) -> None:
+async def test_late_answer_does_not_reach_same_named_question_of_next_process(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         first = await asked(case, f"{SAME}\n@@hang")
         os.kill(case.processes[0].pid, signal.SIGKILL)
@@ -168,9 +168,7 @@ async def test_a_late_answer_does_not_reach_a_question_of_the_same_name_in_the_n
         assert [each["response"]["behavior"] for each in answers(case) if "response" in each] == ["deny"]
 
 
-async def test_one_that_is_no_longer_remembered_is_found_in_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_forgotten_answer_is_found_in_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "ANSWERS_MAX", 2)
     async with opened(tmp_path, on_question=_allow) as case:
         await case.answer("\n".join([ASK] * 5))
@@ -183,7 +181,7 @@ async def test_one_that_is_no_longer_remembered_is_found_in_the_log(
 
 
 # -- none --------------------------------------------------------------------------------------------------------------
-async def test_what_was_never_a_question_is_not_found(tmp_path: Path) -> None:
+async def test_unknown_question_is_not_found(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         question = await asked(case)
         epoch, _, seq = question.removeprefix("q-").partition(".")
@@ -195,7 +193,7 @@ async def test_what_was_never_a_question_is_not_found(tmp_path: Path) -> None:
         await case.session.answer(question, "allow")
 
 
-async def test_what_is_no_answer_is_none_whatever_became_of_the_question(tmp_path: Path) -> None:
+async def test_invalid_answer_is_refused_whatever_the_question_state(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         question = await asked(case)
         # It could be an option of another's; of this one it is none.
@@ -222,7 +220,7 @@ async def _asked(session: Session, prompt: str) -> str:
     raise AssertionError("the session was closed before that")
 
 
-async def test_another_host_is_told_what_is_over_and_refused_what_is_open(tmp_path: Path, marker: str) -> None:
+async def test_other_host_can_read_answered_question_and_not_answer_open_one(tmp_path: Path, marker: str) -> None:
     store, agents = f"sqlite:{tmp_path / 'store.db'}", Agents(tmp_path, marker)
     async with Host(store) as owner, Host(store) as other:
         session = await _open(owner, agents)
@@ -241,7 +239,7 @@ async def test_another_host_is_told_what_is_over_and_refused_what_is_open(tmp_pa
         assert not elsewhere.is_ours
 
 
-async def test_a_restart_forgets_no_answer_and_needs_no_claim_to_tell_it(tmp_path: Path, marker: str) -> None:
+async def test_answer_is_known_after_restart_without_claim(tmp_path: Path, marker: str) -> None:
     store, agents = f"sqlite:{tmp_path / 'store.db'}", Agents(tmp_path, marker)
     async with Host(store) as host:
         session = await _open(host, agents)
@@ -277,7 +275,7 @@ def _events(first: int, said: Sequence[tuple[str, dict[str, Any]]]) -> list[Even
     return [Event("s", 1, seq, 0.0, *one) for seq, one in enumerate(entries, first)]
 
 
-async def test_a_log_from_before_questions_had_names_of_ours_is_read() -> None:
+async def test_find_answer_reads_log_with_agent_named_questions() -> None:
     """The agent's own name may come again: the last one is meant."""
     said = [
         (kinds.QUESTION_ASKED, {"question": "theirs"}),
@@ -291,7 +289,7 @@ async def test_a_log_from_before_questions_had_names_of_ours_is_read() -> None:
         await find_answer(_log(*events), "other", 3)
 
 
-async def test_an_answer_is_known_as_long_as_the_log_has_it() -> None:
+async def test_find_answer_works_as_long_as_log_keeps_the_answer() -> None:
     """Also if what was asked is no longer kept."""
     answered = _events(9, [(kinds.QUESTION_ANSWERED, {"question": "q-1.4", "answer": "allow", "by": "rule"})])
     told = await find_answer(_log(kinds.gap("s", 1, 8), *answered), "q-1.4", 9)

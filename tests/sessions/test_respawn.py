@@ -32,7 +32,7 @@ async def gated(case: Case, name: str, **how: Any) -> tuple[Any, Path]:
 
 
 # -- another configuration -------------------------------------------------------------------------------------------
-async def test_another_configuration_is_another_process_from_the_next_turn_on(tmp_path: Path) -> None:
+async def test_changed_configuration_starts_new_process_with_next_turn(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", name="x", model="one")
         turn, gate = await gated(case, "first")
@@ -54,7 +54,7 @@ async def test_another_configuration_is_another_process_from_the_next_turn_on(tm
         assert len(case.processes) == 2
 
 
-async def test_an_ask_that_waits_has_the_new_configuration(tmp_path: Path) -> None:
+async def test_queued_ask_gets_new_configuration(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", name="x", model="one")
         turn, gate = await gated(case, "first")
@@ -100,7 +100,7 @@ OTHER: Mapping[str, Mapping[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", one_in(3, OTHER))
-async def test_what_a_process_is_started_with_makes_it_another(tmp_path: Path, what: str) -> None:
+async def test_changed_launch_option_starts_new_process(tmp_path: Path, what: str) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", name="x")
         await case.answer("one")
@@ -113,7 +113,7 @@ async def test_what_a_process_is_started_with_makes_it_another(tmp_path: Path, w
         assert len(case.processes) == 3
 
 
-async def test_another_tool_in_the_place_of_one_is_another_process(tmp_path: Path) -> None:
+async def test_changed_tool_starts_new_process(tmp_path: Path) -> None:
     """The agent was told the names of the first, and would never hear of the second."""
     one, two = (Tool(name, "Looks.", {"type": "object"}, look) for name in ("one", "two"))
     async with crowd(tmp_path) as them:
@@ -124,7 +124,7 @@ async def test_another_tool_in_the_place_of_one_is_another_process(tmp_path: Pat
         assert len(case.processes) == 2
 
 
-async def test_another_folder_or_command_is_another_process(tmp_path: Path) -> None:
+async def test_changed_folder_or_command_starts_new_process(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", name="x")
         await case.answer("one")
@@ -144,7 +144,7 @@ SAME: Mapping[str, Mapping[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", SAME)
-async def test_what_a_process_is_not_started_with_lets_it_be(tmp_path: Path, what: str) -> None:
+async def test_unchanged_launch_options_keep_process(tmp_path: Path, what: str) -> None:
     async with crowd(tmp_path) as them:
         how: dict[str, Any] = {"name": "x", "model": "one", "env": {"A": "1"}}
         case = await them.open("a", **how)
@@ -156,7 +156,7 @@ async def test_what_a_process_is_not_started_with_lets_it_be(tmp_path: Path, wha
         assert kinds.PROCESS_RETIRED not in await case.kinds()
 
 
-async def test_the_conversation_that_it_has_is_no_other_configuration(tmp_path: Path) -> None:
+async def test_resume_of_own_conversation_keeps_process(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", name="x")
         await case.answer("one")
@@ -165,7 +165,7 @@ async def test_the_conversation_that_it_has_is_no_other_configuration(tmp_path: 
         assert len(case.processes) == 1
 
 
-async def test_whoever_opened_it_last_is_asked(tmp_path: Path) -> None:
+async def test_callback_of_last_open_is_asked(tmp_path: Path) -> None:
     asked: list[str] = []
 
     def by(name: str) -> Any:
@@ -184,7 +184,7 @@ async def test_whoever_opened_it_last_is_asked(tmp_path: Path) -> None:
         assert len(case.processes) == 1
 
 
-async def test_new_numbers_hold_in_the_old_process(tmp_path: Path) -> None:
+async def test_changed_limits_apply_to_running_process(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", name="x", options={"queue_max": 1})
         await case.answer("one")
@@ -203,7 +203,7 @@ async def test_new_numbers_hold_in_the_old_process(tmp_path: Path) -> None:
         assert len(case.processes) == 1
 
 
-async def test_a_new_idle_time_holds_for_a_process_that_is_idle_already(tmp_path: Path) -> None:
+async def test_changed_idle_time_applies_to_idle_process(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         soon, never = (
             await them.open("a", name="soon"),
@@ -220,7 +220,7 @@ async def test_a_new_idle_time_holds_for_a_process_that_is_idle_already(tmp_path
         assert kinds.PROCESS_RETIRED not in await never.kinds()
 
 
-async def test_a_new_size_of_frames_holds_for_the_next_process(tmp_path: Path) -> None:
+async def test_changed_frame_size_applies_to_next_process(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", name="x")
         await case.answer("one")
@@ -229,7 +229,7 @@ async def test_a_new_size_of_frames_holds_for_the_next_process(tmp_path: Path) -
         assert max(len(event.data) for event in await case.events()) < 50_000
 
 
-async def test_new_rules_hold_from_the_next_question_on(tmp_path: Path) -> None:
+async def test_changed_rules_apply_to_next_question(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", name="x", rules={"Bash": "allow"})
         await case.answer(PERMISSION)
@@ -240,9 +240,7 @@ async def test_new_rules_hold_from_the_next_question_on(tmp_path: Path) -> None:
         assert len(case.processes) == 1
 
 
-async def test_what_is_not_the_same_session_is_an_error_of_the_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_open_with_conflicting_identity_is_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", name="x")
         await case.answer("one")
@@ -264,7 +262,7 @@ async def test_what_is_not_the_same_session_is_an_error_of_the_call(
         assert len(them.host.sessions()) == 1
 
 
-async def test_a_wish_made_later_is_the_one_that_counts(tmp_path: Path) -> None:
+async def test_latest_of_open_and_set_model_wins(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", name="x", model="one")
         await case.answer("one")
@@ -274,7 +272,7 @@ async def test_a_wish_made_later_is_the_one_that_counts(tmp_path: Path) -> None:
         assert [word for word in argv(case, 2) if word.startswith("--model")] == ["--model=three"]
 
 
-async def test_a_process_that_waits_for_its_place_is_started_once_and_as_it_was_last_asked_for(tmp_path: Path) -> None:
+async def test_waiting_process_starts_once_with_latest_configuration(tmp_path: Path) -> None:
     async with crowd(tmp_path, processes_max=1) as them:
         other, case = await them.open("other"), await them.open("a", name="x", model="one")
         running = await other.running("long")
@@ -286,7 +284,7 @@ async def test_a_process_that_waits_for_its_place_is_started_once_and_as_it_was_
         assert len(case.processes) == 1
 
 
-async def test_a_turn_that_runs_keeps_the_hooks_that_its_process_was_told_of(tmp_path: Path) -> None:
+async def test_running_turn_keeps_hooks_of_its_process(tmp_path: Path) -> None:
     """They are known to the process by number: another one's must not answer for the one that would have said no."""
     called: list[str] = []
     hook = {"subtype": "hook_callback", "callback_id": "hook-1", "input": {"tool_name": "Bash"}}
@@ -313,7 +311,7 @@ async def test_a_turn_that_runs_keeps_the_hooks_that_its_process_was_told_of(tmp
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-async def test_under_the_name_of_a_closed_session_its_conversation_goes_on(tmp_path: Path, is_closed: bool) -> None:
+async def test_reopened_name_resumes_conversation_of_closed_session(tmp_path: Path, is_closed: bool) -> None:
     async with crowd(tmp_path) as them:
         first = await them.open("a", name="x")
         await first.answer("one")
@@ -347,7 +345,7 @@ async def is_kept(case: Case) -> bool:
     return kinds.PROCESS_RETIRED not in await case.kinds() and len(case.session.status().pids) == 1
 
 
-async def test_an_old_process_is_replaced_and_its_conversation_goes_on(tmp_path: Path) -> None:
+async def test_old_process_is_replaced_and_conversation_resumes(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", options=OLD)
         await case.answer("one")
@@ -357,7 +355,7 @@ async def test_an_old_process_is_replaced_and_its_conversation_goes_on(tmp_path:
         assert kinds.SESSION_CONTEXT_LOST not in await case.kinds()
 
 
-async def test_an_old_process_is_replaced_between_two_turns(tmp_path: Path) -> None:
+async def test_old_process_is_replaced_between_turns(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", options=OLD)
         turn, gate = await gated(case, "long")
@@ -371,7 +369,7 @@ async def test_an_old_process_is_replaced_between_two_turns(tmp_path: Path) -> N
         assert bodies(await case.events(), kinds.PROCESS_RETIRED)[0] == {"process": 1, "reason": "old"}
 
 
-async def test_what_runs_in_the_background_of_an_old_process_is_let_to_its_end(tmp_path: Path) -> None:
+async def test_old_process_is_kept_until_background_work_ends(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", options=OLD)
         gate = case.path("gate")
@@ -388,7 +386,7 @@ async def test_what_runs_in_the_background_of_an_old_process_is_let_to_its_end(t
 SAVE = {**OLD, "save_prompt": "save now"}
 
 
-async def test_an_old_process_is_asked_to_save_before_it_is_replaced(tmp_path: Path) -> None:
+async def test_old_process_is_asked_to_save_before_replacement(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", options=SAVE)
         await case.answer("one")
@@ -405,7 +403,7 @@ async def test_an_old_process_is_asked_to_save_before_it_is_replaced(tmp_path: P
         assert _said(case.processes[1])[0] == "@@recall"
 
 
-async def test_a_busy_session_is_asked_to_save_once_however_long_it_takes(tmp_path: Path) -> None:
+async def test_busy_session_is_asked_to_save_once(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", options=SAVE)
         turn, gate = await gated(case, "long")
@@ -424,7 +422,7 @@ async def test_a_busy_session_is_asked_to_save_once_however_long_it_takes(tmp_pa
         assert _said(case.processes[1])[0] == "@@recall"
 
 
-async def test_a_process_that_is_kept_by_its_background_is_asked_to_save_once(tmp_path: Path) -> None:
+async def test_process_kept_by_background_work_is_asked_to_save_once(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", options=SAVE)
         gate = case.path("gate")
@@ -447,7 +445,7 @@ def guarded(them: Crowd, folder: str, script: Script = ()) -> tuple[list[str], P
     return ["/bin/sh", "-c", program, str(works), *them.command(folder, script)], works
 
 
-async def test_starts_that_fail_are_tried_at_longer_and_longer_intervals(tmp_path: Path) -> None:
+async def test_failing_starts_back_off_with_growing_intervals(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         command, works = guarded(them, "a")
         case = await them.open("a", command=command, options=BACKOFF)
@@ -472,7 +470,7 @@ async def test_starts_that_fail_are_tried_at_longer_and_longer_intervals(tmp_pat
         assert prompts(case) == ["now"]
 
 
-async def test_the_interval_has_a_longest(tmp_path: Path) -> None:
+async def test_backoff_interval_is_bounded(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         command, _ = guarded(them, "a")
         case = await them.open("a", command=command, options={**BACKOFF, "backoff_seconds_max": 0.07})
@@ -482,7 +480,7 @@ async def test_the_interval_has_a_longest(tmp_path: Path) -> None:
         assert [body["seconds"] for body in backed_off] == pytest.approx([0.05, 0.07, 0.07])
 
 
-async def test_an_agent_that_dies_of_each_prompt_is_never_given_one_twice(tmp_path: Path) -> None:
+async def test_agent_that_dies_of_every_prompt_gets_each_prompt_once(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", {"prompt": ["exit 3"], "prompt 4": ["say well"]}, options=BACKOFF)
         turns = [await case.ask(f"ask {number}", on_preempt="requeue") for number in range(4)]
@@ -493,7 +491,7 @@ async def test_an_agent_that_dies_of_each_prompt_is_never_given_one_twice(tmp_pa
         assert [body["crashes"] for body in backed_off] == [2, 3]
 
 
-async def test_a_session_that_waits_to_start_again_is_closed_at_once(tmp_path: Path) -> None:
+async def test_session_in_backoff_closes_at_once(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         command, _ = guarded(them, "a")
         case = await them.open("a", command=command, options={"backoff_seconds": 3600.0, "backoff_seconds_max": 3600.0})
@@ -504,7 +502,7 @@ async def test_a_session_that_waits_to_start_again_is_closed_at_once(tmp_path: P
         assert (await case.outcome(turns[2])).kind is Kind.REFUSED
 
 
-async def test_a_program_that_is_away_is_a_crash_like_any_other(tmp_path: Path) -> None:
+async def test_missing_program_counts_as_crash(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         program = tmp_path / "agent"
         words = " ".join(f"'{word}'" for word in them.command("a"))
@@ -526,7 +524,7 @@ async def test_a_program_that_is_away_is_a_crash_like_any_other(tmp_path: Path) 
 
 # -- wedged ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", ["ignored", "unanswered", "ack_only"])
-async def test_a_wedged_agent_is_replaced_and_its_conversation_resumed(tmp_path: Path, how: str) -> None:
+async def test_wedged_agent_is_replaced_and_conversation_resumes(tmp_path: Path, how: str) -> None:
     options = {**SHORT_DRAIN, "clocks": {"bytes": 1.0}}
     async with opened(tmp_path, memory=True, options=options) as case:
         await case.answer("one")
@@ -549,7 +547,7 @@ TOOL_RAN = '@@tool_use Bash {"command":"rm x"}\n@@tool_result gone'
 
 
 @pytest.mark.parametrize("end", ["@@hang", "@@on_interrupt ignored\n@@hang", "@@kill 9", "@@exit 0"])
-async def test_a_turn_whose_tools_may_have_run_is_not_sent_again(tmp_path: Path, end: str) -> None:
+async def test_turn_whose_tools_may_have_run_is_not_resent(tmp_path: Path, end: str) -> None:
     """Timed out or died, obediently or not, and although it was to come back if it gave way."""
     options = {**SHORT_DRAIN, "clocks": {"bytes": 1.0}}
     async with opened(tmp_path, memory=True, options=options) as case:
@@ -563,7 +561,7 @@ async def test_a_turn_whose_tools_may_have_run_is_not_sent_again(tmp_path: Path,
         assert kinds.TURN_REQUEUED not in await case.kinds()
 
 
-async def test_a_conversation_that_is_lost_between_two_processes_is_an_event(tmp_path: Path) -> None:
+async def test_conversation_lost_between_processes_is_logged(tmp_path: Path) -> None:
     async with opened(tmp_path, memory=True) as case:
         await case.answer("one\n@@say one\n@@at idle exit 0")
         await case.wait_kind(kinds.PROCESS_EXITED)
@@ -580,7 +578,7 @@ async def test_a_conversation_that_is_lost_between_two_processes_is_an_event(tmp
         assert kinds.PROCESS_BACKED_OFF not in [event.kind for event in events]
 
 
-async def test_a_conversation_is_lost_also_if_the_agent_says_so_before_it_has_read_anything(tmp_path: Path) -> None:
+async def test_conversation_lost_before_handshake_is_logged_once(tmp_path: Path) -> None:
     says = 'exec 0<&-; echo "No conversation found with session ID: x" >&2; sleep 0.2; exit 1'
     program = f'case "$*" in *--resume=*) {says};; esac; exec "$@"'
     async with crowd(tmp_path) as them:
@@ -592,7 +590,7 @@ async def test_a_conversation_is_lost_also_if_the_agent_says_so_before_it_has_re
 
 
 # -- from a thread ---------------------------------------------------------------------------------------------------
-def test_settings_forks_schemas_and_rules_from_a_thread(tmp_path: Path) -> None:
+def test_blocking_session_supports_settings_forks_schemas_and_rules(tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     found: dict[str, Any] = {}
 

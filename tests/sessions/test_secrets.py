@@ -51,7 +51,7 @@ def _held(folder: Path, secrets: Sequence[str] = SECRETS) -> list[str]:
     return [file.name for file in files if any(spelling.encode() in file.read_bytes() for spelling in spellings)]
 
 
-async def test_secrets_are_in_no_byte_of_the_store(agents: Agents, tmp_path: Path) -> None:
+async def test_secrets_are_absent_from_store_files(agents: Agents, tmp_path: Path) -> None:
     """Whatever way they come in by: prompts, what the agent says and is asked, what a tool gives, the command line, the
     environment."""
     asked: list[Question] = []
@@ -120,7 +120,7 @@ STDERRS = {
 
 
 @pytest.mark.parametrize("cut", STDERRS)
-async def test_secret_that_is_cut_in_stderr_is_not_stored_in_part(agents: Agents, cut: str) -> None:
+async def test_secret_cut_in_stderr_is_not_stored_in_part(agents: Agents, cut: str) -> None:
     secrets = [SECRETS[0], LONG]
     async with Host(store_of(agents), secrets=secrets) as host:
         session = await open_on(host, agents)
@@ -142,7 +142,7 @@ def _held_after(folder: Path) -> list[str]:
     ]
 
 
-async def test_what_a_thing_is_found_by_cannot_hold_a_secret(agents: Agents, tmp_path: Path) -> None:
+async def test_names_and_keys_refuse_secrets(agents: Agents, tmp_path: Path) -> None:
     """Names and keys: without it they would be others."""
     async with Host(store_of(agents), secrets=SECRETS) as host:
         session = await open_on(host, agents)
@@ -157,7 +157,7 @@ async def test_what_a_thing_is_found_by_cannot_hold_a_secret(agents: Agents, tmp
         assert _held(tmp_path) == []
 
 
-async def test_without_being_told_the_same_is_found_there(agents: Agents, tmp_path: Path) -> None:
+async def test_unredacted_text_is_found_in_store_files(agents: Agents, tmp_path: Path) -> None:
     """The control: the look at the files does see what is in them."""
     async with Host(store_of(agents)) as host:
         session = await open_on(host, agents)
@@ -168,7 +168,7 @@ async def test_without_being_told_the_same_is_found_there(agents: Agents, tmp_pa
     assert _held_after(tmp_path) == ["store.db"]
 
 
-async def test_secrets_are_in_no_snapshot_and_in_nothing_that_waits(tmp_path: Path, agents: Agents) -> None:
+async def test_secrets_are_absent_from_snapshots_and_queue(tmp_path: Path, agents: Agents) -> None:
     async with Host(store_of(agents), secrets=SECRETS) as host:
         session = await open_on(host, agents)
         turn = await session.ask(f"{SECRETS[0]}\n@@flood 1500 10\n@@say {SECRETS[0]}")
@@ -181,7 +181,7 @@ async def test_secrets_are_in_no_snapshot_and_in_nothing_that_waits(tmp_path: Pa
         assert _held(tmp_path) == []
 
 
-async def test_a_session_whose_command_line_had_a_secret_is_not_started_without_it(agents: Agents) -> None:
+async def test_session_with_secret_in_command_line_is_not_restarted_without_it(agents: Agents) -> None:
     """What is not kept cannot be started again by what is: an agent with `[redacted]` for a key would do something else
     than was asked for."""
     async with Host(store_of(agents), secrets=SECRETS) as host:

@@ -42,7 +42,7 @@ def told(case: Case, text: str) -> Any:
 
 
 # -- a process that answers ------------------------------------------------------------------------------------------
-async def test_a_process_that_runs_is_told_and_its_answer_is_waited_for(tmp_path: Path) -> None:
+async def test_setting_waits_for_answer_of_running_process(tmp_path: Path) -> None:
     go = tmp_path / "go"
     # After its first turn it reads nothing until it may.
     script = {"prompt 1": ["say one", f"at idle stop_reading {go}", f"at idle touch {tmp_path / 'deaf'}"]}
@@ -67,7 +67,7 @@ async def test_a_process_that_runs_is_told_and_its_answer_is_waited_for(tmp_path
         assert len(requests(case, "set_model")) == 1
 
 
-async def test_before_there_is_a_process_it_is_for_the_one_to_come(tmp_path: Path) -> None:
+async def test_setting_before_first_process_applies_at_start(tmp_path: Path) -> None:
     async with opened(tmp_path, model="first", permission_mode="default") as case:
         await case.session.set_model("second")
         await case.session.set_model("-third model\nwith lines")
@@ -80,7 +80,7 @@ async def test_before_there_is_a_process_it_is_for_the_one_to_come(tmp_path: Pat
         assert [by for _, _, by in await settings(case)] == ["start", "start"]
 
 
-async def test_a_process_that_is_just_being_started_is_told_when_it_listens(tmp_path: Path) -> None:
+async def test_setting_during_process_start_is_sent_when_ready(tmp_path: Path) -> None:
     go = tmp_path / "go"
     script = {"process 1": [f"at initialize touch {tmp_path / 'starting'}", f"at initialize wait {go}"]}
     async with opened(tmp_path, script, memory=True) as case:
@@ -94,7 +94,7 @@ async def test_a_process_that_is_just_being_started_is_told_when_it_listens(tmp_
         assert [request["model"] for request in requests(case, "set_model")] == ["other", "another"]
 
 
-async def test_a_setting_may_change_while_a_turn_runs(tmp_path: Path) -> None:
+async def test_setting_can_change_while_turn_runs(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.running("one")
         await case.session.set_permission_mode("acceptEdits")
@@ -105,7 +105,7 @@ async def test_a_setting_may_change_while_a_turn_runs(tmp_path: Path) -> None:
         assert len(case.processes) == 1
 
 
-async def test_what_the_agent_refuses_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
+async def test_setting_refused_by_agent_is_error_and_changes_nothing(tmp_path: Path) -> None:
     script = ["refuse set_model", "refuse set_permission_mode"]
     async with opened(tmp_path, script, memory=True, model="first") as case:
         await case.answer("one")
@@ -122,7 +122,7 @@ async def test_what_the_agent_refuses_is_an_error_and_changes_nothing(tmp_path: 
 
 # -- a process that does not answer ----------------------------------------------------------------------------------
 @pytest.mark.parametrize(("name", "flag"), [("set_model", "--model"), ("set_permission_mode", "--permission-mode")])
-async def test_a_process_that_does_not_answer_is_replaced_and_no_prompt_is_sent_meanwhile(
+async def test_process_that_ignores_setting_is_replaced_before_next_prompt(
     tmp_path: Path, name: str, flag: str
 ) -> None:
     script = {"process 1": ["omit set_model", "omit set_permission_mode"]}
@@ -141,7 +141,7 @@ async def test_a_process_that_does_not_answer_is_replaced_and_no_prompt_is_sent_
         assert [body["reason"] for body in bodies(await case.events(), kinds.PROCESS_RETIRED)] == ["stale"]
 
 
-async def test_a_turn_that_runs_is_not_ended_by_a_setting_that_is_not_answered(tmp_path: Path) -> None:
+async def test_unanswered_setting_does_not_end_running_turn(tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with opened(tmp_path, memory=True, options=SHORT) as case:
         turn = await case.reaches(f"@@omit set_model\n@@say so far\n@@wait {go}")
@@ -155,7 +155,7 @@ async def test_a_turn_that_runs_is_not_ended_by_a_setting_that_is_not_answered(t
 
 
 @pytest.mark.parametrize("when", ["waiting", "dead"])
-async def test_a_process_that_dies_before_it_answers_is_followed_by_one_that_has_it(tmp_path: Path, when: str) -> None:
+async def test_setting_applies_to_next_process_when_process_dies_unanswered(tmp_path: Path, when: str) -> None:
     async with opened(tmp_path, ["omit set_model"], memory=True, options=LONG) as case:
         await case.answer("one")
         if when == "waiting":
@@ -170,7 +170,7 @@ async def test_a_process_that_dies_before_it_answers_is_followed_by_one_that_has
         assert models(case) == [[], ["other"]]
 
 
-async def test_an_answer_that_comes_too_late_is_nothing(tmp_path: Path) -> None:
+async def test_late_answer_to_setting_is_ignored(tmp_path: Path) -> None:
     go, reached = tmp_path / "go", tmp_path / "reached"
     late = '{"type":"control_response","response":{"subtype":"error","request_id":"setting-1-1","error":"late"}}'
     async with opened(tmp_path, memory=True, options=SHORT) as case:
@@ -184,7 +184,7 @@ async def test_an_answer_that_comes_too_late_is_nothing(tmp_path: Path) -> None:
 
 
 # -- callers that go away --------------------------------------------------------------------------------------------
-async def test_a_caller_that_is_cancelled_only_stops_waiting(tmp_path: Path) -> None:
+async def test_cancelled_setting_call_only_stops_waiting(tmp_path: Path) -> None:
     go = tmp_path / "go"
     script = {"prompt 1": ["say one", f"at idle stop_reading {go}", f"at idle touch {tmp_path / 'deaf'}"]}
     async with opened(tmp_path, script, memory=True, options=LONG) as case:
@@ -201,7 +201,7 @@ async def test_a_caller_that_is_cancelled_only_stops_waiting(tmp_path: Path) -> 
         assert len(case.processes) == 1
 
 
-async def test_a_session_that_is_closed_takes_no_setting(tmp_path: Path) -> None:
+async def test_closed_session_refuses_setting(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         await case.answer("one")
         case.session.close_nowait()
@@ -214,7 +214,7 @@ async def test_a_session_that_is_closed_takes_no_setting(tmp_path: Path) -> None
         assert requests(case, "set_model") == []
 
 
-async def test_closing_does_not_leave_a_caller_waiting(tmp_path: Path) -> None:
+async def test_close_fails_pending_setting_call(tmp_path: Path) -> None:
     async with opened(tmp_path, ["omit set_model"], options=LONG) as case:
         await case.answer("one")
         setting = asyncio.ensure_future(case.session.set_model("other"))
@@ -225,7 +225,7 @@ async def test_closing_does_not_leave_a_caller_waiting(tmp_path: Path) -> None:
         assert await settings(case) == []
 
 
-async def test_more_changes_than_an_agent_can_owe_an_answer_to_are_refused(tmp_path: Path) -> None:
+async def test_settings_beyond_maximum_pending_are_refused(tmp_path: Path) -> None:
     async with opened(tmp_path, ["omit set_model"], memory=True, options=LONG) as case:
         await case.answer("one")
         waiting = [asyncio.ensure_future(case.session.set_model(f"model {number}")) for number in range(CHANGES_MAX)]
@@ -240,7 +240,7 @@ async def test_more_changes_than_an_agent_can_owe_an_answer_to_are_refused(tmp_p
 
 
 @pytest.mark.parametrize("value", ["", None, 3, b"other", "\ud800", "a\0b"])
-async def test_what_cannot_be_a_setting_is_refused(tmp_path: Path, value: Any) -> None:
+async def test_invalid_setting_is_refused(tmp_path: Path, value: Any) -> None:
     async with opened(tmp_path) as case:
         for name in ("set_model", "set_permission_mode"):
             with pytest.raises(UsageError):

@@ -54,7 +54,7 @@ async def answer(session: Session, prompt: str) -> str | None:
 
 
 # -- what another host has -------------------------------------------------------------------------------------------
-async def test_what_a_live_host_has_can_be_read_and_not_be_had(shared: Shared, marker: str, tmp_path: Path) -> None:
+async def test_session_of_live_host_can_be_read_but_not_claimed(shared: Shared, marker: str, tmp_path: Path) -> None:
     """Two processes. The reader hears each event as it is committed, and sees what goes on."""
     async with remote(shared.path, marker) as there, shared.host() as here:
         id = await there.open(name="one", command=shared.agents.command(), options=QUICK)
@@ -136,7 +136,7 @@ async def _until(session: Session, kind: str) -> Event:
     raise AssertionError(f"closed without {kind}")
 
 
-async def test_each_event_is_heard_before_the_next_is_made(shared: Shared, tmp_path: Path) -> None:
+async def test_follower_in_other_host_gets_each_event_before_next(shared: Shared, tmp_path: Path) -> None:
     """The agent goes on only when the reader, in another host, has heard what it said: no reader that hears of things
     later, or in heaps, would ever come to the end."""
     async with shared.host() as writer, shared.host() as reader:
@@ -156,7 +156,7 @@ async def test_each_event_is_heard_before_the_next_is_made(shared: Shared, tmp_p
         assert (await turn.outcome()).kind is Kind.DONE
 
 
-async def test_who_follows_elsewhere_comes_to_the_end_and_can_go_on_from_there(shared: Shared) -> None:
+async def test_follower_in_other_host_reaches_end_and_can_resume(shared: Shared) -> None:
     async with shared.host() as one, shared.host() as other:
         session = await shared.open(one)
         await answer(session, "first")
@@ -177,7 +177,7 @@ async def test_who_follows_elsewhere_comes_to_the_end_and_can_go_on_from_there(s
 
 
 # -- one after the other ---------------------------------------------------------------------------------------------
-async def test_a_session_goes_from_host_to_host_and_its_conversation_with_it(shared: Shared) -> None:
+async def test_session_moves_between_hosts_with_its_conversation(shared: Shared) -> None:
     accepted: list[str] = []
     for number in range(4):
         async with shared.host() as host:
@@ -198,7 +198,7 @@ async def test_a_session_goes_from_host_to_host_and_its_conversation_with_it(sha
         assert await recalled(host.session("one")) == [f"ask {number}" for number in range(4)]
 
 
-async def test_what_was_just_closed_here_can_be_opened_there_at_once(shared: Shared) -> None:
+async def test_session_closed_by_one_host_opens_at_once_in_another(shared: Shared) -> None:
     async with shared.host() as one, shared.host() as other:
         for number in range(20):
             host = (one, other)[number % 2]
@@ -207,7 +207,7 @@ async def test_what_was_just_closed_here_can_be_opened_there_at_once(shared: Sha
         assert len(bodies(await read(one.session("one")), kinds.SESSION_OPENED)) == 20
 
 
-async def test_asks_that_come_together_claim_it_once(shared: Shared) -> None:
+async def test_concurrent_asks_claim_session_once(shared: Shared) -> None:
     async with shared.host() as host:
         await shared.open(host)
     async with shared.host() as host:
@@ -237,9 +237,7 @@ def _three(_: Mapping[str, Any]) -> str:
         ({"mcp_servers": [{"name": "probe", "command": "/bin/cat"}]}, ["MCP servers", "probe"]),
     ],
 )
-async def test_what_the_log_does_not_keep_is_named_to_who_only_asks(
-    shared: Shared, how: dict[str, Any], words: list[str]
-) -> None:
+async def test_ask_names_options_that_log_does_not_keep(shared: Shared, how: dict[str, Any], words: list[str]) -> None:
     async with shared.host() as host:
         await shared.open(host, **how)
     async with shared.host() as host:
@@ -254,7 +252,7 @@ async def test_what_the_log_does_not_keep_is_named_to_who_only_asks(
         assert await answer(await shared.open(host, **how), "one") == "one"
 
 
-async def test_settings_and_rules_come_with_it(shared: Shared) -> None:
+async def test_settings_and_rules_move_with_session(shared: Shared) -> None:
     how: dict[str, Any] = {"model": "opus", "permission_mode": "plan", "rules": {"Bash": "deny"}, "args": ["--x=1"]}
     async with shared.host() as host:
         session = await shared.open(host, system_prompt="be brief", **how)
@@ -269,7 +267,7 @@ async def test_settings_and_rules_come_with_it(shared: Shared) -> None:
         assert (answered["answer"], answered["by"]) == ("deny", "rule")
 
 
-async def test_what_is_asked_for_at_opening_is_what_is_started(shared: Shared) -> None:
+async def test_open_options_override_earlier_settings(shared: Shared) -> None:
     """Whatever was set since the last time. What was asked for before, and set since, stays as it was set."""
     wanted: list[dict[str, Any]] = [{}, {}, {"model": "opus"}, {"model": "opus"}, {"permission_mode": "plan"}]
     for how in wanted:
@@ -290,7 +288,7 @@ async def test_what_is_asked_for_at_opening_is_what_is_started(shared: Shared) -
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
-async def test_hosts_that_open_a_new_name_together_make_one_session(shared: Shared) -> None:
+async def test_hosts_opening_new_name_together_make_one_session(shared: Shared) -> None:
     async with shared.host() as one, shared.host() as other:
         for number in range(5):
             name = f"name {number}"
@@ -300,7 +298,7 @@ async def test_hosts_that_open_a_new_name_together_make_one_session(shared: Shar
         assert len(one.sessions()) == len(other.sessions()) == 5
 
 
-async def test_who_opens_a_name_at_the_same_moment_in_one_host_gets_the_same(shared: Shared) -> None:
+async def test_concurrent_opens_of_name_in_one_host_get_same_session(shared: Shared) -> None:
     async with shared.host() as host:
         for _ in range(2):  # A new one, and one that was there.
             sessions = await asyncio.gather(*(shared.open(host) for _ in range(5)))
@@ -311,7 +309,7 @@ async def test_who_opens_a_name_at_the_same_moment_in_one_host_gets_the_same(sha
         check(await read(host.session("one")), shared.agents, [])
 
 
-async def test_who_opens_and_who_asks_at_the_same_moment_get_the_same(shared: Shared) -> None:
+async def test_concurrent_open_and_ask_get_same_session(shared: Shared) -> None:
     async with shared.host() as host:
         id = (await shared.open(host)).id
     async with shared.host() as host:
@@ -323,7 +321,7 @@ async def test_who_opens_and_who_asks_at_the_same_moment_get_the_same(shared: Sh
         check(await read(host.session(id)), shared.agents, [turn.id])
 
 
-async def test_a_name_is_another_sessions_after_it_was_given_away(shared: Shared) -> None:
+async def test_session_name_can_be_reused_after_rename(shared: Shared) -> None:
     async with shared.host() as one, shared.host() as other:
         first = await shared.open(one)
         await answer(first, "first")
@@ -349,7 +347,7 @@ async def test_a_name_is_another_sessions_after_it_was_given_away(shared: Shared
         await answer(first, "still here")
 
 
-async def test_a_session_that_was_deleted_is_gone_for_everybody(shared: Shared) -> None:
+async def test_deleted_session_is_gone_for_every_host(shared: Shared) -> None:
     async with shared.host() as one, shared.host() as other:
         session = await shared.open(one)
         await answer(session, "forget me")
@@ -372,7 +370,7 @@ async def test_a_session_that_was_deleted_is_gone_for_everybody(shared: Shared) 
 
 
 @pytest.mark.parametrize("hosts", ["one host", "two hosts"])
-async def test_who_opens_what_is_just_deleted_gets_a_new_one(shared: Shared, hosts: str) -> None:
+async def test_open_during_delete_gets_consistent_session(shared: Shared, hosts: str) -> None:
     """Or the one that was there, if it was faster: then the delete is refused, or closes it again. What is in the store
     afterwards has its name."""
     async with shared.host() as one, shared.host() as other:
@@ -402,7 +400,7 @@ async def _after(passes: int, what: Awaitable[Any]) -> Any:
 
 
 # -- conversations ---------------------------------------------------------------------------------------------------
-async def test_a_conversation_is_driven_by_one_host_at_a_time(shared: Shared, marker: str) -> None:
+async def test_conversation_is_driven_by_one_host_at_a_time(shared: Shared, marker: str) -> None:
     async with shared.host() as here:
         async with remote(shared.path, marker) as there:
             id = await there.open(name="one", command=shared.agents.command(), options=QUICK)
@@ -429,7 +427,7 @@ async def test_a_conversation_is_driven_by_one_host_at_a_time(shared: Shared, ma
         assert await recalled(await shared.open(here, "one")) == ["first", "@@recall"]
 
 
-async def test_a_session_cannot_be_opened_with_another_conversation(shared: Shared) -> None:
+async def test_session_refuses_open_with_another_conversation(shared: Shared) -> None:
     async with shared.host() as host:
         session = await shared.open(host)
         await answer(session, "first")
@@ -447,7 +445,7 @@ async def test_a_session_cannot_be_opened_with_another_conversation(shared: Shar
 
 
 # -- histories -------------------------------------------------------------------------------------------------------
-async def test_a_cursor_of_a_history_that_is_not_there_is_refused(shared: Shared) -> None:
+async def test_cursor_of_unknown_history_is_refused(shared: Shared) -> None:
     """A backup was put in the place of the store: the reader's place is of what came after it."""
     backup = shared.folder / "backup"
     async with shared.host() as host:
@@ -546,7 +544,7 @@ async def _open_turn(shared: Shared) -> AsyncGenerator[None]:
 
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("past", [_new, _known, _open_turn])
-async def test_an_open_that_is_cancelled_anywhere_leaves_nothing_owned(
+async def test_open_cancelled_at_any_point_leaves_nothing_owned(
     shared: Shared, past: Callable[[Shared], Any], is_late: bool
 ) -> None:
     async with past(shared), shared.host() as other:
@@ -581,7 +579,7 @@ async def _settled(host: Host) -> list[str]:
 
 
 @pytest.mark.parametrize("passes", [0, 1, 2, 5, 10, 20])
-async def test_opening_while_the_host_closes(shared: Shared, passes: int) -> None:
+async def test_open_while_host_closes_leaves_session_usable(shared: Shared, passes: int) -> None:
     async with shared.host() as other:
         host = shared.host()
         opening = asyncio.create_task(shared.open(host))

@@ -53,7 +53,7 @@ async def outcomes(session: Session) -> dict[str | None, str]:
     return {event.turn: event.body["outcome"] async for event in session.events() if event.kind == "turn.ended"}
 
 
-async def test_who_opens_a_copy_of_its_store_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_host_on_copied_store_ends_no_live_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orphans, "KEEPER_SECONDS_MAX", 0.2)
     mark = tmp_path / "mark"
     go_on = tmp_path / "go-on"
@@ -71,7 +71,7 @@ async def test_who_opens_a_copy_of_its_store_ends_nothing(tmp_path: Path, monkey
         assert (await turn.outcome()).text == "still here"
 
 
-async def test_who_imports_what_still_runs_ends_nothing_and_starts_nothing(tmp_path: Path) -> None:
+async def test_import_of_running_session_ends_and_starts_nothing(tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     mark = tmp_path / "mark"
     async with Host(f"sqlite:{tmp_path}/one.db") as host, Host(f"sqlite:{tmp_path}/two.db") as other:
@@ -90,7 +90,7 @@ async def test_who_imports_what_still_runs_ends_nothing_and_starts_nothing(tmp_p
         assert (await waiting.outcome()).kind is Kind.DONE
 
 
-async def test_an_ask_and_an_opening_at_once_in_a_host_that_was_not_entered(tmp_path: Path) -> None:
+async def test_concurrent_ask_and_open_succeed_in_host_not_entered(tmp_path: Path) -> None:
     leave_dead(tmp_path / "store.db")
     host = Host(f"sqlite:{tmp_path}/store.db")
     dead = host.session("dead")
@@ -102,14 +102,14 @@ async def test_an_ask_and_an_opening_at_once_in_a_host_that_was_not_entered(tmp_
     await host.close()
 
 
-def test_threads_settle_as_they_enter(tmp_path: Path) -> None:
+def test_blocking_host_settles_on_entry(tmp_path: Path) -> None:
     leave_dead(tmp_path / "store.db")
     with threads.Host(f"sqlite:{tmp_path}/store.db") as host:
         assert [session.status().phase for session in host.sessions()] == ["asleep"]
         assert host.session("dead").turn("t-1").outcome().kind is Kind.UNKNOWN
 
 
-async def test_a_session_that_was_fenced_off_can_be_opened_again(tmp_path: Path) -> None:
+async def test_fenced_session_can_be_opened_again(tmp_path: Path) -> None:
     async with Host(f"sqlite:{tmp_path}/store.db") as host:
         session = await host.open("claude", name="a", command=fake_agent.command())
         sessions: Any = host._sessions  # pyright: ignore[reportPrivateUsage]
@@ -123,7 +123,7 @@ async def test_a_session_that_was_fenced_off_can_be_opened_again(tmp_path: Path)
 
 
 # -- readers and handles ---------------------------------------------------------------------------------------------
-async def test_who_follows_by_a_handle_that_nobody_keeps_ends_with_the_host(tmp_path: Path) -> None:
+async def test_follower_with_unreferenced_handle_ends_with_host(tmp_path: Path) -> None:
     async def follow(events: AsyncGenerator[Any]) -> list[str]:
         return [event.kind async for event in events]
 
@@ -137,7 +137,7 @@ async def test_who_follows_by_a_handle_that_nobody_keeps_ends_with_the_host(tmp_
         assert set(await following) <= {"session.opened"}
 
 
-async def test_listing_again_and_again_keeps_nothing(tmp_path: Path) -> None:
+async def test_repeated_listing_keeps_no_readers(tmp_path: Path) -> None:
     async with Host(f"sqlite:{tmp_path}/store.db") as host:
         for name in "abc":
             await (await host.open("claude", name=name, command=fake_agent.command())).close()
@@ -148,7 +148,7 @@ async def test_listing_again_and_again_keeps_nothing(tmp_path: Path) -> None:
 
 
 # -- asking again ----------------------------------------------------------------------------------------------------
-async def test_what_was_refused_can_be_asked_again_with_its_key(tmp_path: Path) -> None:
+async def test_key_of_refused_turn_can_be_asked_again(tmp_path: Path) -> None:
     command = fake_agent.command({"prompt 1": ["hang"]}, memory=tmp_path / "memory")
     store = f"sqlite:{tmp_path}/store.db"
     async with Host(store) as host:
@@ -163,7 +163,7 @@ async def test_what_was_refused_can_be_asked_again_with_its_key(tmp_path: Path) 
         assert (await session.ask("second", key="k")).id == again.id
 
 
-async def test_each_who_is_refused_gets_an_error_of_its_own(tmp_path: Path) -> None:
+async def test_refusals_raise_separate_error_objects(tmp_path: Path) -> None:
     async with Host(f"sqlite:{tmp_path}/store.db") as host:
         session = await host.open("claude", name="a", command=fake_agent.command())
         sessions: Any = host._sessions  # pyright: ignore[reportPrivateUsage]

@@ -155,7 +155,7 @@ RESULT = b'{"type":"result","result":"done","user_message_uuids":["REF"]}\n'
 
 
 @each_way
-async def test_whatever_is_said_is_kept_as_it_was(tmp_path: Path, how: int) -> None:
+async def test_agent_output_is_stored_byte_for_byte(tmp_path: Path, how: int) -> None:
     async with parroting(tmp_path, how) as parrot:
         for data, lines in ODD.values():
             turn, outcome = await parrot.answer(data + RESULT)
@@ -166,7 +166,7 @@ async def test_whatever_is_said_is_kept_as_it_was(tmp_path: Path, how: int) -> N
 
 
 @pytest.mark.parametrize("how", [0, -2], ids=["at once", "at random"])
-async def test_a_line_of_megabytes_is_kept_as_it_was(tmp_path: Path, how: int) -> None:
+async def test_line_of_megabytes_is_stored_whole(tmp_path: Path, how: int) -> None:
     # No two of its parts are alike, so that none can be lost, doubled or moved.
     large = b"".join(b"%07d\xc3\xa9" % number for number in range(3_000_000 // 9))
     async with parroting(tmp_path, how) as parrot:
@@ -199,7 +199,7 @@ BOUNDARIES = {
 
 
 @each_way
-async def test_whatever_the_boundary_looks_like_the_turn_is_answered(tmp_path: Path, how: int) -> None:
+async def test_turn_is_answered_for_every_boundary_encoding(tmp_path: Path, how: int) -> None:
     async with parroting(tmp_path, how) as parrot:
         for name, boundary in BOUNDARIES.items():
             _, outcome = await parrot.answer(boundary.data)
@@ -207,7 +207,7 @@ async def test_whatever_the_boundary_looks_like_the_turn_is_answered(tmp_path: P
 
 
 @each_way
-async def test_a_last_line_without_a_newline_is_a_line(tmp_path: Path, how: int) -> None:
+async def test_last_line_without_newline_is_a_line(tmp_path: Path, how: int) -> None:
     (tmp_path / "exits").touch()
     async with parroting(tmp_path, how) as parrot:
         for ending in (b"", b"\r"):
@@ -215,7 +215,7 @@ async def test_a_last_line_without_a_newline_is_a_line(tmp_path: Path, how: int)
             assert (outcome.kind, outcome.text) == (Kind.DONE, "done")
 
 
-async def test_half_a_last_line_is_kept_and_is_no_answer(tmp_path: Path) -> None:
+async def test_half_a_last_line_is_stored_and_is_no_answer(tmp_path: Path) -> None:
     (tmp_path / "exits").touch()
     half = RESULT[:-10]
     async with parroting(tmp_path) as parrot:
@@ -228,7 +228,7 @@ async def test_half_a_last_line_is_kept_and_is_no_answer(tmp_path: Path) -> None
 
 # -- the scripted agent ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("split", ["split 1", "split 7", "split 4096"])
-async def test_what_the_scripted_agent_says_is_kept_as_it_was(tmp_path: Path, split: str) -> None:
+async def test_scripted_agent_output_is_stored_byte_for_byte(tmp_path: Path, split: str) -> None:
     spaced = '{ "type" :"assistant",\t"a":  [ 1.50 ] }'
     escaped = r'{"type":"assistant","a":"\u0041\/\ud83d\ude00 \ud83d"}'
     steps = [split, f"raw {spaced}", f"raw {escaped}", f"raw {escaped}\r", "junk not_utf8", "junk blank", "say done"]

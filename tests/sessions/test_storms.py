@@ -113,7 +113,7 @@ STORMS = [
 
 
 @pytest.mark.parametrize(("seed", "agent"), STORMS)
-async def test_every_guarantee_holds_in_a_storm(tmp_path: Path, agent: str, seed: int) -> None:
+async def test_storm_of_callers_keeps_every_guarantee(tmp_path: Path, agent: str, seed: int) -> None:
     random = Random(seed)
 
     def answer(_: Question) -> str:

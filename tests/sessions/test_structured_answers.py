@@ -21,7 +21,7 @@ def gives(value: Any, **members: Any) -> str:
     return f"@@say in words\n@@boundary {json.dumps({'structured_output': value, **members})}"
 
 
-async def test_the_answer_is_a_value_that_fits(tmp_path: Path) -> None:
+async def test_ask_with_schema_returns_fitting_value(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask(gives({"n": 42}), schema=NUMBER)
         outcome = await case.outcome(turn)
@@ -43,9 +43,7 @@ async def test_the_answer_is_a_value_that_fits(tmp_path: Path) -> None:
         ("@@say forty-two", "gave no value"),
     ],
 )
-async def test_an_answer_that_does_not_fit_or_is_missing_is_a_failure_that_says_why(
-    tmp_path: Path, prompt: str, why: str
-) -> None:
+async def test_unfitting_or_missing_value_fails_turn_with_reason(tmp_path: Path, prompt: str, why: str) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask(prompt, schema=NUMBER)
         outcome = await case.outcome(turn)
@@ -61,7 +59,7 @@ async def test_an_answer_that_does_not_fit_or_is_missing_is_a_failure_that_says_
         assert len(case.processes) == 1
 
 
-async def test_a_turn_that_failed_or_was_stopped_says_that_and_not_that_it_does_not_fit(tmp_path: Path) -> None:
+async def test_failed_or_interrupted_turn_reports_no_schema_error(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         outcome = await case.answer(gives({"n": 1}, is_error=True, result="overloaded"), schema=NUMBER)
         assert (outcome.kind, outcome.structured) == (Kind.FAILED, None)
@@ -72,7 +70,7 @@ async def test_a_turn_that_failed_or_was_stopped_says_that_and_not_that_it_does_
         assert (outcome.kind, outcome.error, outcome.structured) == (Kind.INTERRUPTED, None, None)
 
 
-async def test_each_schema_gets_a_process_of_its_own_and_the_conversation_is_kept(tmp_path: Path) -> None:
+async def test_schemas_get_own_process_and_keep_conversation(tmp_path: Path) -> None:
     async with opened(tmp_path, memory=True) as case:
         assert (await case.answer("plain")).structured is None
         assert (await case.answer(gives({"n": 1}), schema=NUMBER)).structured == {"n": 1}
@@ -92,7 +90,7 @@ async def test_each_schema_gets_a_process_of_its_own_and_the_conversation_is_kep
         assert len(prompts(case)) == 5
 
 
-async def test_what_the_caller_does_to_its_schema_afterwards_means_nothing(tmp_path: Path) -> None:
+async def test_schema_is_unaffected_by_later_mutation(tmp_path: Path) -> None:
     schema: dict[str, Any] = {"type": "object", "properties": {"n": {"type": "integer"}}}
     async with opened(tmp_path) as case:
         turn = await case.ask(gives({"n": 1}), schema=schema)
@@ -119,7 +117,7 @@ async def test_what_the_caller_does_to_its_schema_afterwards_means_nothing(tmp_p
         {"type": "object", "title": "\ud800"},
     ],
 )
-async def test_a_schema_that_cannot_be_held_to_is_refused_before_anything_starts(tmp_path: Path, schema: Any) -> None:
+async def test_unsupported_schema_is_refused_before_agent_starts(tmp_path: Path, schema: Any) -> None:
     async with opened(tmp_path) as case:
         with pytest.raises(UsageError):
             await case.ask("one", schema=schema)
@@ -127,7 +125,7 @@ async def test_a_schema_that_cannot_be_held_to_is_refused_before_anything_starts
         assert case.processes == []
 
 
-async def test_only_asks_with_one_schema_are_collected_into_one_turn(tmp_path: Path) -> None:
+async def test_asks_are_collected_only_with_equal_schema(tmp_path: Path) -> None:
     async with opened(tmp_path, memory=True, options={"collect_seconds": 0.0}) as case:
         running = await case.running("first")
         asks = [(gives({"n": 1}), NUMBER), ("more", dict(NUMBER)), (gives({"word": "a"}), WORD), ("plain", None)]
@@ -141,7 +139,7 @@ async def test_only_asks_with_one_schema_are_collected_into_one_turn(tmp_path: P
         assert joined == [0, 1, 0, 0]
 
 
-async def test_a_process_that_dies_at_once_costs_the_ask_it_was_started_for_and_no_other(tmp_path: Path) -> None:
+async def test_process_that_dies_at_start_fails_only_its_ask(tmp_path: Path) -> None:
     script = {"process 2": ["exit 1"]}
     async with opened(tmp_path, script, memory=True, options={"backoff_seconds": 0.01}) as case:
         assert (await case.answer("plain")).text == "plain"

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.explored
 
 
 # -- the whole of it -------------------------------------------------------------------------------------------------
-async def test_what_a_killed_host_had_is_taken_over(tmp_path: Path, marker: str) -> None:
+async def test_killed_host_session_is_taken_over(tmp_path: Path, marker: str) -> None:
     """Scenarios 55 and 66. In mid-stream, with three asks waiting and a tool whose children are plain, in a session of
     their own, and deaf to TERM."""
     async with scene(tmp_path, marker, tool=True) as it:
@@ -210,7 +210,7 @@ async def it_closes(it: Scene) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", one_in(6, MOMENTS))
-async def test_killed_at_any_moment_each_ask_has_one_end(tmp_path: Path, marker: str, name: str) -> None:
+async def test_host_killed_at_any_point_gives_each_ask_one_outcome(tmp_path: Path, marker: str, name: str) -> None:
     """Scenario 66."""
     reach, script, options = MOMENTS[name]
     async with scene(tmp_path, marker, script, options={**SHORT, **options}) as it:
@@ -236,7 +236,7 @@ async def test_killed_at_any_moment_each_ask_has_one_end(tmp_path: Path, marker:
         assert session.questions() == []
 
 
-async def test_one_that_was_read_elsewhere_is_taken_over_by_its_reader(tmp_path: Path, marker: str) -> None:
+async def test_session_is_taken_over_by_its_reader(tmp_path: Path, marker: str) -> None:
     """It has not been settled by anybody's start; what the reader follows goes on under its own hands."""
     async with scene(tmp_path, marker) as it, Host(f"sqlite:{it.store}") as host:
         handle = host.session(NAME)
@@ -271,7 +271,7 @@ KILLS = 20 if IS_THOROUGH else 6
 
 # -- again and again -------------------------------------------------------------------------------------------------
 @pytest.mark.thorough
-async def test_hosts_that_are_killed_at_random_one_after_the_other(tmp_path: Path, marker: str) -> None:
+async def test_hosts_killed_at_random_lose_no_ask(tmp_path: Path, marker: str) -> None:
     """Each takes over what the one before it had, or is killed before it has."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # For who wants to see the same again, as far as time allows.
@@ -325,7 +325,9 @@ async def _work(host: Remote, agents: Agents, number: int, chance: random.Random
 
 # -- what the dead host's processes left -----------------------------------------------------------------------------
 @pytest.mark.parametrize("is_zygote_killed", [False, pytest.param(True, marks=thorough)])
-async def test_a_tree_whose_keeper_was_killed_too_is_swept(tmp_path: Path, marker: str, is_zygote_killed: bool) -> None:
+async def test_process_tree_is_swept_when_its_keeper_was_killed(
+    tmp_path: Path, marker: str, is_zygote_killed: bool
+) -> None:
     """With the zygote gone as well nobody would ever end it, and it does not end by itself."""
     async with scene(tmp_path, marker, ["ignore eof", "ignore term"], tool=True) as it:
         turn = await it.reaches("one\n@@hold 60 setsid\n@@hang")
@@ -375,9 +377,7 @@ def _parent(pid: int) -> int:
 
 @pytest.mark.parametrize("is_its_own", [False, True])
 @pytest.mark.parametrize("what", ["boot", "start", "keeper's start"])
-async def test_a_pid_that_is_anothers_by_now_is_never_signalled(
-    tmp_path: Path, marker: str, what: str, is_its_own: bool
-) -> None:
+async def test_reused_pid_is_never_signalled(tmp_path: Path, marker: str, what: str, is_its_own: bool) -> None:
     """Scenario 65. The bystander has the pid that the log names; whether it is the one that was meant is told by the
     time of its start, and by the boot."""
     async with Host(f"sqlite:{tmp_path / 'store.db'}") as host:
@@ -428,7 +428,7 @@ async def _craft(store: Path, session: str, born: tuple[object, ...]) -> None:
 
 
 # -- settled at the start --------------------------------------------------------------------------------------------
-async def test_a_host_that_starts_settles_what_dead_ones_left(tmp_path: Path, marker: str) -> None:
+async def test_starting_host_settles_sessions_of_dead_hosts(tmp_path: Path, marker: str) -> None:
     """Scenario 66. Nobody opens the session: its turn is over all the same, and who waits in it waits on."""
     async with scene(tmp_path, marker, tool=True) as it:
         turn = await it.reaches("one\n@@ask Bash {}")
@@ -455,7 +455,7 @@ async def test_a_host_that_starts_settles_what_dead_ones_left(tmp_path: Path, ma
             check(await read(session), it.agents, it.accepted)
 
 
-async def test_who_waits_is_come_to_by_a_host_that_takes_up_and_who_looks_meanwhile_is_told_the_truth(
+async def test_waiting_turn_is_served_and_read_correctly_during_takeover(
     tmp_path: Path, marker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session becomes ours while somebody reads in its log what became of a turn that waits in it."""
@@ -482,7 +482,7 @@ async def test_who_waits_is_come_to_by_a_host_that_takes_up_and_who_looks_meanwh
 
 
 @pytest.mark.thorough
-async def test_of_hosts_that_start_together_one_settles(tmp_path: Path, marker: str) -> None:
+async def test_hosts_starting_together_settle_once(tmp_path: Path, marker: str) -> None:
     async with scene(tmp_path, marker) as it:
         await it.reaches("one\n@@hang")
         await it.ask("two")
@@ -498,7 +498,7 @@ async def test_of_hosts_that_start_together_one_settles(tmp_path: Path, marker: 
                 assert host.session(NAME).status().owner is None
 
 
-async def test_who_opens_what_another_host_is_just_settling_gets_it(tmp_path: Path, marker: str) -> None:
+async def test_open_waits_for_host_that_is_settling(tmp_path: Path, marker: str) -> None:
     """Programs that share a store are started again together. That one of them looks after the dead for a moment is no
     reason for another to be refused."""
     async with (
@@ -523,7 +523,7 @@ async def _entered(store: Path) -> None:
         pass
 
 
-async def test_a_question_that_is_kept_is_answered_when_the_agent_asks_again(tmp_path: Path, marker: str) -> None:
+async def test_kept_question_is_answered_when_agent_asks_again(tmp_path: Path, marker: str) -> None:
     keeps = {**SHORT, "question_after_crash": "keep"}
     async with scene(tmp_path, marker, options=keeps) as it:
         asked = await it.ask('one\n@@ask Bash {"command": "ls"}')

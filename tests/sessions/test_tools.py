@@ -94,31 +94,31 @@ def said(result: Mapping[str, Any]) -> str:
         ("a", "d", {"type": "object", "default": object()}, add),
     ],
 )
-def test_what_cannot_be_a_tool_is_refused(made: tuple[Any, Any, Any, Any]) -> None:
+def test_tool_refuses_invalid_arguments(made: tuple[Any, Any, Any, Any]) -> None:
     with pytest.raises(UsageError):
         Tool(*made)
 
 
 @pytest.mark.parametrize("tools_given", [[IT, Tool("it", "other", ANY, add)], [add]])
-def test_what_cannot_be_served_is_refused(tools_given: Any) -> None:
+def test_tool_server_refuses_invalid_tools(tools_given: Any) -> None:
     with pytest.raises(UsageError):
         ToolServer(tools_given)
 
 
 @pytest.mark.parametrize("how", [{"name": "two words"}, {"seconds": 0}, {"seconds": float("inf")}, {"seconds": None}])
-def test_what_a_server_cannot_be_is_refused(how: Any) -> None:
+def test_tool_server_refuses_invalid_options(how: Any) -> None:
     with pytest.raises(UsageError):
         ToolServer([IT], **how)
 
 
-def test_a_tool_keeps_the_schema_it_was_made_with() -> None:
+def test_tool_keeps_schema_it_was_made_with() -> None:
     properties: dict[str, Any] = {"a": {"type": "integer"}}
     made = Tool("x" * 64, "", MappingProxyType({"type": "object", "properties": properties}), add)
     properties["a"] = 3
     assert made.schema == {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
-def test_the_decorator_makes_a_tool_of_a_function() -> None:
+def test_tool_decorator_makes_tool_of_function() -> None:
     @tool(description="adds", schema=ADD)
     def plus(arguments: Mapping[str, Any]) -> str:
         return add(arguments)
@@ -140,7 +140,7 @@ def test_the_decorator_makes_a_tool_of_a_function() -> None:
         ([], VERSIONS[-1]),
     ],
 )
-async def test_it_introduces_itself(wanted: Any, spoken: str) -> None:
+async def test_tool_server_answers_initialize(wanted: Any, spoken: str) -> None:
     response = await server(name="mine").serve(request("initialize", "a", protocolVersion=wanted, capabilities={}))
     assert response == {
         "jsonrpc": "2.0",
@@ -153,7 +153,7 @@ async def test_it_introduces_itself(wanted: Any, spoken: str) -> None:
     }
 
 
-async def test_it_lists_its_tools_in_order() -> None:
+async def test_tool_server_lists_tools_in_order() -> None:
     served = ToolServer([Tool("add", "adds", ADD, add), Tool("any", "", ANY, add)])
     response = await served.serve({"jsonrpc": "2.0", "id": 0, "method": "tools/list"})
     assert response is not None
@@ -166,7 +166,7 @@ async def test_it_lists_its_tools_in_order() -> None:
     assert repr(served) == "<ToolServer tools: add, any>"
 
 
-async def test_a_ping_is_answered() -> None:
+async def test_tool_server_answers_ping() -> None:
     assert await server().serve(request("ping")) == {"jsonrpc": "2.0", "id": 1, "result": {}}
 
 
@@ -184,7 +184,7 @@ async def test_a_ping_is_answered() -> None:
         {"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "x"}},
     ],
 )
-async def test_what_wants_no_answer_gets_none(message: Any) -> None:
+async def test_tool_server_does_not_answer_notifications(message: Any) -> None:
     made: list[Any] = []
     assert await server(made.append).serve(message) is None
     assert not made
@@ -213,7 +213,7 @@ async def test_what_wants_no_answer_gets_none(message: Any) -> None:
         (request("tools/call", name="it", arguments=[1]), -32602, 1),
     ],
 )
-async def test_a_wrong_message_is_an_error_with_its_code(message: Any, code: int, id: Any) -> None:
+async def test_tool_server_answers_invalid_message_with_error_code(message: Any, code: int, id: Any) -> None:
     made: list[Any] = []
     assert await error(server(made.append), message) == (code, id)
     assert not made
@@ -234,7 +234,7 @@ _messages = st.fixed_dictionaries(
 
 
 @given(message=_messages | _json)
-def test_every_message_has_an_answer_or_wants_none(message: Any) -> None:
+def test_tool_server_answers_every_request_and_nothing_else(message: Any) -> None:
     response = asyncio.run(server(dict).serve(message))
     is_request = isinstance(message, dict) and "id" in message
     assert response is None or (response["jsonrpc"] == "2.0" and ("result" in response) != ("error" in response))
@@ -284,13 +284,13 @@ def _async(answer: Any) -> Any:
         (TEXT, json.dumps(TEXT), TEXT),
     ],
 )
-async def test_what_a_function_returns_is_content(kind: Any, answer: Any, content: Any, structured: Any) -> None:
+async def test_tool_return_value_becomes_content(kind: Any, answer: Any, content: Any, structured: Any) -> None:
     result = await called(server(kind(answer)))
     expected = [{"type": "text", "text": content}] if isinstance(content, str) else content
     assert result == {"content": expected, **({} if structured is None else {"structuredContent": structured})}
 
 
-async def test_the_input_is_what_the_agent_gave() -> None:
+async def test_tool_gets_arguments_of_agent() -> None:
     got: list[Mapping[str, Any]] = []
     served = server(got.append)
     await called(served, a=1)
@@ -299,7 +299,7 @@ async def test_the_input_is_what_the_agent_gave() -> None:
     assert got == [{"a": 1}, {}, {}]
 
 
-async def test_an_input_that_does_not_fit_is_a_result_and_no_call() -> None:
+async def test_tool_is_not_called_with_unfitting_input() -> None:
     made: list[Any] = []
     served = server(made.append, ADD)
     assert said(await called(served, a=1)) == "the input does not fit: b: is missing"
@@ -338,16 +338,14 @@ def _itself() -> list[Any]:
         (_plainly([{"type": "text", "text": "\ud800"}]), "cannot be sent as JSON: UnicodeEncodeError"),
     ],
 )
-async def test_a_call_that_fails_is_a_result_that_says_so(
-    call: Any, why: str, unreported: list[logging.LogRecord]
-) -> None:
+async def test_failing_tool_returns_error_result(call: Any, why: str, unreported: list[logging.LogRecord]) -> None:
     assert why in said(await called(server(call)))
     errors = [record for record in unreported if record.levelno >= logging.ERROR]
     assert len(errors) == 1
     assert "! the tool it" in errors[0].getMessage()
 
 
-async def test_as_many_bytes_as_may_be_are_sent_and_one_more_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tool_result_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert RESULT_BYTES_MAX == 4 << 20
     monkeypatch.setattr(tools, "RESULT_BYTES_MAX", 100)
     room = 100 - len(json.dumps({"content": [{"type": "text", "text": ""}]}))
@@ -358,7 +356,7 @@ async def test_as_many_bytes_as_may_be_are_sent_and_one_more_is_a_failure(monkey
     assert "the result has" in said(await called(server(_plainly({"a": "x" * (room - 15)}))))
 
 
-def test_a_call_that_takes_too_long_is_cancelled_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_tool_is_cancelled_with_error_result(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         loop, over = asyncio.get_running_loop(), list[float]()
 
@@ -390,7 +388,7 @@ def _waiting(started: asyncio.Event, ended: list[str]) -> Any:
     return call
 
 
-async def test_who_cancels_serve_cancels_the_call() -> None:
+async def test_cancelled_serve_cancels_tool_call() -> None:
     started, ended = asyncio.Event(), list[str]()
     served = server(_waiting(started, ended))
     task = asyncio.ensure_future(served.serve(calling()))
@@ -402,7 +400,7 @@ async def test_who_cancels_serve_cancels_the_call() -> None:
     assert ended == ["ended"]
 
 
-async def test_the_agent_cancels_the_call_it_names_and_no_other() -> None:
+async def test_cancel_notification_ends_only_named_tool_call() -> None:
     started, ended = asyncio.Event(), list[str]()
     served = server(_waiting(started, ended))
     task = asyncio.ensure_future(served.serve(calling("a")))
@@ -418,7 +416,7 @@ async def test_the_agent_cancels_the_call_it_names_and_no_other() -> None:
     assert ended == ["ended"]
 
 
-async def test_calls_run_at_the_same_time() -> None:
+async def test_tool_calls_run_concurrently() -> None:
     both = asyncio.Barrier(2)
 
     async def call(arguments: Mapping[str, Any]) -> str:

@@ -69,7 +69,7 @@ class Hanging:
 
 
 # -- hooks -----------------------------------------------------------------------------------------------------------
-async def test_hooks_are_registered_at_the_start_of_each_process(tmp_path: Path) -> None:
+async def test_hooks_are_registered_with_every_process(tmp_path: Path) -> None:
     hooks = {"PreToolUse": [Hook(quiet, matcher="Bash|Edit", seconds=5), quiet], "Stop": quiet}
     async with opened(tmp_path, memory=True, hooks=hooks) as case:
         assert (await case.answer("@@exit 1")).kind is Kind.FAILED
@@ -87,7 +87,7 @@ async def test_hooks_are_registered_at_the_start_of_each_process(tmp_path: Path)
         assert outputs(case) == [{}]
 
 
-async def test_a_hook_is_given_what_the_agent_says_and_its_word_is_sent_back(tmp_path: Path) -> None:
+async def test_hook_gets_agent_input_and_returns_output(tmp_path: Path) -> None:
     given: list[Mapping[str, Any]] = []
 
     async def hook(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,9 +131,7 @@ def _unsendable(given: Mapping[str, Any]) -> object:
         (_nonsense, "a hook cannot answer 'allow'"),
     ],
 )
-async def test_a_hook_that_fails_says_no_where_the_agent_asks_and_nothing_elsewhere(
-    tmp_path: Path, call: Any, why: str
-) -> None:
+async def test_failing_hook_denies_only_where_agent_asks(tmp_path: Path, call: Any, why: str) -> None:
     hook = Hook(call, seconds=0.1)
     async with opened(tmp_path, hooks={"PreToolUse": hook, "PostToolUse": hook}) as case:
         assert (await case.answer(f"{hooked()}\n{hooked('hook-2')}\n@@say went on")).text == "went on"
@@ -146,7 +144,7 @@ async def test_a_hook_that_fails_says_no_where_the_agent_asks_and_nothing_elsewh
         assert len(case.processes) == 1
 
 
-async def test_a_hook_that_is_not_known_is_an_error_for_the_agent(tmp_path: Path) -> None:
+async def test_unknown_hook_is_answered_with_error(tmp_path: Path) -> None:
     async with opened(tmp_path, hooks={"Stop": quiet}) as case:
         assert (await case.answer(f"{hooked('hook-7')}\n@@say went on")).text == "went on"
         (answer,) = answers(case)
@@ -154,7 +152,7 @@ async def test_a_hook_that_is_not_known_is_an_error_for_the_agent(tmp_path: Path
 
 
 @pytest.mark.parametrize("how", ["withdrawn", "exit", "close"])
-async def test_a_hook_ends_with_its_request_its_process_or_its_session(tmp_path: Path, how: str) -> None:
+async def test_hook_ends_with_its_request_process_or_session(tmp_path: Path, how: str) -> None:
     go, hanging = tmp_path / "go", Hanging()
     request = hooked().removeprefix("@@request ")
     async with opened(tmp_path, memory=True, hooks={"PreToolUse": hanging}) as case:
@@ -175,7 +173,7 @@ async def test_a_hook_ends_with_its_request_its_process_or_its_session(tmp_path:
             assert answers(case) == []
 
 
-async def test_a_hook_ends_when_its_process_is_killed(tmp_path: Path) -> None:
+async def test_hook_ends_when_its_process_is_killed(tmp_path: Path) -> None:
     hanging = Hanging()
     async with opened(tmp_path, memory=True, hooks={"PreToolUse": hanging}) as case:
         raw = hooked().removeprefix("@@request ")
@@ -189,7 +187,7 @@ async def test_a_hook_ends_when_its_process_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("does", ["ask", "outcome", "interrupt", "close"])
-async def test_a_hook_may_use_its_session(tmp_path: Path, does: str) -> None:
+async def test_hook_may_use_its_session(tmp_path: Path, does: str) -> None:
     sessions: list[Session] = []
     later: list[Any] = []
 
@@ -222,7 +220,7 @@ async def test_a_hook_may_use_its_session(tmp_path: Path, does: str) -> None:
         await case.session.close()
 
 
-async def test_closing_does_not_wait_for_ever_for_a_hook(
+async def test_close_does_not_wait_forever_for_hook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(run_hooks, "ENDING_SECONDS_MAX", 0.05)
@@ -247,7 +245,7 @@ async def test_closing_does_not_wait_for_ever_for_a_hook(
         assert has_warned
 
 
-async def test_more_callbacks_than_may_run_at_once_are_refused(tmp_path: Path) -> None:
+async def test_callbacks_beyond_maximum_are_refused(tmp_path: Path) -> None:
     hanging = Hanging()
     request = '{"type":"control_request","request_id":"r-%d","request":%s}'
     body = hooked().removeprefix("@@request ")
@@ -262,14 +260,14 @@ async def test_more_callbacks_than_may_run_at_once_are_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("hooks", [{"PreTool": quiet}, {"PreToolUse": "quiet"}, [quiet]])
-async def test_what_cannot_be_hooks_is_refused_at_the_opening(hooks: Any) -> None:
+async def test_open_refuses_invalid_hooks(hooks: Any) -> None:
     async with Host() as host:
         with pytest.raises(UsageError):
             await host.open("claude", command=fake_agent.command(), hooks=hooks)
         assert host.sessions() == []
 
 
-async def test_a_session_that_is_opened_again_and_again_keeps_nothing_of_what_it_called(tmp_path: Path) -> None:
+async def test_reopened_session_keeps_no_former_callbacks(tmp_path: Path) -> None:
     async with Host() as host:
         for _ in range(5):
             session = await host.open("claude", command=fake_agent.command(), name="x", hooks={"Stop": quiet})
@@ -291,7 +289,7 @@ def tool(call: Any = shout, name: str = "it") -> Tool:
     return Tool(name, "makes it loud", TEXT, call)
 
 
-async def test_tools_are_offered_at_the_start_of_each_process_and_listed(tmp_path: Path) -> None:
+async def test_tools_are_offered_with_every_process_and_listed(tmp_path: Path) -> None:
     async with opened(tmp_path, memory=True, tools=[tool(), tool(name="other")]) as case:
         assert (await case.answer("@@exit 1")).kind is Kind.FAILED
         hello = message("initialize", protocolVersion="2025-06-18", capabilities={})
@@ -313,14 +311,14 @@ async def test_tools_are_offered_at_the_start_of_each_process_and_listed(tmp_pat
         }
 
 
-async def test_a_session_without_tools_offers_no_server(tmp_path: Path) -> None:
+async def test_session_without_tools_offers_no_server(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         await case.answer("one")
         assert "sdkMcpServers" not in requests(case, "initialize")[0]
 
 
 @pytest.mark.parametrize("call", [shout, shout_later])
-async def test_a_tool_is_called(tmp_path: Path, call: Any) -> None:
+async def test_tool_is_called(tmp_path: Path, call: Any) -> None:
     async with opened(tmp_path, tools=[tool(call)]) as case:
         assert (await case.answer(f"{calling(text='ship ahoy')}\n@@say went on")).text == "went on"
         assert results(case) == [{"content": [{"type": "text", "text": "SHIP AHOY"}]}]
@@ -336,7 +334,7 @@ async def test_a_tool_is_called(tmp_path: Path, call: Any) -> None:
         (shout, {}, "the input does not fit: text: is missing"),
     ],
 )
-async def test_a_call_that_fails_is_told_to_the_model(
+async def test_failing_tool_call_is_reported_to_model(
     tmp_path: Path, call: Any, given: dict[str, Any], why: str
 ) -> None:
     async with opened(tmp_path, tools=[tool(call)]) as case:
@@ -347,7 +345,7 @@ async def test_a_call_that_fails_is_told_to_the_model(
         assert (await case.answer(calling(text="next"))).kind is Kind.DONE
 
 
-async def test_a_call_to_what_is_not_there_is_an_error_of_the_protocol(tmp_path: Path) -> None:
+async def test_call_of_unknown_tool_or_method_is_protocol_error(tmp_path: Path) -> None:
     async with opened(tmp_path, tools=[tool()]) as case:
         await case.answer(f"{calling('other', text='a')}\n{message('resources/list')}")
         unknown, method = (output["mcp_response"]["error"] for output in outputs(case))
@@ -356,7 +354,7 @@ async def test_a_call_to_what_is_not_there_is_an_error_of_the_protocol(tmp_path:
 
 
 @pytest.mark.parametrize("tools", [[], [tool()]])
-async def test_a_server_that_is_not_ours_is_not_answered_for(tmp_path: Path, tools: list[Tool]) -> None:
+async def test_message_to_foreign_server_is_answered_with_error(tmp_path: Path, tools: list[Tool]) -> None:
     other = requesting("mcp_message", server_name="other", message=rpc("tools/list"))
     async with opened(tmp_path, tools=tools) as case:
         assert (await case.answer(f"{other}\n@@say went on")).text == "went on"
@@ -364,7 +362,7 @@ async def test_a_server_that_is_not_ours_is_not_answered_for(tmp_path: Path, too
         assert (answer["subtype"], "other" in answer["error"]) == ("error", True)
 
 
-async def test_a_slow_tool_holds_up_nobody_but_who_waits_for_it(tmp_path: Path) -> None:
+async def test_slow_tool_does_not_delay_other_calls(tmp_path: Path) -> None:
     go = asyncio.Event()
 
     async def slow(given: Mapping[str, Any]) -> str:
@@ -382,7 +380,7 @@ async def test_a_slow_tool_holds_up_nobody_but_who_waits_for_it(tmp_path: Path) 
         assert results(case)[1] == {"content": [{"type": "text", "text": "at last"}]}
 
 
-async def test_a_call_is_cancelled_by_the_agent(tmp_path: Path) -> None:
+async def test_tool_call_is_cancelled_by_agent(tmp_path: Path) -> None:
     go, hanging = tmp_path / "go", Hanging()
     raw = calling("it", text="a").removeprefix("@@request ")
     frame = f'{{"type":"control_request","request_id":"r-1","request":{raw}}}'
@@ -399,7 +397,7 @@ async def test_a_call_is_cancelled_by_the_agent(tmp_path: Path) -> None:
         assert "the tool was cancelled" in str(results(case))
 
 
-async def test_what_the_agent_asks_before_it_is_ready_is_answered(tmp_path: Path) -> None:
+async def test_requests_before_handshake_reply_are_answered(tmp_path: Path) -> None:
     """The real one lists the tools before it answers the handshake, and waits for that: else for half a minute."""
     steps = [hooked(), message("initialize", protocolVersion="2025-06-18"), message("tools/list", 2)]
     script = {"process": [f"at initialize {step.removeprefix('@@')}" for step in steps]}
@@ -413,7 +411,7 @@ async def test_what_the_agent_asks_before_it_is_ready_is_answered(tmp_path: Path
 
 
 @pytest.mark.parametrize("does", ["ask", "close"])
-async def test_a_tool_may_use_its_session(tmp_path: Path, does: str) -> None:
+async def test_tool_may_use_its_session(tmp_path: Path, does: str) -> None:
     sessions: list[Session] = []
     later: list[Any] = []
 
@@ -436,19 +434,19 @@ async def test_a_tool_may_use_its_session(tmp_path: Path, does: str) -> None:
 
 
 @pytest.mark.parametrize("tools", [[shout], [tool(), tool()], "it"])
-async def test_what_cannot_be_tools_is_refused_at_the_opening(tools: Any) -> None:
+async def test_open_refuses_invalid_tools(tools: Any) -> None:
     async with Host() as host:
         with pytest.raises(UsageError):
             await host.open("claude", command=fake_agent.command(), tools=tools)
 
 
-async def test_a_server_of_the_callers_cannot_have_the_name_of_ours(tmp_path: Path) -> None:
+async def test_open_refuses_mcp_server_named_banksman(tmp_path: Path) -> None:
     async with Host() as host:
         with pytest.raises(UsageError, match="banksman"):
             await host.open("claude", command=fake_agent.command(), mcp_servers=[{"name": "banksman", "command": "x"}])
 
 
-async def test_whoever_opens_the_session_again_is_called_from_then_on(tmp_path: Path) -> None:
+async def test_hooks_of_last_open_are_called(tmp_path: Path) -> None:
     called: list[str] = []
 
     def hook(name: str) -> Any:

@@ -28,7 +28,7 @@ NAMING = {
 POINTS = ("read", "queued", "started", "init")
 
 
-async def test_an_ask_gets_the_answer_of_the_agent(tmp_path: Path) -> None:
+async def test_ask_gets_answer_of_agent(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         outcome = await case.answer("hello")
         assert outcome.kind is Kind.DONE
@@ -38,7 +38,7 @@ async def test_an_ask_gets_the_answer_of_the_agent(tmp_path: Path) -> None:
         assert outcome.durable
 
 
-async def test_the_process_starts_with_the_first_ask_and_serves_all(tmp_path: Path) -> None:
+async def test_process_starts_with_first_ask_and_serves_all(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         assert case.session.status().pids == ()
         assert case.processes == []
@@ -48,7 +48,7 @@ async def test_the_process_starts_with_the_first_ask_and_serves_all(tmp_path: Pa
         assert len(case.processes) == 1
 
 
-async def test_a_turn_tells_its_state_and_its_updates(tmp_path: Path) -> None:
+async def test_turn_reports_state_and_updates(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         go = case.path("go")
         turn = await case.reaches(f"@@stream 3 0\n@@wait {go}")
@@ -65,13 +65,13 @@ async def test_a_turn_tells_its_state_and_its_updates(tmp_path: Path) -> None:
         await case.outcome(other)
 
 
-async def test_a_prompt_may_be_content_blocks(tmp_path: Path) -> None:
+async def test_ask_accepts_content_blocks(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.session.ask([{"type": "text", "text": "in blocks"}])
         assert (await case.outcome(turn)).text == "in blocks"
 
 
-async def test_what_cannot_be_sent_is_refused_before_anything_happens(tmp_path: Path) -> None:
+async def test_ask_refuses_unsendable_prompt_before_any_effect(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         for wrong in ("", [], [{"type": "video"}], b"bytes", "half a pair \ud800"):
             with pytest.raises(UsageError):
@@ -83,7 +83,7 @@ async def test_what_cannot_be_sent_is_refused_before_anything_happens(tmp_path: 
         assert (await case.answer("still fine")).kind is Kind.DONE
 
 
-async def test_cancelling_the_wait_for_an_outcome_only_stops_waiting(tmp_path: Path) -> None:
+async def test_cancelled_outcome_call_only_stops_waiting(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         go = case.path("go")
         turn = await case.reaches(f"@@say done\n@@wait {go}")
@@ -96,7 +96,7 @@ async def test_cancelling_the_wait_for_an_outcome_only_stops_waiting(tmp_path: P
 
 
 # -- how an agent fails ----------------------------------------------------------------------------------------------
-async def test_an_exit_in_a_turn_fails_it_with_what_stderr_said_last(tmp_path: Path) -> None:
+async def test_exit_during_turn_fails_it_with_end_of_stderr(tmp_path: Path) -> None:
     async with opened(tmp_path, memory=True) as case:
         outcome = await case.answer("@@say half an answer\n@@stderr why it died\n@@exit 3")
         assert outcome.kind is Kind.FAILED
@@ -108,14 +108,14 @@ async def test_an_exit_in_a_turn_fails_it_with_what_stderr_said_last(tmp_path: P
         assert len(case.processes) == 2
 
 
-async def test_a_signal_in_a_turn_fails_it_and_says_which(tmp_path: Path) -> None:
+async def test_signal_during_turn_fails_it_and_is_named(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         outcome = await case.answer("@@kill 9")
         assert outcome.kind is Kind.FAILED
         assert "signal 9" in str(outcome.error)
 
 
-async def test_of_a_flood_on_stderr_the_end_is_kept(tmp_path: Path) -> None:
+async def test_stderr_flood_keeps_its_end(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         outcome = await case.answer("@@stderr_flood 3000000\n@@stderr the last word\n@@exit 1")
         assert isinstance(outcome.error, AgentError)
@@ -123,13 +123,13 @@ async def test_of_a_flood_on_stderr_the_end_is_kept(tmp_path: Path) -> None:
         assert len(outcome.error.hint) <= 4096
 
 
-async def test_stderr_that_nobody_reads_does_not_stop_the_agent(tmp_path: Path) -> None:
+async def test_stderr_flood_does_not_block_agent(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         assert (await case.answer("@@stderr_flood 3000000\n@@say done")).text == "done"
 
 
 @pytest.mark.parametrize("verb", ["error", "failure"])
-async def test_an_error_that_the_agent_reports_is_a_failed_turn_and_no_more(tmp_path: Path, verb: str) -> None:
+async def test_agent_error_fails_only_its_turn(tmp_path: Path, verb: str) -> None:
     async with opened(tmp_path) as case:
         outcome = await case.answer(f"@@say so far\n@@{verb} overloaded")
         assert outcome.kind is Kind.FAILED
@@ -139,7 +139,7 @@ async def test_an_error_that_the_agent_reports_is_a_failed_turn_and_no_more(tmp_
         assert len(case.processes) == 1
 
 
-async def test_an_exit_right_after_the_boundary_is_not_the_turns(tmp_path: Path) -> None:
+async def test_exit_right_after_boundary_does_not_fail_turn(tmp_path: Path) -> None:
     async with opened(tmp_path, memory=True) as case:
         assert (await case.answer("@@say all of it\n@@at result exit 7")).kind is Kind.DONE
         assert (await case.answer("next")).text == "next"
@@ -147,7 +147,7 @@ async def test_an_exit_right_after_the_boundary_is_not_the_turns(tmp_path: Path)
 
 
 @pytest.mark.parametrize("when", ["in a turn", "idle"])
-async def test_an_agent_that_closes_its_stdout_and_lives_on_is_replaced(tmp_path: Path, when: str) -> None:
+async def test_agent_that_closes_stdout_is_replaced(tmp_path: Path, when: str) -> None:
     """It could never answer, and nothing else would ever end the turn."""
     async with opened(tmp_path, memory=True) as case:
         if when == "idle":
@@ -160,14 +160,14 @@ async def test_an_agent_that_closes_its_stdout_and_lives_on_is_replaced(tmp_path
         assert (await case.answer("three")).text == "three"
 
 
-async def test_half_a_frame_before_the_exit_is_not_an_answer(tmp_path: Path) -> None:
+async def test_half_a_frame_before_exit_is_no_answer(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         outcome = await case.answer("@@say whole\n@@half this is cut\n@@exit 0")
         assert outcome.kind is Kind.FAILED
         assert outcome.text == "whole"
 
 
-async def test_a_result_without_a_newline_before_the_exit_counts(tmp_path: Path) -> None:
+async def test_result_without_newline_before_exit_counts(tmp_path: Path) -> None:
     """The end of the stream ends its last line: a result counts however its process went."""
     result = '{"type":"result","subtype":"success","is_error":false,"result":"last words"}'
     async with opened(tmp_path, ["omit uuids", "omit lifecycle", "split 4096"]) as case:
@@ -188,7 +188,7 @@ async def test_junk_on_stdout_is_neither_fatal_nor_an_answer(tmp_path: Path, poi
         assert len(case.processes) == 1
 
 
-async def test_chatter_is_kept_in_the_log_and_counted(tmp_path: Path) -> None:
+async def test_chatter_is_logged_and_counted(tmp_path: Path) -> None:
     async with opened(tmp_path, ["junk text", "at initialize junk text"]) as case:
         outcome = await case.answer("@@junk text\n@@exit 0")
         assert outcome.kind is Kind.FAILED
@@ -200,7 +200,7 @@ async def test_chatter_is_kept_in_the_log_and_counted(tmp_path: Path) -> None:
 
 # -- leftovers -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("naming", NAMING)
-async def test_agents_that_name_little_are_understood_all_the_same(tmp_path: Path, naming: str) -> None:
+async def test_agents_with_sparse_naming_are_understood(tmp_path: Path, naming: str) -> None:
     async with opened(tmp_path, NAMING[naming], options={"settle_seconds": 0.1}) as case:
         for word in ("one", "two", "three"):
             outcome = await case.answer(word)
@@ -214,7 +214,7 @@ async def test_agents_that_name_little_are_understood_all_the_same(tmp_path: Pat
 
 
 @pytest.mark.parametrize("naming", NAMING)
-async def test_a_second_result_does_not_answer_the_next_ask(tmp_path: Path, naming: str) -> None:
+async def test_second_result_does_not_answer_next_ask(tmp_path: Path, naming: str) -> None:
     script = {"process": NAMING[naming], "prompt 1": ["say one", "result one", "result one again"]}
     async with opened(tmp_path, script, options={"settle_seconds": 0.1}) as case:
         assert (await case.answer("first")).text == "one"
@@ -224,7 +224,7 @@ async def test_a_second_result_does_not_answer_the_next_ask(tmp_path: Path, nami
 
 
 @pytest.mark.parametrize("naming", NAMING)
-async def test_a_late_result_while_idle_does_not_answer_the_next_ask(tmp_path: Path, naming: str) -> None:
+async def test_late_result_while_idle_does_not_answer_next_ask(tmp_path: Path, naming: str) -> None:
     go = tmp_path / "go"
     late = ["say one", "result one", "lifecycle completed", "detach", f"wait {go}", "result late"]
     script = {"process": NAMING[naming], "prompt 1": late}
@@ -248,7 +248,7 @@ async def test_a_late_result_while_idle_does_not_answer_the_next_ask(tmp_path: P
         *(("no uuids", point) for point in ("read", "queued")),
     ],
 )
-async def test_a_result_of_the_turn_before_does_not_end_the_next(tmp_path: Path, naming: str, point: str) -> None:
+async def test_late_result_of_previous_turn_does_not_end_next(tmp_path: Path, naming: str, point: str) -> None:
     """It comes when the next prompt is with the agent, which has not begun with it or has said nothing yet."""
     late = ["say one", "result one", "lifecycle completed", "detach", f"await {point}", "result late"]
     script = {"process": NAMING[naming], "prompt 1": late}
@@ -259,14 +259,14 @@ async def test_a_result_of_the_turn_before_does_not_end_the_next(tmp_path: Path,
 
 
 @pytest.mark.parametrize("point", ["read", "queued"])
-async def test_an_unnamed_result_before_the_agent_has_begun_is_not_our_boundary(tmp_path: Path, point: str) -> None:
+async def test_unnamed_result_before_turn_begins_is_no_boundary(tmp_path: Path, point: str) -> None:
     stray = '{"type":"result","subtype":"success","is_error":false,"result":"stray"}'
     async with opened(tmp_path) as case:
         assert (await case.answer(f"@@at {point} raw {stray}\n@@say mine")).text == "mine"
         assert (await case.answer("second")).text == "second"
 
 
-async def test_an_empty_result_is_an_answer_and_not_a_failure(tmp_path: Path) -> None:
+async def test_empty_result_is_answer_and_no_failure(tmp_path: Path) -> None:
     empty = '{"type":"result","subtype":"success","is_error":false,"result":""}'
     async with opened(tmp_path, ["omit result", "omit completed"]) as case:
         outcome = await case.answer(f"@@raw {empty}\n@@lifecycle completed")
@@ -274,7 +274,7 @@ async def test_an_empty_result_is_an_answer_and_not_a_failure(tmp_path: Path) ->
         assert outcome.text == ""
 
 
-async def test_the_text_of_many_turns_is_each_their_own(tmp_path: Path) -> None:
+async def test_concurrent_turns_keep_their_own_text(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         words = [f"word{n}x" for n in range(40)]
         turns = await asyncio.gather(*(case.ask(f"{word}\n@@stream 2 0 {word}") for word in words))
@@ -287,7 +287,7 @@ async def test_the_text_of_many_turns_is_each_their_own(tmp_path: Path) -> None:
 # -- turns of the agent's own ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("origin", ["task-notification", "auto-continuation", "none"])
 @pytest.mark.parametrize("naming", ["names everything", "no lifecycle", "no uuids", "no init"])
-async def test_a_turn_of_the_agents_own_while_idle_is_logged_and_answers_nobody(
+async def test_agent_initiated_turn_while_idle_is_logged_and_answers_nobody(
     tmp_path: Path, origin: str, naming: str
 ) -> None:
     go = tmp_path / "go"
@@ -309,7 +309,7 @@ async def test_a_turn_of_the_agents_own_while_idle_is_logged_and_answers_nobody(
 
 @pytest.mark.parametrize("origin", ["task-notification", "none"])
 @pytest.mark.parametrize("naming", ["names everything", "no lifecycle", "no completed"])
-async def test_a_turn_of_the_agents_own_that_races_a_prompt_does_not_answer_it(
+async def test_agent_initiated_turn_that_races_prompt_does_not_answer_it(
     tmp_path: Path, naming: str, origin: str
 ) -> None:
     """Its own begins after it has read our prompt, and ends before it comes to ours."""
@@ -326,7 +326,7 @@ async def test_a_turn_of_the_agents_own_that_races_a_prompt_does_not_answer_it(
         assert ended(await case.events(), second)["text"] == "second"
 
 
-async def test_an_own_turn_can_be_interrupted(tmp_path: Path) -> None:
+async def test_agent_initiated_turn_can_be_interrupted(tmp_path: Path) -> None:
     script = {"prompt 1": ["say one", "at idle own task-notification say by myself ;; hang"]}
     async with opened(tmp_path, script) as case:
         await case.answer("first")
@@ -338,7 +338,7 @@ async def test_an_own_turn_can_be_interrupted(tmp_path: Path) -> None:
         assert (await case.answer("second")).text == "second"
 
 
-async def test_an_own_turn_gives_way_to_whoever_asks(tmp_path: Path) -> None:
+async def test_agent_initiated_turn_is_preempted_by_ask(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     script = {"prompt 1": ["say one", f"at idle own task-notification say by myself ;; touch {begun} ;; hang"]}
     async with opened(tmp_path, script) as case:

@@ -33,7 +33,7 @@ def counting_reads(engine: type[MemoryLog] | type[SqliteLog]) -> Generator[list[
 
 
 @pytest.mark.parametrize("engine", [MemoryLog, SqliteLog])
-async def test_a_turn_lookup_reads_no_more_when_the_history_is_longer(
+async def test_turn_lookup_reads_no_more_with_longer_history(
     tmp_path: Path, engine: type[MemoryLog] | type[SqliteLog]
 ) -> None:
     store = "memory:" if engine is MemoryLog else f"sqlite:{tmp_path / 'store.db'}"
@@ -55,7 +55,7 @@ async def test_a_turn_lookup_reads_no_more_when_the_history_is_longer(
         assert read[1][1] == 0
 
 
-async def test_a_long_turn_is_looked_up_by_its_end(tmp_path: Path) -> None:
+async def test_turn_lookup_reads_long_turn_from_its_end(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask(f"@@stream {READ_EVENTS_MAX * 2} 0")
         outcome = await case.outcome(turn)
@@ -64,7 +64,7 @@ async def test_a_long_turn_is_looked_up_by_its_end(tmp_path: Path) -> None:
         assert sum(found) < 10
 
 
-async def test_a_turn_of_a_session_that_is_not_ours_is_looked_up_by_its_end(tmp_path: Path) -> None:
+async def test_turn_lookup_in_unowned_session_reads_from_its_end(tmp_path: Path) -> None:
     store = f"sqlite:{tmp_path / 'store.db'}"
     async with Host(store) as host:
         session = await host.open("claude", command=fake_agent.command(), options=QUICK, name="s")
@@ -77,7 +77,7 @@ async def test_a_turn_of_a_session_that_is_not_ours_is_looked_up_by_its_end(tmp_
             assert sum(reads) < 10
 
 
-async def test_an_unknown_question_does_not_read_the_whole_log(tmp_path: Path) -> None:
+async def test_question_lookup_does_not_read_whole_log(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         for _ in range(6):
             await case.answer("@@stream 2000 0")

@@ -31,9 +31,7 @@ def running(case: Case) -> set[str]:
         (COMPACTING, COMPACTED),
     ],
 )
-async def test_a_silent_tool_and_a_compaction_do_not_trip_the_clocks_of_silence(
-    tmp_path: Path, begin: str, end: str
-) -> None:
+async def test_silent_tool_and_compaction_do_not_trip_silence_clocks(tmp_path: Path, begin: str, end: str) -> None:
     go = tmp_path / "go"
     clocks = {**IDLE, "tool": 600.0, "human": 600.0, "overall": 600.0}
     async with opened(tmp_path, options={"clocks": clocks}) as case:
@@ -47,7 +45,7 @@ async def test_a_silent_tool_and_a_compaction_do_not_trip_the_clocks_of_silence(
         assert kinds.TURN_INTERRUPTED not in await case.kinds()
 
 
-async def test_after_a_tool_silence_counts_again(tmp_path: Path) -> None:
+async def test_silence_clocks_resume_after_tool(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"clocks": {**IDLE, "tool": 600.0}}) as case:
         turn = await case.reaches("@@tool_use Bash\n@@tool_result done\n@@hang")
         assert running(case) == {"bytes", "progress"}
@@ -61,7 +59,7 @@ async def test_long_thinking_is_not_silence(tmp_path: Path) -> None:
         assert (await case.answer("@@thinking 65 0.02\n@@say thought")).text == "thought"
 
 
-async def test_a_question_makes_all_others_stand_still(tmp_path: Path) -> None:
+async def test_question_pauses_other_clocks(tmp_path: Path) -> None:
     clocks = {**IDLE, "tool": 1.0, "overall": 1.0, "human": 600.0}
     async with opened(tmp_path, options={"clocks": clocks}) as case:
         # The tool that it asks for has begun, as far as it says.
@@ -89,7 +87,7 @@ async def test_a_question_makes_all_others_stand_still(tmp_path: Path) -> None:
         ("@@thinking 5000 0.02", {"bytes": 1.0, "progress": 1.3}, "progress"),
     ],
 )
-async def test_the_clock_that_ends_a_turn_is_named_and_the_next_one_works(
+async def test_expired_clock_is_named_and_next_turn_runs(
     tmp_path: Path, prompt: str, clocks: dict[str, float], clock: str
 ) -> None:
     async with opened(tmp_path, options={"clocks": clocks}) as case:
@@ -103,7 +101,7 @@ async def test_the_clock_that_ends_a_turn_is_named_and_the_next_one_works(
         assert len(case.processes) == 1
 
 
-async def test_an_agent_that_does_not_stop_for_a_clock_is_replaced(tmp_path: Path) -> None:
+async def test_agent_that_ignores_clock_interrupt_is_replaced(tmp_path: Path) -> None:
     options = {**SHORT_DRAIN, "clocks": {"tool": 0.2}}
     async with opened(tmp_path, memory=True, options=options) as case:
         turn = await case.ask("@@on_interrupt ignored\n@@tool_use Bash\n@@hang")
@@ -113,7 +111,7 @@ async def test_an_agent_that_does_not_stop_for_a_clock_is_replaced(tmp_path: Pat
         assert (await case.answer("next")).text == "next"
 
 
-async def test_a_turn_of_the_agents_own_is_watched_too(tmp_path: Path) -> None:
+async def test_agent_initiated_turn_is_watched_by_clocks(tmp_path: Path) -> None:
     script = {"prompt 1": ["say one", "at idle own task-notification tool_use Bash ;; hang"]}
     async with opened(tmp_path, script, options={"clocks": {"tool": 0.2}}) as case:
         await case.answer("one")
@@ -125,7 +123,7 @@ async def test_a_turn_of_the_agents_own_is_watched_too(tmp_path: Path) -> None:
 # -- what warns ------------------------------------------------------------------------------------------------------
 # Half of each is longer than a busy machine stands still: then a clock would run out before it could warn.
 @pytest.mark.thorough
-async def test_each_clock_warns_once_at_half_its_time(tmp_path: Path) -> None:
+async def test_clocks_warn_once_at_half_time(tmp_path: Path) -> None:
     clocks = {"tool": 8.0, "overall": 24.0, "bytes": 600.0}
     async with opened(tmp_path, options={"clocks": clocks}) as case:
         turn = await case.ask("@@tool_use Bash\n@@hang")
@@ -144,7 +142,7 @@ async def test_each_clock_warns_once_at_half_its_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-async def test_a_question_that_waits_warns(tmp_path: Path) -> None:
+async def test_waiting_question_warns(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"clocks": {"human": 10.0}}) as case:
         turn = await case.ask("@@ask Bash\n@@say went on")
         warning = await case.wait_kind(kinds.CLOCK_WARNING)

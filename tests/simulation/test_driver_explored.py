@@ -33,7 +33,7 @@ def is_silent() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", one_in(2, CASES))
-def test_every_schedule_of(name: str) -> None:
+def test_driver_holds_in_every_schedule(name: str) -> None:
     case = CASES[name]
     if not IS_THOROUGH:
         # Those that are to be run to their end have some thousands: the first of them here, and all by `make prove`.

@@ -202,7 +202,7 @@ def a_question_that_is_over_leaves_its_callback(patch: Patch) -> None:
 
 @thorough
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exploration_finds_planted_bug(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, found_by = MUTANTS[name]
     plant(monkeypatch.setattr)
     for case in found_by:

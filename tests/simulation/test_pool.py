@@ -364,7 +364,7 @@ async def a_conversation_is_free_when_its_session_is_closed() -> None:
 
 # -- every schedule, and what must be found in them -------------------------------------------------------------------
 @pytest.mark.parametrize("name", CASES)
-def test_every_schedule_of(name: str) -> None:
+def test_pool_holds_in_every_schedule(name: str) -> None:
     CASES[name].explore()
 
 
@@ -505,7 +505,7 @@ def a_conversation_is_never_given_back(patch: Patch) -> None:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exploration_finds_planted_bug(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, found_by = MUTANTS[name]
     plant(monkeypatch.setattr)
     for found in found_by:

@@ -205,7 +205,7 @@ def is_silent() -> Iterator[None]:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(PLANS)
-def test_whatever_callers_and_agents_do_every_ask_has_an_outcome_that_can_be_explained(plan: Plan) -> None:
+def test_random_scene_gives_every_ask_an_explainable_outcome(plan: Plan) -> None:
     loop = sim.SimLoop(departures=RandomOrder(plan.seed))
     loop._departures = RandomOrder(plan.seed)  # pyright: ignore[reportPrivateUsage]  It copies what it is given.
     try:

@@ -49,11 +49,11 @@ def is_silent() -> Iterator[None]:
         ("a_tree_takes_longer_to_go_than_its_leader", ""),
     ],
 )
-def test_a_schedule_that_once_failed(name: str, schedule: str) -> None:
+def test_schedule_that_once_failed_holds(name: str, schedule: str) -> None:
     CASES[name].replay(schedule)
 
 
-def test_a_hold_that_is_left_in_another_context_is_released() -> None:
+def test_hold_exited_in_another_context_is_released() -> None:
     """As by a fixture of a test, or a generator that its loop closes."""
 
     async def scenario() -> None:
@@ -70,7 +70,7 @@ def test_a_hold_that_is_left_in_another_context_is_released() -> None:
     sim.replay(scenario, "")
 
 
-def test_a_task_that_outlives_the_hold_it_was_started_in_can_hold_by_itself() -> None:
+def test_task_that_outlives_its_hold_can_hold_by_itself() -> None:
     async def scenario() -> None:
         scene = Scene({"": Play(says=("hm",))})
         is_over = asyncio.Event()
@@ -94,7 +94,7 @@ def test_a_task_that_outlives_the_hold_it_was_started_in_can_hold_by_itself() ->
     sim.replay(scenario, "")
 
 
-def test_an_answer_that_cannot_be_sent_is_the_callers_mistake_and_fails_no_session() -> None:
+def test_unsendable_answer_is_usage_error_and_fails_no_session() -> None:
     async def scenario() -> None:
         scene = Scene({"a": Play(tool="Bash")})
         turn = scene.turns["a"] = await scene.session.ask("a")
@@ -109,7 +109,7 @@ def test_an_answer_that_cannot_be_sent_is_the_callers_mistake_and_fails_no_sessi
     sim.replay(scenario, "")
 
 
-def test_a_follower_of_a_log_that_cannot_be_waited_for_is_told_and_does_not_spin() -> None:
+def test_follower_of_unwaitable_log_gets_error_and_does_not_spin() -> None:
     class Unwatched(WorldLog):
         async def wait_past(self, session: str, seq: int, *, is_known: bool = False) -> None:
             raise StoreError("nobody can wait for it")
@@ -129,7 +129,7 @@ def test_a_follower_of_a_log_that_cannot_be_waited_for_is_told_and_does_not_spin
     sim.replay(scenario, "", steps_max=2000)
 
 
-def test_an_ask_in_a_hold_that_gave_way_does_not_wait_for_the_end_of_its_own_hold() -> None:
+def test_ask_in_preempted_hold_does_not_wait_for_end_of_its_own_hold() -> None:
     """A less urgent holder asks while a more urgent hold is there; once that is over, it is its turn again."""
 
     async def scenario() -> None:
@@ -159,7 +159,7 @@ def test_an_ask_in_a_hold_that_gave_way_does_not_wait_for_the_end_of_its_own_hol
     sim.replay(scenario, "")
 
 
-def test_a_key_whose_ask_was_just_refused_gives_nobody_a_turn_without_an_outcome() -> None:
+def test_key_of_just_refused_ask_yields_no_turn_without_outcome() -> None:
     async def scenario() -> None:
         scene = Scene()
         await scene.get_ready()
@@ -172,7 +172,7 @@ def test_a_key_whose_ask_was_just_refused_gives_nobody_a_turn_without_an_outcome
     sim.explore(scenario, departures_max=1, steps_max=2000)
 
 
-def test_an_input_that_was_emptied_is_not_the_one_that_was_asked_for() -> None:
+def test_emptied_input_is_sent_as_empty() -> None:
     async def scenario() -> None:
         scene = Scene({"a": Play(tool="Bash")})
         turn = scene.turns["a"] = await scene.session.ask("a")
@@ -187,7 +187,7 @@ def test_an_input_that_was_emptied_is_not_the_one_that_was_asked_for() -> None:
     sim.replay(scenario, "")
 
 
-def test_a_follower_with_a_page_in_its_hands_comes_to_the_end_before_the_log_is_closed() -> None:
+def test_follower_with_open_page_reaches_end_before_log_closes() -> None:
     async def scenario() -> None:
         scene = Scene()
         await scene.get_ready()
@@ -209,7 +209,7 @@ def test_a_follower_with_a_page_in_its_hands_comes_to_the_end_before_the_log_is_
     sim.replay(scenario, "")
 
 
-def test_a_follower_that_goes_no_further_does_not_keep_a_close_waiting() -> None:
+def test_stalled_follower_does_not_delay_close() -> None:
     async def scenario() -> None:
         scene = Scene()
         await scene.get_ready()
@@ -229,7 +229,7 @@ def test_a_follower_that_goes_no_further_does_not_keep_a_close_waiting() -> None
     sim.replay(scenario, "")
 
 
-def test_who_closes_in_the_middle_of_following_does_not_wait_for_itself() -> None:
+def test_close_inside_follow_does_not_wait_for_itself() -> None:
     async def scenario() -> None:
         scene = Scene()
         await scene.get_ready()

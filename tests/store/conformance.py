@@ -83,7 +83,7 @@ class LogConformance(WritingConformance, ReadingConformance, OrderConformance, S
 
     # Closing.
 
-    async def test_close_commits_and_answers_what_was_appended(self) -> None:
+    async def test_close_commits_and_answers_pending_appends(self) -> None:
         log = await self.open_log()
         writer = await Writer.claim(log)
         reader = asyncio.ensure_future(log.wait_past("s", 1))
@@ -96,7 +96,7 @@ class LogConformance(WritingConformance, ReadingConformance, OrderConformance, S
         assert writer.answers.kinds == [None] * 4
         await reader
 
-    async def test_appends_are_refused_from_the_first_moment_of_close(self) -> None:
+    async def test_append_is_refused_once_close_has_begun(self) -> None:
         log = await self.open_log()
         writer = await Writer.claim(log)
         writer.append(b"a")
@@ -111,7 +111,7 @@ class LogConformance(WritingConformance, ReadingConformance, OrderConformance, S
         writer.advance()
         assert await writer.answers.all() == [None, *[StoreError] * 6]
 
-    async def test_nobody_waits_on_a_closed_log(self) -> None:
+    async def test_wait_past_raises_store_error_when_log_closes(self) -> None:
         log = await self.open_log()
         await (await Writer.claim(log)).commit(b"a")
         waits = [asyncio.ensure_future(log.wait_past(name, 1)) for name in ("s", "s", "unknown")]
@@ -121,7 +121,7 @@ class LogConformance(WritingConformance, ReadingConformance, OrderConformance, S
             with pytest.raises(StoreError):
                 await wait
 
-    async def test_a_closed_log_says_so(self) -> None:
+    async def test_closed_log_raises_store_error_on_every_call(self) -> None:
         log = await self.open_log()
         writer = await Writer.claim(log)
         await writer.commit(b"a")
@@ -148,7 +148,7 @@ class LogConformance(WritingConformance, ReadingConformance, OrderConformance, S
                 call()
         writer.release()  # Which the close has done.
 
-    async def test_close_may_be_called_again_and_by_many(self) -> None:
+    async def test_close_is_idempotent_and_safe_to_call_concurrently(self) -> None:
         log = await self.open_log()
         writer = await Writer.claim(log)
         writer.append(b"a")
@@ -163,7 +163,7 @@ class LogConformance(WritingConformance, ReadingConformance, OrderConformance, S
     # Everything at once, against a list.
 
     @pytest.mark.explored
-    def test_it_does_what_a_list_would(self) -> None:
+    def test_log_behaves_like_the_list_model(self) -> None:
         open_log = self.open_log
 
         class OfThisEngine(Machine):

@@ -19,7 +19,7 @@ def what(events: list[Event]) -> list[tuple[str, int]]:
 
 
 class OrderConformance(Opens):
-    async def test_the_order_of_the_store_is_that_of_the_commits(self) -> None:
+    async def test_read_many_returns_events_in_commit_order(self) -> None:
         async with self.opened() as log:
             one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
             await one.commit(b"a", b"b")
@@ -34,7 +34,7 @@ class OrderConformance(Opens):
             for session in ("one", "two"):
                 assert [event for event in events if event.session == session] == await everything(log, session)
 
-    async def test_what_is_committed_together_keeps_each_sessions_order(self) -> None:
+    async def test_read_many_keeps_each_sessions_order_in_group_commits(self) -> None:
         async with self.opened() as log:
             dice = random.Random(11)
             writers = [await Writer.claim(log, f"s{number}") for number in range(5)]
@@ -56,7 +56,7 @@ class OrderConformance(Opens):
             # And it is one order, however it is read.
             assert [one.event for one in await everything_placed(log, limit=3)] == events
 
-    async def test_one_goes_on_from_any_position_also_inside_a_chunk(self) -> None:
+    async def test_read_many_resumes_from_any_position_even_inside_a_chunk(self) -> None:
         async with self.opened() as log:
             one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
             for size in (1, 3, 2):
@@ -71,7 +71,7 @@ class OrderConformance(Opens):
                     assert list(page.events) == placed[index + 1 :][: len(page.events)]
                     assert min(1, len(placed[index + 1 :])) <= len(page.events) <= limit
 
-    async def test_nothing_is_committed_is_a_page_too_and_says_where_to_go_on(self) -> None:
+    async def test_read_many_of_empty_log_returns_a_usable_position(self) -> None:
         async with self.opened() as log:
             page = await log.read_many(None)
             assert (list(page.events), dict(page.gaps)) == ([], {})
@@ -82,7 +82,7 @@ class OrderConformance(Opens):
             for position in (None, page.position, again.position):
                 assert [one.event.data for one in await everything_placed(log, position)] == [b"a", b"b"]
 
-    async def test_a_page_of_many_is_never_longer_than_the_maximum(self) -> None:
+    async def test_read_many_page_never_exceeds_the_maximum(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             await writer.commit(*[b"x"] * (READ_EVENTS_MAX + 5))
@@ -90,7 +90,7 @@ class OrderConformance(Opens):
             assert len((await log.read_many(None, READ_EVENTS_MAX + 1)).events) <= READ_EVENTS_MAX
             assert len(await everything_placed(log)) == READ_EVENTS_MAX + 5
 
-    async def test_only_the_sessions_that_are_wanted(self) -> None:
+    async def test_read_many_returns_only_the_requested_sessions(self) -> None:
         async with self.opened() as log:
             writers = {name: await Writer.claim(log, name) for name in "abc"}
             for name in "abcbbac":
@@ -101,7 +101,7 @@ class OrderConformance(Opens):
                     sessions = [event.session for event in events]
                     assert sessions == [name for name in "abcbbac" if name in wanted], (wanted, limit)
 
-    async def test_who_wants_few_is_not_kept_awake_by_the_others(self) -> None:
+    async def test_filtered_reader_is_not_woken_by_other_sessions(self) -> None:
         """A page that has nothing for a reader moves it past what it does not want, or each wait would end at once."""
         async with self.opened() as log:
             quiet, loud = await Writer.claim(log, "quiet"), await Writer.claim(log, "loud")
@@ -125,7 +125,7 @@ class OrderConformance(Opens):
             await wait
             assert data(await reader) == [b"a", b"b"]
 
-    async def test_who_wants_none_is_told_the_end_in_one_page(self) -> None:
+    async def test_read_many_of_no_sessions_returns_the_end_in_one_page(self) -> None:
         """To follow from now on: however much there is, nothing of it is looked through."""
         async with self.opened() as log:
             writer = await Writer.claim(log)
@@ -136,7 +136,7 @@ class OrderConformance(Opens):
             await writer.commit(b"y")
             assert [one.event.data for one in await everything_placed(log, end)] == [b"y"]
 
-    async def test_the_frames_of_each_session_are_shown_in_its_own_way(self) -> None:
+    async def test_read_many_projects_frames_per_session(self) -> None:
         async with self.opened() as log:
             for name in ("one", "two", "plain"):
                 await (await Writer.claim(log, name)).commit(b"x")
@@ -157,7 +157,7 @@ class OrderConformance(Opens):
     @pytest.mark.parametrize(
         "garbage", ["", "x", "-1", "-1.0", "1.x", "é.ü", "{} ", " {}", "{}\n", "{}x", "0{}", "{}{}"]
     )
-    async def test_what_is_no_position_is_refused(self, garbage: str) -> None:
+    async def test_read_many_refuses_malformed_position(self, garbage: str) -> None:
         async with self.opened() as log:
             await (await Writer.claim(log)).commit(b"a", b"b", b"c")
             position = garbage.replace("{}", (await everything_placed(log))[1].position)
@@ -166,7 +166,7 @@ class OrderConformance(Opens):
             with pytest.raises(UsageError):
                 await log.wait_past_position(position)
 
-    async def test_a_position_of_a_store_that_was_longer_is_refused(self) -> None:
+    async def test_read_many_raises_history_lost_for_position_of_a_longer_store(self) -> None:
         async with self.opened() as long, self.opened() as short:
             writer = await Writer.claim(long)
             for _ in range(5):
@@ -178,7 +178,7 @@ class OrderConformance(Opens):
             with pytest.raises(HistoryLost):
                 await short.wait_past_position(end)
 
-    async def test_a_page_of_many_holds_an_event_or_more(self) -> None:
+    async def test_read_many_refuses_limit_below_one(self) -> None:
         async with self.opened() as log:
             for limit in (0, -1):
                 with pytest.raises(UsageError):
@@ -186,7 +186,7 @@ class OrderConformance(Opens):
 
     # What is gone.
 
-    async def test_who_is_behind_what_is_kept_is_told_of_which_sessions_and_up_to_where(self) -> None:
+    async def test_read_many_reports_gap_per_session_to_reader_behind_retention(self) -> None:
         async with self.opened() as log:
             one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
             beginning = (await log.read_many(None)).position
@@ -211,7 +211,7 @@ class OrderConformance(Opens):
                 assert list(page.events) == left[: len(page.events)]
                 assert len(page.events) >= min(1, len(left))
 
-    async def test_the_events_of_a_deleted_session_are_no_longer_in_the_order(self) -> None:
+    async def test_read_many_skips_events_of_deleted_session(self) -> None:
         async with self.opened() as log:
             one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
             for number in range(3):
@@ -234,7 +234,7 @@ class OrderConformance(Opens):
 
     # Waiting.
 
-    async def test_waiting_past_a_position_ends_with_the_next_commit_in_any_session(self) -> None:
+    async def test_wait_past_position_ends_with_next_commit_in_any_session(self) -> None:
         async with self.opened() as log:
             position = (await log.read_many(None)).position
             for session in ("one", "two", "one", "three"):
@@ -256,7 +256,7 @@ class OrderConformance(Opens):
                 await log.wait_past_position(position)  # It is behind now, and so this ends at once.
                 position = page.position
 
-    async def test_no_commit_falls_between_reading_many_and_waiting(self) -> None:
+    async def test_read_many_and_wait_miss_no_commit(self) -> None:
         async with self.opened() as log:
             dice = random.Random(5)
             readers = [asyncio.ensure_future(follow_all(log, 300, limit)) for limit in (1, 2, 7, 50, 1000)]
@@ -274,7 +274,7 @@ class OrderConformance(Opens):
             for writer in writers:
                 assert set(await writer.answers.all()) == {None}
 
-    async def test_a_wait_past_a_position_that_is_cancelled_leaves_the_others_alone(self) -> None:
+    async def test_cancelled_wait_past_position_leaves_other_waits_alone(self) -> None:
         async with self.opened() as log:
             position = (await log.read_many(None)).position
             writer = await Writer.claim(log)
@@ -289,7 +289,7 @@ class OrderConformance(Opens):
             await waits[2]
             await writer.commit(b"b")
 
-    async def test_nobody_waits_past_a_position_of_a_closed_log(self) -> None:
+    async def test_wait_past_position_raises_store_error_when_log_closes(self) -> None:
         log = await self.open_log()
         await (await Writer.claim(log)).commit(b"a")
         position = (await log.read_many(None)).position
@@ -300,7 +300,7 @@ class OrderConformance(Opens):
             with pytest.raises(StoreError):
                 await wait
 
-    async def test_an_event_of_many_is_the_event_of_its_session(self) -> None:
+    async def test_read_many_event_equals_event_read_from_its_session(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log, "a session / with ünusual „name“")
             writer.append((None, "küchen.sink", bytes(range(256))), at=12.5)

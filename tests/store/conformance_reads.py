@@ -21,7 +21,7 @@ CHUNKS_MAX = 1000
 class ReadingConformance(Opens):
     # Reading.
 
-    async def test_an_event_is_its_entry_with_its_place(self) -> None:
+    async def test_read_returns_each_entry_with_epoch_seq_and_time(self) -> None:
         async with self.opened() as log:
             name = "a session / with ünusual „name“ \0"
             every_byte = bytes(range(256))
@@ -53,7 +53,7 @@ class ReadingConformance(Opens):
             assert [event.seq for event in events] == list(range(1, 10))
             assert [event.epoch for event in events] == epochs
 
-    async def test_a_page_begins_anywhere_and_is_as_long_as_was_asked(self) -> None:
+    async def test_read_page_begins_anywhere_and_respects_limit(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             for size in (1, 3, 1, 1, 4, 2):
@@ -69,7 +69,7 @@ class ReadingConformance(Opens):
                     assert min(1, len(events[after:])) <= len(page.events) <= limit
                     assert await everything(log, after=after, limit=limit) == events[after:]
 
-    async def test_a_page_is_never_longer_than_the_maximum(self) -> None:
+    async def test_read_page_never_exceeds_the_maximum(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             await writer.commit(*[b"x"] * (READ_EVENTS_MAX + 5))
@@ -77,13 +77,13 @@ class ReadingConformance(Opens):
             assert len((await log.read("s", 0, READ_EVENTS_MAX + 1)).events) <= READ_EVENTS_MAX
             assert len(await everything(log)) == READ_EVENTS_MAX + 5
 
-    async def test_there_is_nothing_at_the_head_nor_beyond_it(self) -> None:
+    async def test_read_at_or_past_head_returns_no_events(self) -> None:
         async with self.opened() as log:
             await (await Writer.claim(log)).commit(b"a", b"b")
             for after in (2, 3, 1 << 40):
                 assert await log.read("s", after) == ((), None)
 
-    async def test_a_question_that_makes_no_sense_is_refused(self) -> None:
+    async def test_read_refuses_negative_seq_and_limit_below_one(self) -> None:
         async with self.opened() as log:
             await (await Writer.claim(log)).commit(b"a")
             for after, limit in ((-1, 1), (0, 0), (0, -1)):
@@ -107,7 +107,7 @@ class ReadingConformance(Opens):
                 assert before <= head
             await writer.answers.all()
 
-    async def test_many_readers_agree_while_writers_follow_one_another(self) -> None:
+    async def test_readers_agree_while_writers_replace_one_another(self) -> None:
         async with self.opened() as log:
             dice = random.Random(7)
             readers = [
@@ -131,7 +131,7 @@ class ReadingConformance(Opens):
 
     # Turns.
 
-    async def test_find_turn_tells_where_a_turn_began_and_ended(self) -> None:
+    async def test_find_turn_returns_where_a_turn_began_and_ended(self) -> None:
         async with self.opened() as log:
             assert await log.find_turn("s", "a") is None
             writer = await Writer.claim(log)
@@ -165,7 +165,7 @@ class ReadingConformance(Opens):
             await (await Writer.claim(log)).commit(b"x")
             assert await log.find_turn("s", "b") is None
 
-    async def test_find_turn_finds_the_turns_of_a_restored_session(self) -> None:
+    async def test_find_turn_finds_turns_of_a_restored_session(self) -> None:
         async with self.opened() as log:
             turns = [entry("a", "turn.queued"), entry("a", "turn.ended"), entry("b", "turn.queued")]
             chunks = [Chunk(5, 1, AT, turns), chunk(8, b"x")]
@@ -177,13 +177,13 @@ class ReadingConformance(Opens):
 
     # Waiting.
 
-    async def test_waiting_past_what_is_behind_the_head_ends_at_once(self) -> None:
+    async def test_wait_past_seq_behind_head_ends_at_once(self) -> None:
         async with self.opened() as log:
             await (await Writer.claim(log)).commit(b"a", b"b")
             await log.wait_past("s", 0)
             await log.wait_past("s", 1)
 
-    async def test_who_knew_the_session_is_told_that_it_is_not_there_and_waits_for_nothing(self) -> None:
+    async def test_wait_past_known_session_raises_when_session_is_missing(self) -> None:
         """Else one that was deleted right before the wait would be taken for one that is yet to come."""
         async with self.opened() as log:
             writer = await Writer.claim(log)
@@ -197,7 +197,7 @@ class ReadingConformance(Opens):
                         await log.wait_past(session, 1, is_known=True)
 
     @pytest.mark.parametrize("moment", ["before the claim", "before the append", "after the append", "at the answer"])
-    async def test_no_commit_falls_between_reading_and_waiting(self, moment: str) -> None:
+    async def test_read_and_wait_miss_no_commit(self, moment: str) -> None:
         async with self.opened() as log:
             readers: list[asyncio.Task[list[Event]]] = []
             epoch = 0
@@ -224,7 +224,7 @@ class ReadingConformance(Opens):
             assert await answers.all() == [None]
             assert [data(await reader) for reader in readers] == [[b"a"]]
 
-    async def test_one_that_waits_is_let_through_by_the_event_it_waits_for_and_no_other(self) -> None:
+    async def test_wait_past_ends_only_with_the_awaited_event(self) -> None:
         async with self.opened() as log:
 
             async def wait(seq: int) -> None:
@@ -245,7 +245,7 @@ class ReadingConformance(Opens):
                 assert (await writer.answers.all())[-1] is None
                 await asyncio.gather(*[task for seq, task in waits if seq < head])
 
-    async def test_a_wait_that_is_cancelled_leaves_the_others_and_the_writer_alone(self) -> None:
+    async def test_cancelled_wait_past_leaves_other_waits_and_writer_alone(self) -> None:
         async with self.opened() as log:
             faults: list[dict[str, Any]] = []
             asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
@@ -267,7 +267,7 @@ class ReadingConformance(Opens):
 
     # Retention.
 
-    async def test_a_reader_behind_what_is_kept_is_told_the_range_and_goes_on_behind_it(self) -> None:
+    async def test_read_reports_gap_to_reader_behind_retention(self) -> None:
         async with self.opened(retained_bytes=RETAINED_BYTES) as log:
             writer, other = await Writer.claim(log), await Writer.claim(log, "other")
             await other.commit(b"x")
@@ -294,7 +294,7 @@ class ReadingConformance(Opens):
             # Each session has its own measure.
             assert data(await everything(log, "other")) == [b"x"]
 
-    async def test_nothing_is_dropped_that_the_last_snapshot_does_not_hold(self) -> None:
+    async def test_retention_keeps_events_not_covered_by_last_snapshot(self) -> None:
         async with self.opened(retained_bytes=RETAINED_BYTES) as log:
             writer = await Writer.claim(log)
             for number in range(40):
@@ -329,7 +329,7 @@ class ReadingConformance(Opens):
             assert await log.snapshot("s") == (12, b"so far")
             assert len(await everything(log, "other")) == 2
 
-    async def test_trim_goes_no_further_than_the_snapshot_within_a_chunk(self) -> None:
+    async def test_trim_stops_at_the_snapshot_within_a_chunk(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             await writer.commit(b"1", b"2", snapshot=b"at 2")
@@ -339,14 +339,14 @@ class ReadingConformance(Opens):
             assert await log.trim("s", 7) == 3
             assert data(await everything(log, after=2)) == [b"3", b"4", b"5", b"6"]
 
-    async def test_a_session_that_is_not_there_has_nothing_to_trim(self) -> None:
+    async def test_trim_of_missing_session_does_nothing(self) -> None:
         async with self.opened() as log:
             assert await log.trim("s", 10) == 1
             assert log.sessions() == []
 
     # Snapshots.
 
-    async def test_a_snapshot_is_of_all_events_up_to_the_last_of_its_append(self) -> None:
+    async def test_snapshot_covers_all_events_up_to_the_last_of_its_append(self) -> None:
         async with self.opened() as log:
             assert await log.snapshot("s") is None
             writer, other = await Writer.claim(log), await Writer.claim(log, "other")
@@ -364,7 +364,7 @@ class ReadingConformance(Opens):
             await writer.commit(b"f")
             assert data(await everything(log)) == [b"a", b"b", b"c", b"d", b"e", b"f"]
 
-    async def test_of_several_snapshots_the_last_holds(self) -> None:
+    async def test_snapshot_returns_the_latest_of_several(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             for number in range(1, 6):
@@ -376,7 +376,7 @@ class ReadingConformance(Opens):
             await again.commit(b"y", snapshot=b"at 6")
             assert await log.snapshot("s") == (6, b"at 6")
 
-    async def test_the_snapshot_of_an_append_that_is_refused_is_refused_with_it(self) -> None:
+    async def test_snapshot_of_refused_append_is_refused_too(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             await writer.commit(b"a", snapshot=b"at 1")
@@ -386,7 +386,7 @@ class ReadingConformance(Opens):
             assert (await writer.answers.all())[1:] == [NotOwner] * 3
             assert await log.snapshot("s") == (1, b"at 1")
 
-    async def test_a_snapshot_goes_with_its_session(self) -> None:
+    async def test_snapshot_is_deleted_with_its_session(self) -> None:
         async with self.opened() as log:
             await (await Writer.claim(log)).commit(b"a", snapshot=b"at 1")
             await log.delete("s")
@@ -394,7 +394,7 @@ class ReadingConformance(Opens):
             await (await Writer.claim(log)).commit(b"a", b"b")
             assert await log.snapshot("s") is None
 
-    async def test_a_snapshot_is_never_ahead_of_what_can_be_read(self) -> None:
+    async def test_snapshot_is_never_ahead_of_readable_events(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             for number in range(1, 31):

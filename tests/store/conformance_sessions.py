@@ -36,13 +36,13 @@ def ids(log: Log) -> list[str]:
 class SessionsConformance(Opens):
     # Many sessions.
 
-    async def test_sessions_are_listed_in_the_order_of_their_first_claim(self) -> None:
+    async def test_sessions_are_listed_in_order_of_first_claim(self) -> None:
         async with self.opened() as log:
             for name in ("b", "a", "c", "a", "b"):
                 await log.claim(name, agent="claude")
             assert ids(log) == ["b", "a", "c"]
 
-    async def test_two_sessions_do_not_disturb_each_other(self) -> None:
+    async def test_sessions_do_not_disturb_each_other(self) -> None:
         async with self.opened() as log:
             one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
             one.append(b"1")
@@ -61,7 +61,7 @@ class SessionsConformance(Opens):
 
     # Deleting.
 
-    async def test_a_deleted_session_is_as_if_it_had_never_been(self) -> None:
+    async def test_deleted_session_leaves_no_trace(self) -> None:
         async with self.opened() as log:
             for name in ("a", "s", "b"):
                 await (await Writer.claim(log, name)).commit(b"a", b"b")
@@ -73,7 +73,7 @@ class SessionsConformance(Opens):
             assert log.find("s") is None
             assert len(await everything(log, "a")) == 2
 
-    async def test_the_writer_of_a_deleted_session_is_refused_for_good(self) -> None:
+    async def test_writer_of_deleted_session_is_refused_even_after_new_claim(self) -> None:
         async with self.opened() as log:
             await log.claim("s", agent="claude")
             old = await Writer.claim(log)
@@ -90,7 +90,7 @@ class SessionsConformance(Opens):
             assert [(event.epoch, event.seq, event.data) for event in await everything(log)] == [(new.epoch, 1, b"a")]
             assert ids(log) == ["s"]
 
-    async def test_what_was_appended_before_a_delete_is_gone_and_answered(self) -> None:
+    async def test_delete_drops_and_answers_pending_appends(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             writer.append(b"a")
@@ -101,7 +101,7 @@ class SessionsConformance(Opens):
             assert await log.read("s", 0) == ((), None)
             assert log.sessions() == []
 
-    async def test_whoever_waits_on_a_session_that_is_deleted_is_told(self) -> None:
+    async def test_delete_fails_pending_waits_on_its_session(self) -> None:
         async with self.opened() as log:
             await (await Writer.claim(log)).commit(b"a")
             waits = [asyncio.ensure_future(log.wait_past("s", seq)) for seq in (1, 2)]
@@ -116,7 +116,7 @@ class SessionsConformance(Opens):
                     await wait
             assert data(await again)[:1] == [b"b"]
 
-    async def test_what_was_not_answered_before_a_delete_lets_nobody_through_after_it(self) -> None:
+    async def test_pending_append_before_delete_wakes_no_reader_after_it(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             writer.append(b"old")
@@ -130,7 +130,7 @@ class SessionsConformance(Opens):
 
     # What is known of a session.
 
-    async def test_a_session_is_known_by_what_it_was_made_with(self) -> None:
+    async def test_listing_shows_id_name_agent_times_and_owner(self) -> None:
         async with self.opened() as log:
             before = time.time()
             epoch = await log.claim("s", name="fix-ci", agent="claude")
@@ -146,7 +146,7 @@ class SessionsConformance(Opens):
             assert owner is not None
             assert (owner.pid, owner.is_here, owner.is_alive) == (os.getpid(), True, True)
 
-    async def test_a_session_that_is_there_keeps_what_it_has(self) -> None:
+    async def test_claim_of_existing_session_keeps_its_name_and_agent(self) -> None:
         async with self.opened() as log:
             writer = Writer(log, "s", await log.claim("s", name="fix-ci", agent="claude"), 0)
             await writer.commit(b"a", b"b")
@@ -160,7 +160,7 @@ class SessionsConformance(Opens):
             assert ids(log) == ["s", "other"]
 
     @pytest.mark.parametrize("name", [None, "fix-ci"])
-    async def test_without_an_agent_only_what_is_there_is_claimed(self, name: str | None) -> None:
+    async def test_claim_without_agent_refuses_missing_session(self, name: str | None) -> None:
         async with self.opened() as log:
             for agent in (None, ""):
                 with pytest.raises(UsageError, match="no such session"):
@@ -175,7 +175,7 @@ class SessionsConformance(Opens):
             assert log.sessions() == []
             assert log.head("s").epoch == 0
 
-    async def test_a_listing_shows_the_head_and_the_time_of_the_last_event(self) -> None:
+    async def test_listing_shows_head_and_time_of_last_event(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             writer.append(b"a", b"b", at=12.5)
@@ -187,7 +187,7 @@ class SessionsConformance(Opens):
             assert (one.epoch, one.seq, one.first, one.changed) == (writer.epoch, 3, 1, 11.0)
             assert log.head("s") == (one.epoch, one.seq, one.first)
 
-    async def test_one_is_found_by_its_id_else_by_its_name(self) -> None:
+    async def test_find_prefers_id_over_name(self) -> None:
         async with self.opened() as log:
             await log.claim("one", name="two", agent="claude")
             await log.claim("two", name="three", agent="claude")
@@ -199,7 +199,7 @@ class SessionsConformance(Opens):
             assert known(log, "two").id == "one"
             assert log.find("three") is None
 
-    async def test_whoever_does_not_own_it_any_more_is_not_shown(self) -> None:
+    async def test_released_session_shows_no_owner(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             writer.release()
@@ -209,7 +209,7 @@ class SessionsConformance(Opens):
 
     # Names.
 
-    async def test_a_name_has_one_session_and_whoever_comes_later_is_told_which(self) -> None:
+    async def test_claim_raises_name_taken_with_the_holding_session(self) -> None:
         async with self.opened() as log:
             await log.claim("one", name="fix-ci", agent="claude")
             with pytest.raises(NameTaken) as raised:
@@ -222,7 +222,7 @@ class SessionsConformance(Opens):
             for session in ("three", "four"):
                 await log.claim(session, agent="claude")  # No name is no name: any number have it.
 
-    async def test_a_name_is_free_again_when_its_session_is_deleted_and_not_when_it_is_released(self) -> None:
+    async def test_name_is_freed_by_delete_but_not_by_release(self) -> None:
         async with self.opened() as log:
             log.release("one", await log.claim("one", name="fix-ci", agent="claude"))
             with pytest.raises(NameTaken):
@@ -231,13 +231,13 @@ class SessionsConformance(Opens):
             await log.claim("two", name="fix-ci", agent="claude")
             assert known(log, "fix-ci").id == "two"
 
-    async def test_many_that_want_one_name_at_once_do_not_share_it(self) -> None:
+    async def test_concurrent_claims_of_one_name_have_one_winner(self) -> None:
         async with self.opened() as log:
             got = await outcomes(*[log.claim(f"s{number}", name="fix-ci", agent="claude") for number in range(10)])
             assert [type(one) for one in got if not isinstance(one, int)] == [NameTaken] * 9
             assert len(log.sessions()) == 1
 
-    async def test_a_session_is_renamed_by_who_knows_its_name(self) -> None:
+    async def test_rename_succeeds_when_expected_name_matches(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             await log.rename("s", "a", expected=None)
@@ -256,7 +256,7 @@ class SessionsConformance(Opens):
             await log.rename("s", "c", expected=None)
             assert known(log, "c").seq == 1
 
-    async def test_a_rename_by_who_read_earlier_changes_nothing(self) -> None:
+    async def test_rename_changes_nothing_when_expected_name_is_stale(self) -> None:
         async with self.opened() as log:
             await log.claim("one", name="a", agent="claude")
             await log.claim("two", name="b", agent="claude")
@@ -273,7 +273,7 @@ class SessionsConformance(Opens):
                     await log.rename(session, name, expected=expected)
             assert [(one.id, one.name) for one in log.sessions()] == [("one", "a"), ("two", "b")]
 
-    async def test_no_session_gets_a_name_that_another_has(self) -> None:
+    async def test_rename_refuses_name_of_another_session(self) -> None:
         async with self.opened() as log:
             await log.claim("one", name="a", agent="claude")
             await log.claim("two", agent="claude")
@@ -289,7 +289,7 @@ class SessionsConformance(Opens):
 
     # Restoring.
 
-    async def test_a_session_that_was_kept_elsewhere_is_there_and_owned_by_nobody(self) -> None:
+    async def test_restored_session_is_complete_and_has_no_owner(self) -> None:
         async with self.opened() as log:
             history = [
                 chunk(1, b"a", b"b", epoch=2, at=12.5),
@@ -318,7 +318,7 @@ class SessionsConformance(Opens):
             assert data([one.event for one in await everything_placed(log)]) == [b"a", b"b", b"c", b"d", b"e"]
 
     @pytest.mark.parametrize("seq", [4, 5, 7])
-    async def test_a_snapshot_comes_with_what_is_restored_and_bounds_what_may_go(self, seq: int) -> None:
+    async def test_restored_snapshot_is_kept_and_bounds_trim(self, seq: int) -> None:
         async with self.opened() as log:
             history = [chunk(5, b"e"), chunk(6, b"f", b"g")]
             snapshot = Snapshot(seq, b"what it was")
@@ -327,7 +327,7 @@ class SessionsConformance(Opens):
             assert await log.trim("s", 7) == (5 if seq == 4 else 6)
 
     @pytest.mark.parametrize("seq", [3, 8])
-    async def test_a_snapshot_that_is_not_of_these_events_is_refused(self, seq: int) -> None:
+    async def test_restore_refuses_snapshot_outside_its_events(self, seq: int) -> None:
         async with self.opened() as log:
             history = [chunk(5, b"e"), chunk(6, b"f", b"g")]
             with pytest.raises(UsageError):
@@ -335,7 +335,7 @@ class SessionsConformance(Opens):
             assert log.sessions() == []
             assert await log.snapshot("s") is None
 
-    async def test_a_history_may_begin_where_an_older_one_was_cut_off(self) -> None:
+    async def test_restored_history_may_begin_past_seq_one(self) -> None:
         async with self.opened() as log:
             await log.restore("s", name=None, agent="", chunks=lambda: iter([chunk(5, b"e"), chunk(6, b"f", b"g")]))
             assert log.head("s") == Head(epoch=1, seq=7, first=5)
@@ -346,7 +346,7 @@ class SessionsConformance(Opens):
             assert writer.seq == 7
             await writer.commit(b"h")
 
-    async def test_who_waits_is_let_through_by_what_is_restored(self) -> None:
+    async def test_restore_wakes_waiting_readers(self) -> None:
         async with self.opened() as log:
             position = (await log.read_many(None)).position
             waits = [
@@ -386,13 +386,13 @@ class SessionsConformance(Opens):
             "seq far too high",
         ],
     )
-    async def test_what_is_no_history_is_not_restored(self, history: list[Chunk]) -> None:
+    async def test_restore_refuses_malformed_history(self, history: list[Chunk]) -> None:
         async with self.opened() as log:
             with pytest.raises(UsageError):
                 await log.restore("s", name="fix-ci", agent="", chunks=lambda: iter(history))
             await self.check_nothing_was_left(log)
 
-    async def test_the_highest_numbers_that_are_restored_leave_room_to_go_on(self) -> None:
+    async def test_restore_of_highest_numbers_leaves_room_for_more_events(self) -> None:
         """And to be deleted, after which every new session of the store begins past its epoch."""
         async with self.opened() as log:
             history = [chunk(NUMBER_MAX - 1, b"a", b"b", epoch=NUMBER_MAX)]
@@ -406,7 +406,7 @@ class SessionsConformance(Opens):
             assert other.epoch > writer.epoch
             await other.commit(b"d")
 
-    async def test_what_the_chunks_raise_is_raised_and_nothing_is_left(self) -> None:
+    async def test_restore_propagates_error_from_chunks_and_leaves_nothing(self) -> None:
         async with self.opened() as log:
 
             def chunks() -> Iterator[Chunk]:
@@ -431,7 +431,7 @@ class SessionsConformance(Opens):
         await log.claim("other", name="fix-ci", agent="claude")
         await log.delete("other")
 
-    async def test_nothing_is_restored_over_what_is_there(self) -> None:
+    async def test_restore_refuses_existing_session_or_name(self) -> None:
         async with self.opened() as log:
             await log.claim("s", name="fix-ci", agent="claude")
             with pytest.raises(UsageError):
@@ -446,7 +446,7 @@ class SessionsConformance(Opens):
                 await log.restore("other", name="another", agent="", chunks=lambda: [chunk(1, b"x")])
             assert sorted(ids(log)) == ["other", "s"]
 
-    async def test_of_many_that_restore_one_session_one_does(self) -> None:
+    async def test_concurrent_restores_of_one_session_have_one_winner(self) -> None:
         async with self.opened() as log:
             calls = [
                 log.restore("s", name=None, agent="", chunks=lambda: [chunk(1, b"x"), chunk(2, b"y")]) for _ in range(5)
@@ -455,7 +455,7 @@ class SessionsConformance(Opens):
             assert sorted(type(one).__name__ for one in got) == ["NoneType", *["UsageError"] * 4]
             assert data(await everything(log)) == [b"x", b"y"]
 
-    async def test_no_epoch_is_given_again_to_what_was_deleted_and_restored(self) -> None:
+    async def test_epoch_is_never_reused_after_delete_and_restore(self) -> None:
         async with self.opened() as log:
             old = await Writer.claim(log)
             for _ in range(5):

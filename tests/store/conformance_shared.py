@@ -51,7 +51,7 @@ class SharedLogConformance:
 
     # Owning.
 
-    async def test_what_a_live_host_has_cannot_be_claimed_and_whoever_tries_is_told_who_has_it(self) -> None:
+    async def test_claim_of_live_hosts_session_raises_not_owner_with_the_owner(self) -> None:
         async with self.pair() as (here, there):
             writer = await Writer.claim(here)
             await writer.commit(b"a")
@@ -65,7 +65,7 @@ class SharedLogConformance:
             await until(lambda: there.head("s") == Head(epoch=writer.epoch, seq=1, first=1))
             await writer.commit(b"b")  # It has not noticed.
 
-    async def test_each_handle_sees_who_has_a_session(self) -> None:
+    async def test_owner_is_visible_from_every_handle(self) -> None:
         async with self.pair() as (here, there):
             epoch = await here.claim("s", name="fix-ci", agent="claude")
             await until(lambda: there.find("fix-ci") is not None)
@@ -79,7 +79,7 @@ class SharedLogConformance:
             await until(lambda: is_free(there, epoch))
 
     @pytest.mark.parametrize("how", ["release", "close"])
-    async def test_what_was_let_go_of_is_granted_and_its_old_writer_refused(self, how: str) -> None:
+    async def test_released_session_is_granted_to_other_host_and_old_writer_refused(self, how: str) -> None:
         async with self.pair() as (here, there):
             old = await Writer.claim(here)
             old.append(b"a")
@@ -99,7 +99,7 @@ class SharedLogConformance:
             await new.commit(b"c")
             assert data(await everything(there)) == [b"a", b"b", b"c"]
 
-    async def test_what_a_former_owner_still_says_changes_nothing(self) -> None:
+    async def test_former_owner_on_other_host_changes_nothing(self) -> None:
         """Scenario 51: whoever read earlier writes later."""
         async with self.pair() as (here, there):
             old = await Writer.claim(here)
@@ -129,7 +129,7 @@ class SharedLogConformance:
             assert isinstance(await other.take("claude:x"), NotOwner)
             assert await other.take("claude:y") is None
 
-    async def test_of_all_who_claim_one_session_at_once_one_host_gets_it(self) -> None:
+    async def test_concurrent_claims_of_one_session_have_one_winning_host(self) -> None:
         async with self.pair() as (here, there):
             calls = [(here if number % 2 else there).claim("s", agent="claude") for number in range(RACES)]
             got = await outcomes(*calls)
@@ -143,7 +143,7 @@ class SharedLogConformance:
             await until(lambda: here.head("s") == there.head("s") == Head(epoch=epoch, seq=0, first=1))
             await Writer(winner, "s", epoch, 0).commit(b"a")
 
-    async def test_each_of_many_sessions_has_one_winner(self) -> None:
+    async def test_concurrent_claims_of_many_sessions_have_one_winner_each(self) -> None:
         async with self.pair() as (here, there):
             names = [f"s{number}" for number in range(RACES)]
             mine, theirs = await asyncio.gather(
@@ -156,7 +156,7 @@ class SharedLogConformance:
                 assert owner is not None
                 assert owner.is_here
 
-    async def test_a_session_goes_back_and_forth_and_no_epoch_is_given_twice(self) -> None:
+    async def test_epoch_is_never_reused_when_session_moves_back_and_forth(self) -> None:
         async with self.pair() as (here, there):
             epochs: list[int] = []
             for number in range(10):
@@ -174,7 +174,7 @@ class SharedLogConformance:
     # Leases.
 
     @pytest.mark.parametrize("how", ["lease", "release", "close", "delete"])
-    async def test_a_lease_holds_across_hosts_until_it_is_given_back(self, how: str) -> None:
+    async def test_lease_holds_across_hosts_until_given_back(self, how: str) -> None:
         async with self.pair() as (here, there):
             one, two = await Writer.claim(here, "one"), await Writer.claim(there, "two")
             assert await one.take("claude:x") is None
@@ -193,7 +193,7 @@ class SharedLogConformance:
                     await here.close()
             assert await two.take("claude:x") is None
 
-    async def test_of_all_who_lease_one_thing_at_once_one_gets_it(self) -> None:
+    async def test_concurrent_leases_of_one_key_have_one_winner(self) -> None:
         async with self.pair() as (here, there):
             writers = [await Writer.claim((here, there)[number % 2], f"s{number}") for number in range(10)]
             for turn in range(5):
@@ -208,7 +208,7 @@ class SharedLogConformance:
 
     # Reading.
 
-    async def test_a_reader_is_woken_by_a_commit_of_another_host(self) -> None:
+    async def test_reader_is_woken_by_commit_of_another_host(self) -> None:
         async with self.pair() as (here, there):
             writer = await Writer.claim(here)
             reader = asyncio.ensure_future(follow(there, 20))
@@ -219,7 +219,7 @@ class SharedLogConformance:
             await (await Writer.claim(here, "not claimed yet")).commit(b"a")
             await early
 
-    async def test_a_wait_for_what_another_host_committed_ends_also_if_the_session_has_become_ours(self) -> None:
+    async def test_wait_past_sees_other_hosts_commit_when_session_is_then_claimed_here(self) -> None:
         async with self.pair() as (here, there):
             writer = await Writer.claim(here)
             for _ in range(5):
@@ -235,7 +235,7 @@ class SharedLogConformance:
                 await until(lambda epoch=epoch: is_free(here, epoch))
                 writer = await Writer.claim(here)
 
-    async def test_a_reader_of_all_sessions_is_woken_by_a_commit_of_another_host(self) -> None:
+    async def test_read_many_reader_is_woken_by_commit_of_another_host(self) -> None:
         async with self.pair() as (here, there):
             readers = [asyncio.ensure_future(follow_all(log, 40)) for log in (here, there)]
             mine, theirs = await Writer.claim(here, "mine"), await Writer.claim(there, "theirs")
@@ -248,7 +248,7 @@ class SharedLogConformance:
                 (session, seq) for seq in range(1, 21) for session in ("mine", "theirs")
             ]
 
-    async def test_there_is_one_order_and_a_position_of_it_is_good_for_every_host(self) -> None:
+    async def test_position_is_valid_for_every_host(self) -> None:
         async with self.pair() as (here, there):
             writers = [await Writer.claim((here, there)[number % 2], f"s{number}") for number in range(6)]
             for number in range(60):
@@ -261,7 +261,7 @@ class SharedLogConformance:
             for index, (position, _) in enumerate(placed):
                 assert await everything_placed(there, position, 50) == placed[index + 1 :]
 
-    async def test_what_one_host_trims_is_gone_for_the_other(self) -> None:
+    async def test_trim_by_one_host_is_seen_by_the_other(self) -> None:
         async with self.pair() as (here, there):
             writer = await Writer.claim(here)
             for number in range(4):
@@ -275,7 +275,7 @@ class SharedLogConformance:
 
     # Names.
 
-    async def test_a_name_has_one_session_in_the_store(self) -> None:
+    async def test_name_is_unique_across_hosts(self) -> None:
         async with self.pair() as (here, there):
             await here.claim("one", name="fix-ci", agent="claude")
             with pytest.raises(NameTaken) as raised:
@@ -289,7 +289,7 @@ class SharedLogConformance:
             shown = [("one", "fix-ci"), ("two", None)]
             await until(lambda: [(one.id, one.name) for one in here.sessions()] == shown)
 
-    async def test_of_all_who_want_one_name_at_once_one_gets_it(self) -> None:
+    async def test_concurrent_claims_of_one_name_across_hosts_have_one_winner(self) -> None:
         async with self.pair() as (here, there):
             calls = [
                 (here, there)[number % 2].claim(f"s{number}", name="fix-ci", agent="claude") for number in range(RACES)
@@ -298,7 +298,7 @@ class SharedLogConformance:
             assert [type(one) for one in got if not isinstance(one, int)] == [NameTaken] * (RACES - 1)
             await until(lambda: len(here.sessions()) == len(there.sessions()) == 1)
 
-    async def test_of_all_who_rename_from_one_name_at_once_one_does(self) -> None:
+    async def test_concurrent_renames_from_one_name_have_one_winner(self) -> None:
         async with self.pair() as (here, there):
             await here.claim("s", name="before", agent="claude")
             calls = [(here, there)[number % 2].rename("s", f"n{number}", expected="before") for number in range(20)]
@@ -312,7 +312,7 @@ class SharedLogConformance:
 
     # Deleting and restoring.
 
-    async def test_what_a_live_host_has_cannot_be_deleted_by_another(self) -> None:
+    async def test_delete_of_live_hosts_session_is_refused(self) -> None:
         async with self.pair() as (here, there):
             writer = await Writer.claim(here)
             await writer.commit(b"a")
@@ -333,7 +333,7 @@ class SharedLogConformance:
             await again.commit(b"new")
             assert data(await everything(there)) == [b"new"]
 
-    async def test_nothing_is_restored_over_what_another_host_has_made(self) -> None:
+    async def test_restore_refuses_session_made_by_another_host(self) -> None:
         async with self.pair() as (here, there):
             await here.claim("s", agent="claude")
             with pytest.raises(UsageError):
@@ -344,7 +344,7 @@ class SharedLogConformance:
             assert sorted(type(one).__name__ for one in got) == ["NoneType", *["UsageError"] * 9]
             assert data(await everything(here, "t")) == [b"x"]
 
-    async def test_the_close_of_one_handle_leaves_the_other_alone(self) -> None:
+    async def test_close_of_one_handle_leaves_the_other_alone(self) -> None:
         async with self.pair() as (here, there):
             writer = await Writer.claim(there)
             await (await Writer.claim(here, "other")).commit(b"x")

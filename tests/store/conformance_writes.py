@@ -15,13 +15,13 @@ from banksman.store.log import Head
 class WritingConformance(Opens):
     # One writer at a time.
 
-    async def test_a_session_that_was_never_claimed_is_at_zero_and_not_listed(self) -> None:
+    async def test_unclaimed_session_has_zero_head_and_is_not_listed(self) -> None:
         async with self.opened() as log:
             assert log.head("s") == Head(epoch=0, seq=0, first=1)
             assert await log.read("s", 0) == ((), None)
             assert log.sessions() == []
 
-    async def test_each_claim_raises_the_epoch_and_moves_nothing_else(self) -> None:
+    async def test_claim_raises_epoch_and_keeps_events(self) -> None:
         async with self.opened() as log:
             first = await log.claim("s", agent="claude")
             writer = await Writer.claim(log)
@@ -31,7 +31,7 @@ class WritingConformance(Opens):
             assert log.head("s") == Head(epoch=third, seq=2, first=1)
             assert [event.epoch for event in await everything(log)] == [writer.epoch] * 2
 
-    async def test_an_append_under_an_older_epoch_is_refused_whatever_it_holds(self) -> None:
+    async def test_append_under_older_epoch_is_refused(self) -> None:
         async with self.opened() as log:
             old = await Writer.claim(log)
             await old.commit(b"a")
@@ -41,7 +41,7 @@ class WritingConformance(Opens):
             assert (await old.answers.all())[1:] == [NotOwner] * 4
             assert data(await everything(log)) == [b"a"]
 
-    async def test_an_append_under_an_epoch_that_was_never_given_is_refused(self) -> None:
+    async def test_append_under_unknown_epoch_is_refused(self) -> None:
         async with self.opened() as log:
             answers = Answers()
             for epoch in (0, 1):
@@ -54,7 +54,7 @@ class WritingConformance(Opens):
             assert log.head("s").seq == 0
 
     @pytest.mark.parametrize("expected_seq", [-1, 0, 1, 3, 4, 1 << 40])
-    async def test_an_append_that_expects_another_seq_is_refused(self, expected_seq: int) -> None:
+    async def test_append_with_wrong_expected_seq_is_refused(self, expected_seq: int) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             await writer.commit(b"a", b"b")
@@ -62,7 +62,7 @@ class WritingConformance(Opens):
             assert await writer.answers.all() == [None, NotOwner]
             assert data(await everything(log)) == [b"a", b"b"]
 
-    async def test_of_two_writers_that_both_believe_to_be_the_owner_one_is_right(self) -> None:
+    async def test_concurrent_writers_in_one_epoch_have_one_winner(self) -> None:
         async with self.opened() as log:
             one = await Writer.claim(log)
             answers = Answers()
@@ -71,7 +71,7 @@ class WritingConformance(Opens):
             assert await one.answers.all() + await answers.all() == [None, NotOwner]
             assert data(await everything(log)) == [b"one"]
 
-    async def test_what_is_called_by_who_read_earlier_changes_nothing(self) -> None:
+    async def test_former_owner_changes_nothing(self) -> None:
         """Scenario 51, within one host: whoever was the owner still believes to be, and says all that it can."""
         async with self.opened() as log:
             old = await Writer.claim(log)
@@ -102,7 +102,7 @@ class WritingConformance(Opens):
             assert isinstance(await other.take("claude:y"), NotOwner)
             assert await other.take("claude:x") is None
 
-    async def test_a_claim_takes_all_or_none_of_each_unanswered_append_and_the_new_owner_goes_on_from_there(
+    async def test_claim_commits_or_refuses_each_pending_append_whole(
         self,
     ) -> None:
         async with self.opened() as log:
@@ -122,7 +122,7 @@ class WritingConformance(Opens):
 
     # Answers.
 
-    async def test_no_answer_comes_inside_a_call(self) -> None:
+    async def test_answer_never_comes_inside_a_call(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)  # Its own methods check that no answer came inside.
             writer.append(b"a")
@@ -139,7 +139,7 @@ class WritingConformance(Opens):
             assert writer.answers.given == []
             assert len(await writer.answers.all()) == 7
 
-    async def test_answers_come_in_the_order_of_the_appends(self) -> None:
+    async def test_answers_come_in_order_of_appends(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             for number in range(50):
@@ -154,7 +154,7 @@ class WritingConformance(Opens):
             writer.advance()
             assert await writer.answers.all() == [None] * 60 + [NotOwner] * 5
 
-    async def test_what_is_answered_is_committed(self) -> None:
+    async def test_answered_append_is_already_committed(self) -> None:
         async with self.opened() as log:
             epoch = await log.claim("s", agent="claude")
             heads: list[int] = []
@@ -172,7 +172,7 @@ class WritingConformance(Opens):
             assert all(head >= seq for head, seq in zip(heads, (2, 4, 6), strict=True))
             assert data(await everything(log)) == [b"a", b"b"] * 3
 
-    async def test_an_append_of_nothing_commits_nothing_and_is_answered(self) -> None:
+    async def test_empty_append_commits_nothing_and_is_answered(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             await writer.commit()
@@ -181,7 +181,7 @@ class WritingConformance(Opens):
             await writer.commit()
             assert log.head("s").seq == 1
 
-    async def test_those_behind_a_failed_one_fail_too(self) -> None:
+    async def test_appends_behind_a_failed_append_fail_too(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             writer.append(b"a")
@@ -192,7 +192,7 @@ class WritingConformance(Opens):
             assert await writer.answers.all() == [None, *[NotOwner] * 4]
             assert data(await everything(log)) == [b"a"]
 
-    async def test_one_behind_a_failed_one_fails_even_if_its_seq_fits_by_accident(self) -> None:
+    async def test_append_behind_a_failed_append_fails_even_if_its_seq_fits(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             await writer.commit(b"a", b"b")
@@ -202,7 +202,7 @@ class WritingConformance(Opens):
             assert (await writer.answers.all())[1:] == [NotOwner, NotOwner]
             assert data(await everything(log)) == [b"a", b"b"]
 
-    async def test_a_writer_that_was_told_of_a_failure_may_go_on_from_the_head(self) -> None:
+    async def test_writer_may_resume_from_head_once_answered_with_failure(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             answers = Answers()
@@ -217,7 +217,7 @@ class WritingConformance(Opens):
             assert await answers.all() == [NotOwner, None]
             assert data(await everything(log)) == [b"a", b"again"]
 
-    async def test_a_stale_writer_does_not_fail_the_owner_behind_it(self) -> None:
+    async def test_stale_writer_does_not_fail_the_owners_appends(self) -> None:
         async with self.opened() as log:
             old = await Writer.claim(log)
             new = await Writer.claim(log)
@@ -229,7 +229,7 @@ class WritingConformance(Opens):
             assert await new.answers.all() == [None, None]
             assert data(await everything(log)) == [b"a", b"b"]
 
-    async def test_a_claim_ends_the_failure_of_the_writer_before(self) -> None:
+    async def test_claim_clears_failure_of_the_previous_writer(self) -> None:
         async with self.opened() as log:
             old = await Writer.claim(log)
             old.append(b"x", seq=5)
@@ -238,9 +238,7 @@ class WritingConformance(Opens):
             assert await old.answers.all() == [NotOwner]
             assert await new.answers.all() == [None]
 
-    async def test_a_callback_that_raises_keeps_no_other_from_its_answer(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    async def test_raising_callback_does_not_block_other_answers(self, caplog: pytest.LogCaptureFixture) -> None:
         async with self.opened() as log:
             one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
 
@@ -256,7 +254,7 @@ class WritingConformance(Opens):
             assert [record.exc_info and record.exc_info[0] for record in caplog.records] == [ZeroDivisionError]
             assert data(await everything(log, "one")) == [b"a", b"b"]
 
-    async def test_an_append_from_inside_an_answer_is_answered_after_it(self) -> None:
+    async def test_append_from_inside_an_answer_is_answered_after_it(self) -> None:
         async with self.opened() as log:
             epoch = await log.claim("s", agent="claude")
             seen: list[str] = []
@@ -280,7 +278,7 @@ class WritingConformance(Opens):
             assert seen == ["first begins", "first ends", "second", "third"]
             assert data(await everything(log)) == [b"a", b"b", b"c"]
 
-    async def test_the_callers_list_is_its_own_again_after_the_append(self) -> None:
+    async def test_append_copies_the_callers_entry_list(self) -> None:
         async with self.opened() as log:
             epoch = await log.claim("s", agent="claude")
             answers = Answers()
@@ -293,7 +291,7 @@ class WritingConformance(Opens):
 
     # Raising one's own epoch.
 
-    async def test_who_has_a_session_advances_and_goes_on_at_once(self) -> None:
+    async def test_owner_advances_epoch_and_appends_at_once(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             epoch = writer.epoch
@@ -307,7 +305,7 @@ class WritingConformance(Opens):
             assert log.head("s") == Head(epoch=epoch + 2, seq=2, first=1)
             assert await log.claim("s", agent="claude") > epoch + 2
 
-    async def test_what_was_leased_is_still_had_after_an_advance(self) -> None:
+    async def test_lease_survives_an_advance(self) -> None:
         async with self.opened() as log:
             writer, other = await Writer.claim(log), await Writer.claim(log, "other")
             writer.lease("claude:x")
@@ -315,7 +313,7 @@ class WritingConformance(Opens):
             assert await writer.answers.all() == [None, None]
             assert isinstance(await other.take("claude:x"), NotOwner)
 
-    async def test_a_lease_that_is_refused_fails_nothing_behind_it(self) -> None:
+    async def test_refused_lease_does_not_fail_operations_behind_it(self) -> None:
         async with self.opened() as log:
             writer, other = await Writer.claim(log), await Writer.claim(log, "other")
             assert await other.take("claude:x") is None
@@ -325,7 +323,7 @@ class WritingConformance(Opens):
             writer.append(b"b")
             assert await writer.answers.all() == [NotOwner, None, None, None]
 
-    async def test_nobody_raises_an_epoch_that_is_not_its_own(self) -> None:
+    async def test_advance_from_foreign_epoch_is_refused(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             answers = Answers()
@@ -335,7 +333,7 @@ class WritingConformance(Opens):
             assert [(one.id, one.epoch) for one in log.sessions()] == [("s", writer.epoch)]
             await writer.commit(b"a")
 
-    async def test_who_was_fenced_off_does_not_advance_into_the_new_owners_epoch(self) -> None:
+    async def test_fenced_writer_cannot_advance_into_new_owners_epoch(self) -> None:
         async with self.opened() as log:
             old = await Writer.claim(log)
             new = await Writer.claim(log)
@@ -353,7 +351,7 @@ class WritingConformance(Opens):
             assert await again.answers.all() == [None]
             assert data(await everything(log)) == [b"again"]
 
-    async def test_an_advance_behind_a_failure_fails_and_what_follows_it_too(self) -> None:
+    async def test_advance_behind_a_failed_append_fails_with_its_followers(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             writer.append(b"x", seq=7)
@@ -368,7 +366,7 @@ class WritingConformance(Opens):
 
     # Letting go.
 
-    async def test_what_is_released_belongs_to_nobody_and_is_not_written(self) -> None:
+    async def test_released_session_has_no_owner_and_refuses_writes(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             writer.append(b"a", snapshot=b"at 1")
@@ -387,7 +385,7 @@ class WritingConformance(Opens):
             await new.commit(b"c")
             assert data(await everything(log)) == [b"a", b"b", b"c"]
 
-    async def test_a_release_is_behind_what_was_called_before_whoever_claims_at_once(self) -> None:
+    async def test_release_takes_effect_after_earlier_appends(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             for number in range(20):
@@ -397,7 +395,7 @@ class WritingConformance(Opens):
             assert new.seq == 20
             assert await writer.answers.all() == [None] * 20
 
-    async def test_a_release_under_another_epoch_does_nothing(self) -> None:
+    async def test_release_under_another_epoch_does_nothing(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             assert await writer.take("claude:x") is None
@@ -412,7 +410,7 @@ class WritingConformance(Opens):
             writer.release()  # There is nothing left to let go of.
             assert await other.take("claude:x") is None
 
-    async def test_one_who_releases_before_it_is_told_of_a_failure_has_released(self) -> None:
+    async def test_release_behind_a_failed_append_still_releases(self) -> None:
         async with self.opened() as log:
             writer = await Writer.claim(log)
             writer.append(b"x", seq=9)
@@ -424,7 +422,7 @@ class WritingConformance(Opens):
 
     # What only one of them may have.
 
-    async def test_a_lease_has_one_holder_and_whoever_comes_later_is_told_who(self) -> None:
+    async def test_lease_has_one_holder_and_refusal_names_it(self) -> None:
         async with self.opened() as log:
             one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
             assert await one.take("claude:x") is None
@@ -439,7 +437,7 @@ class WritingConformance(Opens):
             two.append(b"a")
             assert await two.answers.last() is None
 
-    async def test_a_lease_gives_back_what_the_session_had(self) -> None:
+    async def test_lease_of_another_key_gives_back_the_previous_one(self) -> None:
         async with self.opened() as log:
             one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
             assert await one.take("claude:x") is None
@@ -453,7 +451,7 @@ class WritingConformance(Opens):
             assert await one.take("claude:x") is None
             assert await two.take("claude:y") is None
 
-    async def test_to_have_nothing_and_give_it_back_is_no_failure(self) -> None:
+    async def test_lease_give_back_without_lease_succeeds(self) -> None:
         async with self.opened() as log:
             one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
             assert await one.take("claude:x") is None
@@ -461,7 +459,7 @@ class WritingConformance(Opens):
             assert isinstance(await two.take("claude:x"), NotOwner)
 
     @pytest.mark.parametrize("how", ["release", "delete", "claim"])
-    async def test_a_lease_ends_with_the_tenure_in_which_it_was_taken(self, how: str) -> None:
+    async def test_lease_ends_with_its_ownership(self, how: str) -> None:
         async with self.opened() as log:
             one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
             assert await one.take("claude:x") is None
@@ -473,7 +471,7 @@ class WritingConformance(Opens):
                 await log.claim("one", agent="claude")
             assert await two.take("claude:x") is None
 
-    async def test_a_lease_is_in_line_with_the_appends_and_fails_with_them(self) -> None:
+    async def test_lease_behind_a_failed_append_fails(self) -> None:
         async with self.opened() as log:
             one = await Writer.claim(log, "one")
             assert await one.take("claude:x") is None
@@ -483,7 +481,7 @@ class WritingConformance(Opens):
             two = await Writer.claim(log, "two")
             assert isinstance(await two.take("claude:x"), NotOwner)
 
-    async def test_only_the_owner_leases(self) -> None:
+    async def test_lease_is_granted_to_the_owner_only(self) -> None:
         async with self.opened() as log:
             old = await Writer.claim(log)
             new = await Writer.claim(log)

@@ -67,7 +67,7 @@ async def bundled(path: Path, *entries: Entry, seconds: float = 0.0, **how: Any)
 
 
 # -- what is in it ---------------------------------------------------------------------------------------------------
-async def test_it_tells_what_was_said_both_ways_and_what_happened(tmp_path: Path) -> None:
+async def test_bundle_holds_frames_of_both_directions_and_events(tmp_path: Path) -> None:
     path = tmp_path / "bundle"
     sent = frame({"type": "user", "message": {"role": "user", "content": "a prompt"}, "uuid": "u"})
     entries: list[Entry] = [
@@ -98,7 +98,7 @@ async def test_it_tells_what_was_said_both_ways_and_what_happened(tmp_path: Path
     ]
 
 
-async def test_the_file_is_new_and_its_owners_only(tmp_path: Path) -> None:
+async def test_bundle_file_is_new_and_private(tmp_path: Path) -> None:
     await bundled(tmp_path / "bundle", said("x"))
     assert stat.S_IMODE((tmp_path / "bundle").stat().st_mode) == 0o600
     assert os.listdir(tmp_path) == ["bundle"]
@@ -106,7 +106,7 @@ async def test_the_file_is_new_and_its_owners_only(tmp_path: Path) -> None:
         await bundled(tmp_path / "bundle", said("x"))
 
 
-async def test_a_secret_that_can_be_none_makes_no_file(tmp_path: Path) -> None:
+async def test_bundle_with_too_short_secret_makes_no_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         await bundled(tmp_path / "bundle", said("x"), secrets=["short"])
     assert os.listdir(tmp_path) == []
@@ -115,7 +115,7 @@ async def test_a_secret_that_can_be_none_makes_no_file(tmp_path: Path) -> None:
 # -- what is not -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("around", ["{}", "key={}, more", '"{}"', "\\n{}", "({})"])
-def test_what_looks_like_a_key_is_taken_out(key: str, around: str) -> None:
+def test_scrubber_redacts_what_looks_like_a_key(key: str, around: str) -> None:
     scrubbed = scrubber()(around.format(KEYS[key]))
     assert scrubbed == around.format("[redacted]")
 
@@ -132,7 +132,7 @@ def test_what_looks_like_a_key_is_taken_out(key: str, around: str) -> None:
         ("C:\\Users\\somebody\\x", "C:\\Users\\[user]\\x"),
     ],
 )
-def test_what_stays_is_the_word_before_it(text: str, scrubbed: str) -> None:
+def test_scrubber_keeps_the_word_before_a_secret(text: str, scrubbed: str) -> None:
     assert scrubber()(text) == scrubbed
 
 
@@ -149,11 +149,11 @@ def test_what_stays_is_the_word_before_it(text: str, scrubbed: str) -> None:
         "max_tokens=100000",
     ],
 )
-def test_ordinary_text_stays(text: str) -> None:
+def test_scrubber_keeps_ordinary_text(text: str) -> None:
     assert scrubber()(text) == text
 
 
-def test_the_home_folder_and_the_user_are_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scrubber_replaces_home_folder_and_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/data/people/zaphod")
     monkeypatch.setenv("USER", "zaphod")
     scrub = scrubber()
@@ -163,7 +163,7 @@ def test_the_home_folder_and_the_user_are_taken_out(monkeypatch: pytest.MonkeyPa
     assert scrub(f"{HOME}/x") == "[home]/x"
 
 
-async def test_secrets_are_taken_out_of_frames_both_ways_and_the_frames_stay_frames(tmp_path: Path) -> None:
+async def test_bundle_redacts_secrets_in_frames_of_both_directions(tmp_path: Path) -> None:
     secret = 'my "secret" phrase'
     key = KEYS["of a model"]
     asked = frame({"type": "user", "message": {"content": f"use {secret} and {key}"}, key: 1})
@@ -175,7 +175,7 @@ async def test_secrets_are_taken_out_of_frames_both_ways_and_the_frames_stay_fra
 
 
 @pytest.mark.parametrize("member", ["text", "thinking", "partial_json"])
-async def test_a_secret_that_is_streamed_in_pieces_is_taken_out(member: str, tmp_path: Path) -> None:
+async def test_bundle_redacts_secret_streamed_in_pieces(member: str, tmp_path: Path) -> None:
     pieces = ["so: ", "my-se", "cret-w", "ord", " it is"]
     entries = [said("before"), *(streamed(piece, member) for piece in pieces), said("after")]
     _, *lines = await bundled(tmp_path / "bundle", *entries, secrets=["my-secret-word"])
@@ -186,13 +186,13 @@ async def test_a_secret_that_is_streamed_in_pieces_is_taken_out(member: str, tmp
     assert [each["message"]["content"][0]["text"] for each in (frames[0], frames[-1])] == ["before", "after"]
 
 
-async def test_pieces_without_a_secret_stay_byte_for_byte(tmp_path: Path) -> None:
+async def test_bundle_keeps_stream_pieces_without_a_secret_byte_for_byte(tmp_path: Path) -> None:
     entries = [streamed(f"piece {number} ") for number in range(5)]
     _, *lines = await bundled(tmp_path / "bundle", *entries, secrets=["my-secret-word"])
     assert [line["frame"].encode() for line in lines] == [data for _, _, data in entries]
 
 
-async def test_a_stream_that_is_too_long_to_be_held_is_looked_at_in_parts(tmp_path: Path, monkeypatch: Any) -> None:
+async def test_bundle_scans_a_long_stream_in_parts(tmp_path: Path, monkeypatch: Any) -> None:
     assert RUN_FRAMES_MAX > 1000
     monkeypatch.setattr("banksman.store.bundle.RUN_FRAMES_MAX", 3)
     pieces = ["a", "b", "c", "my-secret", "-word", "d", "e"]
@@ -202,7 +202,7 @@ async def test_a_stream_that_is_too_long_to_be_held_is_looked_at_in_parts(tmp_pa
 
 
 # -- without text ----------------------------------------------------------------------------------------------------
-async def test_without_text_only_the_structure_is_left(tmp_path: Path) -> None:
+async def test_bundle_without_text_keeps_only_the_structure(tmp_path: Path) -> None:
     private = "private words"
     tool = {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": private, "name": private}}
     asked = {"subtype": "can_use_tool", "tool_name": "Bash", "input": {"type": private}, "description": private}
@@ -226,7 +226,7 @@ async def test_without_text_only_the_structure_is_left(tmp_path: Path) -> None:
     assert lines[6]["frame"] == masked
 
 
-async def test_frames_that_are_hard_to_read_are_masked_whole(tmp_path: Path) -> None:
+async def test_bundle_masks_unreadable_frames_whole(tmp_path: Path) -> None:
     deep = b'{"a":' * 20_000 + b'"private"' + b"}" * 20_000
     half = b'{"type":"user","a":"\\ud800 private","uuid":"\\ud800"}'
     _, *lines = await bundled(tmp_path / "bundle", ("t", UPDATE, deep), ("t", UPDATE, half), text=False)
@@ -234,7 +234,7 @@ async def test_frames_that_are_hard_to_read_are_masked_whole(tmp_path: Path) -> 
     assert json.loads(lines[1]["frame"]) == {"type": "user", "a": "x" * 9, "uuid": "\ud800"}
 
 
-async def test_a_frame_that_can_be_read_and_not_be_walked_through_is_masked_all_the_same(tmp_path: Path) -> None:
+async def test_bundle_masks_frames_nested_too_deep_to_walk(tmp_path: Path) -> None:
     """How deep that is, is another matter in each version of Python."""
     frames: list[Entry] = [
         ("t", UPDATE, b'{"a":' * depth + b'"private"' + b"}" * depth) for depth in range(100, 1200, 50)
@@ -247,7 +247,7 @@ async def test_a_frame_that_can_be_read_and_not_be_walked_through_is_masked_all_
 @pytest.mark.parametrize(
     "unit", one_in(10, ["a", "sk-", "eyJa.", "a@", "A_", "://", "/home/", "-----BEGIN ", "bearer ", "\\n"])
 )
-def test_a_long_text_of_any_kind_is_looked_through_in_time_that_grows_with_it(unit: str) -> None:
+def test_scrubber_takes_linear_time(unit: str) -> None:
     """Four times the text in far less than sixteen times the time: no pattern begins anew at each place of a word."""
     scrub = scrubber(["my-secret-word"])
 

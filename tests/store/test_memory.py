@@ -39,7 +39,7 @@ class TestMemoryLog(LogConformance):
 # What it decides where the protocol leaves it open.
 
 
-async def test_nothing_is_committed_before_the_loop_has_its_turn() -> None:
+async def test_memory_log_commits_nothing_before_the_loop_runs() -> None:
     log = MemoryLog()
     writer = await Writer.claim(log)
     writer.append(b"a")
@@ -47,7 +47,7 @@ async def test_nothing_is_committed_before_the_loop_has_its_turn() -> None:
     await log.close()
 
 
-async def test_one_pass_of_the_loop_commits_for_all_sessions() -> None:
+async def test_memory_log_commits_all_sessions_in_one_loop_pass() -> None:
     log = MemoryLog()
     writers = [await Writer.claim(log, name) for name in "abc"]
     for writer in writers * 2:
@@ -57,7 +57,7 @@ async def test_one_pass_of_the_loop_commits_for_all_sessions() -> None:
     await log.close()
 
 
-async def test_a_claim_finds_everything_that_was_accepted_before_it() -> None:
+async def test_claim_sees_every_append_accepted_before_it() -> None:
     log = MemoryLog()
     old = await Writer.claim(log)
     old.append(b"a", b"b")
@@ -68,7 +68,7 @@ async def test_a_claim_finds_everything_that_was_accepted_before_it() -> None:
     await log.close()
 
 
-async def test_a_delete_takes_with_it_what_was_accepted_and_its_writer_is_told_that_it_was() -> None:
+async def test_delete_answers_accepted_appends_as_committed() -> None:
     log = MemoryLog()
     writer = await Writer.claim(log)
     wait = asyncio.ensure_future(log.wait_past("s", 0))
@@ -80,7 +80,7 @@ async def test_a_delete_takes_with_it_what_was_accepted_and_its_writer_is_told_t
     await log.close()
 
 
-async def test_a_release_finds_everything_that_was_accepted_before_it() -> None:
+async def test_release_sees_every_append_accepted_before_it() -> None:
     log = MemoryLog()
     writer = await Writer.claim(log)
     writer.append(b"a", b"b", snapshot=b"at 2")
@@ -91,14 +91,14 @@ async def test_a_release_finds_everything_that_was_accepted_before_it() -> None:
     await log.close()
 
 
-async def test_whoever_has_a_session_has_it_here_and_has_no_address() -> None:
+async def test_owner_is_this_process_and_has_no_address() -> None:
     log = MemoryLog()
     await log.claim("s", agent="claude")
     assert known(log).owner == Owner(pid=os.getpid(), address="", is_here=True, is_alive=True)
     await log.close()
 
 
-async def test_a_claim_skips_the_epoch_that_a_living_owner_may_still_advance_to() -> None:
+async def test_claim_skips_the_epoch_a_live_owner_may_advance_to() -> None:
     log = MemoryLog()
     assert [await log.claim("s", agent="claude"), await log.claim("s", agent="claude")] == [1, 3]
     log.release("s", 3)
@@ -108,7 +108,7 @@ async def test_a_claim_skips_the_epoch_that_a_living_owner_may_still_advance_to(
     await log.close()
 
 
-async def test_a_position_is_a_chunks_number_in_the_log_and_how_many_of_its_events_were_read() -> None:
+async def test_position_is_chunk_number_and_count_of_read_events() -> None:
     log = MemoryLog()
     one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
     assert (await log.read_many(None)).position == "0.0"
@@ -129,7 +129,7 @@ async def test_a_position_is_a_chunks_number_in_the_log_and_how_many_of_its_even
     await log.close()
 
 
-async def test_a_failure_inside_an_answer_is_not_ended_by_the_telling_of_an_older_one() -> None:
+async def test_failure_inside_an_answer_is_not_cleared_by_an_older_failure() -> None:
     log = MemoryLog()
     writer = await Writer.claim(log)
     await writer.commit(b"a", b"b")
@@ -150,7 +150,7 @@ async def test_a_failure_inside_an_answer_is_not_ended_by_the_telling_of_an_olde
     await log.close()
 
 
-async def test_a_reader_of_a_long_history_lets_others_run() -> None:
+async def test_read_yields_to_the_event_loop() -> None:
     log = MemoryLog()
     await (await Writer.claim(log)).commit(b"a")
     ran: list[bool] = []
@@ -160,7 +160,7 @@ async def test_a_reader_of_a_long_history_lets_others_run() -> None:
     await log.close()
 
 
-async def test_a_wait_that_ended_has_left_nothing() -> None:
+async def test_ended_wait_leaves_no_waiter_behind() -> None:
     log = MemoryLog()
     writer = await Writer.claim(log)
     empty = repr(log)
@@ -180,7 +180,7 @@ async def test_a_wait_that_ended_has_left_nothing() -> None:
     await log.close()
 
 
-def test_an_interrupt_inside_an_answer_does_not_cost_the_others_theirs() -> None:
+def test_keyboard_interrupt_in_one_answer_does_not_lose_the_others() -> None:
     """As Ctrl-C does it: it goes through the loop, and what is left of the program runs in the loop again."""
     answers = Answers()
 
@@ -214,7 +214,7 @@ def test_an_interrupt_inside_an_answer_does_not_cost_the_others_theirs() -> None
 CHUNK = CHUNK_BYTES + 2 * (ENTRY_BYTES + 100)
 
 
-async def test_what_fits_is_kept_to_the_last_byte_and_one_more_drops_the_oldest_chunk() -> None:
+async def test_retention_keeps_what_fits_to_the_byte_and_then_drops_oldest_chunk() -> None:
     log = MemoryLog(bytes_max=4 * CHUNK)
     writer = await Writer.claim(log)
     for _ in range(4):
@@ -232,7 +232,7 @@ async def test_what_fits_is_kept_to_the_last_byte_and_one_more_drops_the_oldest_
     await log.close()
 
 
-async def test_the_newest_chunk_is_kept_whatever_it_weighs() -> None:
+async def test_retention_keeps_the_newest_chunk_whatever_its_size() -> None:
     log = MemoryLog(bytes_max=1)
     writer = await Writer.claim(log)
     writer.append(b"a")
@@ -246,7 +246,7 @@ async def test_the_newest_chunk_is_kept_whatever_it_weighs() -> None:
     await log.close()
 
 
-async def test_a_long_history_is_read_right_at_every_stage_of_dropping() -> None:
+async def test_read_is_correct_at_every_stage_of_retention() -> None:
     """The list of chunks is shortened now and then: the search must find its way before, at and after that."""
     log = MemoryLog(bytes_max=5 * CHUNK)
     writer = await Writer.claim(log)
@@ -270,7 +270,7 @@ async def test_a_long_history_is_read_right_at_every_stage_of_dropping() -> None
 
 @pytest.mark.parametrize("per_chunk", [1, 3, 200])
 @pytest.mark.parametrize("size", one_in(5, [1000, 0, 1, 15, 16]))
-async def test_no_size_of_entry_or_chunk_escapes_the_bound_on_memory(per_chunk: int, size: int) -> None:
+async def test_retention_bounds_memory_for_every_size_of_entry_and_chunk(per_chunk: int, size: int) -> None:
     bytes_max = 1 << 20
     log = MemoryLog(bytes_max=bytes_max)
     epoch, seq = await log.claim("s", agent="claude"), 0
@@ -302,6 +302,6 @@ def _ignore(error: Refusal) -> None:
     assert error is None
 
 
-async def test_a_log_that_could_keep_nothing_is_refused() -> None:
+async def test_memory_log_refuses_bytes_max_of_zero() -> None:
     with pytest.raises(UsageError):
         MemoryLog(bytes_max=0)

@@ -59,7 +59,7 @@ class Steps:
         return 0
 
 
-async def test_find_turn_in_sqlite_costs_the_same_with_a_history_ten_times_as_long(
+async def test_find_turn_in_sqlite_costs_the_same_in_a_history_ten_times_as_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = SqliteLog(tmp_path / "store.db")
@@ -81,7 +81,7 @@ async def test_find_turn_in_sqlite_costs_the_same_with_a_history_ten_times_as_lo
     assert steps.unpacked == 0
 
 
-async def test_a_store_of_before_the_index_is_indexed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_store_without_turn_index_is_indexed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "store.db"
     log = SqliteLog(path)
     await write_turns(log, range(30))
@@ -105,7 +105,7 @@ async def test_a_store_of_before_the_index_is_indexed_once(tmp_path: Path, monke
     await log.close()
 
 
-async def test_an_older_version_can_write_a_store_that_has_the_index(tmp_path: Path) -> None:
+async def test_store_with_turn_index_can_be_written_by_an_older_version(tmp_path: Path) -> None:
     """It does not know the column, and leaves it where it was."""
     path = tmp_path / "store.db"
     log = SqliteLog(path)
@@ -126,7 +126,7 @@ async def test_an_older_version_can_write_a_store_that_has_the_index(tmp_path: P
     await log.close()
 
 
-async def test_retention_takes_turns_from_the_index_with_their_events(tmp_path: Path) -> None:
+async def test_retention_removes_turns_from_the_index_with_their_events(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     log = SqliteLog(path, bytes_max=20_000)
     await write_turns(log, range(200))
@@ -139,7 +139,7 @@ async def test_retention_takes_turns_from_the_index_with_their_events(tmp_path: 
     assert first <= kept[0] < first + 11
 
 
-async def test_deleting_a_session_removes_its_turns(tmp_path: Path) -> None:
+async def test_delete_removes_turns_of_its_session(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     log = SqliteLog(path)
     await write_turns(log, range(20))
@@ -151,7 +151,7 @@ async def test_deleting_a_session_removes_its_turns(tmp_path: Path) -> None:
         assert connection.execute("SELECT count(*) FROM store WHERE key LIKE 'rest%'").fetchall() == [(0,)]
 
 
-async def test_an_index_in_memory_reads_every_event_once() -> None:
+async def test_memory_turn_index_reads_every_event_once() -> None:
     """The index of a log on NATS, or of a file that may not be written."""
     log = MemoryLog()
     await write_turns(log, range(20))
@@ -172,7 +172,7 @@ async def test_an_index_in_memory_reads_every_event_once() -> None:
     await log.close()
 
 
-async def test_indexes_in_memory_forget_the_session_that_was_looked_at_longest_ago(
+async def test_memory_turn_indexes_evict_the_least_recently_used_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("banksman.store.memory_session.TURNS_MAX", 25)
@@ -194,7 +194,7 @@ async def test_indexes_in_memory_forget_the_session_that_was_looked_at_longest_a
     await log.close()
 
 
-async def test_an_index_that_is_dropped_while_it_is_filled_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_turn_index_evicted_while_filling_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("banksman.store.memory_session.TURNS_MAX", 25)
     log = MemoryLog()
     for session in ("slow", "a", "b"):
@@ -224,7 +224,7 @@ async def test_an_index_that_is_dropped_while_it_is_filled_counts_for_nothing(mo
     await log.close()
 
 
-async def test_indexes_in_memory_are_of_a_bounded_number_of_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_turn_indexes_hold_a_bounded_number_of_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("banksman.store.memory_session.SESSIONS_MAX", 3)
     log = MemoryLog()
     indexes = TurnIndexes(log.read)

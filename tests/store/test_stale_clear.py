@@ -125,7 +125,7 @@ async def naive() -> None:
     assert store.active == "2", "a turn runs, and nobody knows of it"
 
 
-def test_the_naive_store_loses_the_new_turn_in_a_schedule_that_is_found() -> None:
+def test_naive_store_loses_the_new_turn_in_a_found_schedule() -> None:
     with pytest.raises(sim.ScheduleFailed, match="nobody knows of it") as failed:
         sim.explore(naive)
     # Not in asyncio's own order: whoever only runs it sees nothing.
@@ -234,12 +234,12 @@ SCENARIOS = [late_finaliser, stale_host]
 
 @pytest.mark.explored
 @pytest.mark.parametrize("scenario", [late_finaliser, pytest.param(stale_host, marks=pytest.mark.thorough)])
-def test_in_no_schedule_is_the_new_turn_lost(scenario: Callable[[Log], Awaitable[object]]) -> None:
+def test_log_never_loses_the_new_turn_in_any_schedule(scenario: Callable[[Log], Awaitable[object]]) -> None:
     explored(lambda: scenario(WorldLog()), departures=3 if IS_THOROUGH else 2, schedules=6000)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_log_that_does_not_compare_would_be_found_out(scenario: Callable[[Log], Awaitable[object]]) -> None:
+def test_explorer_catches_a_log_that_does_not_compare_epochs(scenario: Callable[[Log], Awaitable[object]]) -> None:
     with pytest.raises(sim.ScheduleFailed):
         explored(lambda: scenario(CarelessLog()), departures=3, schedules=6000)
 
@@ -293,7 +293,7 @@ def met(barrier: threading.Barrier) -> Awaitable[int]:
 
 
 @pytest.mark.parametrize("compares", [False, True])
-def test_the_naive_file_loses_the_new_turn_every_time_unless_it_compares(tmp_path: Path, compares: bool) -> None:
+def test_naive_sqlite_file_loses_the_new_turn_unless_it_compares(tmp_path: Path, compares: bool) -> None:
     path = str(tmp_path / "naive.db")
     barrier = threading.Barrier(2, timeout=SECONDS_MAX)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -330,7 +330,7 @@ def test_the_naive_file_loses_the_new_turn_every_time_unless_it_compares(tmp_pat
     assert lost == ([] if compares else list(range(ROUNDS)))
 
 
-def test_in_the_same_schedule_ours_does_not(tmp_path: Path) -> None:
+def test_sqlite_log_keeps_the_new_turn_in_the_same_schedule(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     asyncio.run(make(path))
     barrier = threading.Barrier(2, timeout=SECONDS_MAX)
@@ -434,7 +434,7 @@ class Hammer:
 
 
 @pytest.mark.thorough
-def test_whatever_stale_hosts_hammer_on_it_nothing_of_the_owners_is_lost(tmp_path: Path) -> None:
+def test_owner_loses_nothing_under_writes_of_stale_hosts(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     is_over = threading.Event()
     hammers = [Hammer(path, number, is_over) for number in range(3)]

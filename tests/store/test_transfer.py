@@ -117,7 +117,7 @@ def snapshot_at(seq: int) -> bytes:
 
 
 # -- out and in again ------------------------------------------------------------------------------------------------
-async def test_a_session_comes_back_as_it_was(tmp_path: Path) -> None:
+async def test_export_and_import_round_trip_a_session(tmp_path: Path) -> None:
     one, other = MemoryLog(), MemoryLog()
     await written(one)
     await export_to(one, "s-1", tmp_path / "file")
@@ -133,7 +133,7 @@ async def test_a_session_comes_back_as_it_was(tmp_path: Path) -> None:
     await other.close()
 
 
-async def test_a_session_moves_between_engines_and_a_bad_file_leaves_nothing_in_either(tmp_path: Path) -> None:
+async def test_import_moves_a_session_between_engines_and_bad_file_leaves_nothing(tmp_path: Path) -> None:
     """The engine with a disk takes the chunks in a thread of its own."""
     memory, disk, again = MemoryLog(), SqliteLog(tmp_path / "store.db"), MemoryLog()
     await written(memory)
@@ -152,7 +152,7 @@ async def test_a_session_moves_between_engines_and_a_bad_file_leaves_nothing_in_
 
 
 @given(st.lists(st.tuples(st.sampled_from([UPDATE, SENT, TURN_QUEUED]), st.binary(max_size=40)), min_size=1))
-def test_any_data_comes_back_byte_for_byte(given: list[tuple[str, bytes]]) -> None:
+def test_export_round_trips_any_data_byte_for_byte(given: list[tuple[str, bytes]]) -> None:
     entries: list[Entry] = [(None, kind, data) for kind, data in given]
 
     async def run() -> None:
@@ -172,7 +172,7 @@ def test_any_data_comes_back_byte_for_byte(given: list[tuple[str, bytes]]) -> No
     asyncio.run(run())
 
 
-async def test_the_file_can_be_read_by_people_where_that_costs_nothing() -> None:
+async def test_export_file_is_readable_json_lines() -> None:
     log = MemoryLog()
     await written(log)
     header, *lines, footer = [json.loads(line) for line in await exported(log)]
@@ -187,7 +187,7 @@ async def test_the_file_can_be_read_by_people_where_that_costs_nothing() -> None
     await log.close()
 
 
-async def test_an_export_ends_where_the_session_was_when_it_began() -> None:
+async def test_export_ends_at_the_head_it_began_with() -> None:
     log = MemoryLog()
     epoch = await log.claim("s-1", agent="claude")
     await append(log, "s-1", epoch, 0, ENTRIES[:2])
@@ -201,7 +201,7 @@ async def test_an_export_ends_where_the_session_was_when_it_began() -> None:
     await log.close()
 
 
-async def test_a_session_that_lost_its_beginning_keeps_its_numbers(tmp_path: Path) -> None:
+async def test_export_of_trimmed_session_keeps_its_seqs(tmp_path: Path) -> None:
     one, other = MemoryLog(bytes_max=4000), MemoryLog()
     epoch = await one.claim("s-1", agent="claude")
     for after in range(0, 40, 2):
@@ -216,7 +216,7 @@ async def test_a_session_that_lost_its_beginning_keeps_its_numbers(tmp_path: Pat
     await other.close()
 
 
-async def test_an_export_of_what_is_deleted_meanwhile_has_no_last_line() -> None:
+async def test_export_raises_when_session_is_deleted_meanwhile() -> None:
     log = MemoryLog()
     await written(log)
     lines = export(log, "s-1")
@@ -227,7 +227,7 @@ async def test_an_export_of_what_is_deleted_meanwhile_has_no_last_line() -> None
     await log.close()
 
 
-async def test_many_events_of_one_time_come_in_several_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_import_splits_events_of_one_time_into_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "CHUNK_EVENTS_MAX", 3)
     one, other = MemoryLog(), MemoryLog()
     await append(one, "s-1", await one.claim("s-1", agent="claude"), 0, [(None, UPDATE, b"%d" % n) for n in range(10)])
@@ -241,7 +241,7 @@ async def test_many_events_of_one_time_come_in_several_chunks(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("session", ["nobody", "empty"])
-async def test_where_there_is_nothing_nothing_is_exported(session: str, tmp_path: Path) -> None:
+async def test_export_refuses_missing_or_empty_session(session: str, tmp_path: Path) -> None:
     log = MemoryLog()
     await log.claim("empty", agent="claude")
     with pytest.raises(UsageError):
@@ -251,7 +251,7 @@ async def test_where_there_is_nothing_nothing_is_exported(session: str, tmp_path
 
 
 # -- what is before the import was said elsewhere --------------------------------------------------------------------
-async def test_behind_what_was_imported_stands_that_it_was_and_where_from(tmp_path: Path) -> None:
+async def test_import_appends_an_event_with_its_origin(tmp_path: Path) -> None:
     one, other = MemoryLog(), SqliteLog(tmp_path / "store.db")
     await written(one)
     await export_to(one, "s-1", tmp_path / "file")
@@ -267,7 +267,7 @@ async def test_behind_what_was_imported_stands_that_it_was_and_where_from(tmp_pa
 
 
 @pytest.mark.parametrize("is_trimmed", [False, True])
-async def test_an_imported_session_is_not_started_by_what_the_file_says(is_trimmed: bool, tmp_path: Path) -> None:
+async def test_imported_session_is_not_started_by_its_events_or_snapshot(is_trimmed: bool, tmp_path: Path) -> None:
     """Neither by an event of it nor by its snapshot, the last event of which may be the file's last."""
     config = Config(dialect=CLAUDE)
     opened = entry(None, SESSION_OPENED, command=["/bin/sh"], resume=None, fork=False)
@@ -292,7 +292,7 @@ async def test_an_imported_session_is_not_started_by_what_the_file_says(is_trimm
     await other.close()
 
 
-async def test_a_file_that_is_another_at_the_second_reading_makes_no_session(tmp_path: Path) -> None:
+async def test_import_refuses_file_replaced_between_its_two_readings(tmp_path: Path) -> None:
     """Else the snapshot of the one might be of the event that the other is closed with, and hide it."""
     one, other = MemoryLog(), MemoryLog()
     await append(one, "s-1", await one.claim("s-1", agent="claude"), 0, ENTRIES[8:])
@@ -317,9 +317,7 @@ async def test_a_file_that_is_another_at_the_second_reading_makes_no_session(tmp
 @pytest.mark.parametrize(
     "body", [{}, {"prompt": "all of it is missing"}, {"key": 7, "rules": [["Bash", "perhaps"]], "priority": []}]
 )
-async def test_an_event_that_makes_no_sense_is_history_too_and_only_who_opens_the_session_is_told(
-    body: dict[str, Any], tmp_path: Path
-) -> None:
+async def test_imported_invalid_event_is_kept_and_raises_only_at_load(body: dict[str, Any], tmp_path: Path) -> None:
     one, other = MemoryLog(), SqliteLog(tmp_path / "store.db")
     await append(one, "s-1", await one.claim("s-1", agent="claude"), 0, [entry("t-1", TURN_QUEUED, **body)])
     await export_to(one, "s-1", tmp_path / "file")
@@ -331,7 +329,7 @@ async def test_an_event_that_makes_no_sense_is_history_too_and_only_who_opens_th
     await other.close()
 
 
-async def test_secrets_do_not_come_in_by_what_says_where_it_is_from_either(tmp_path: Path) -> None:
+async def test_import_redacts_secrets_in_the_origin(tmp_path: Path) -> None:
     one, other = MemoryLog(), MemoryLog()
     await append(one, "hunter2hunter2", await one.claim("hunter2hunter2", agent="claude"), 0, ENTRIES[:1])
     await export_to(one, "hunter2hunter2", tmp_path / "file")
@@ -342,7 +340,7 @@ async def test_secrets_do_not_come_in_by_what_says_where_it_is_from_either(tmp_p
     await other.close()
 
 
-async def test_at_the_largest_numbers_a_session_can_be_gone_on_with_and_deleted(tmp_path: Path) -> None:
+async def test_imported_session_at_largest_numbers_can_be_continued_and_deleted(tmp_path: Path) -> None:
     one, other = MemoryLog(), SqliteLog(tmp_path / "store.db")
     await append(one, "s-1", await one.claim("s-1", agent="claude"), 0, ENTRIES[:1])
     header, line, footer = [json.loads(line) for line in await exported(one)]
@@ -455,7 +453,7 @@ BAD: dict[str, tuple[Callable[[list[bytes]], list[bytes]], int, str]] = {
 
 
 @pytest.mark.parametrize("how", BAD)
-async def test_a_file_that_is_not_whole_makes_no_session(how: str, tmp_path: Path) -> None:
+async def test_import_refuses_malformed_file(how: str, tmp_path: Path) -> None:
     change, number, why = BAD[how]
     one, other = MemoryLog(), MemoryLog()
     await written(one)
@@ -472,7 +470,7 @@ async def test_a_file_that_is_not_whole_makes_no_session(how: str, tmp_path: Pat
     await other.close()
 
 
-async def test_every_place_where_a_file_can_be_cut_is_noticed(tmp_path: Path) -> None:
+async def test_import_refuses_file_cut_at_any_byte(tmp_path: Path) -> None:
     one, other = MemoryLog(), MemoryLog()
     await append(one, "s-1", await one.claim("s-1", agent="claude"), 0, ENTRIES[:2])
     whole = b"".join(await exported(one))
@@ -487,7 +485,7 @@ async def test_every_place_where_a_file_can_be_cut_is_noticed(tmp_path: Path) ->
     await other.close()
 
 
-async def test_a_line_is_bounded_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_export_and_import_bound_the_line_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = MemoryLog(), MemoryLog()
     await append(one, "s-1", await one.claim("s-1", agent="claude"), 0, [(None, UPDATE, b"x" * 1000)])
     lines = await exported(one)
@@ -506,7 +504,7 @@ async def test_a_line_is_bounded_both_ways(tmp_path: Path, monkeypatch: pytest.M
     await other.close()
 
 
-async def test_a_file_that_changes_between_the_two_readings_makes_no_session(tmp_path: Path) -> None:
+async def test_import_refuses_file_truncated_between_its_two_readings(tmp_path: Path) -> None:
     one, other = MemoryLog(), MemoryLog()
     await written(one)
     path = tmp_path / "file"
@@ -525,7 +523,7 @@ async def test_a_file_that_changes_between_the_two_readings_makes_no_session(tmp
     await other.close()
 
 
-async def test_an_import_takes_nobodys_place(tmp_path: Path) -> None:
+async def test_import_refuses_taken_id_or_name(tmp_path: Path) -> None:
     log = MemoryLog()
     await written(log)
     await export_to(log, "s-1", tmp_path / "file")
@@ -541,7 +539,7 @@ async def test_an_import_takes_nobodys_place(tmp_path: Path) -> None:
     "name",
     ["missing", "folder", "file/below", "pipe", "link to pipe", "socket", "/dev/zero", "/dev/tty", "a\0b", "x" * 999],
 )
-async def test_what_is_no_file_that_can_be_read_is_refused_at_once(name: str, tmp_path: Path) -> None:
+async def test_import_refuses_unreadable_or_irregular_file_at_once(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
@@ -581,7 +579,7 @@ async def lines_of(*lines: bytes) -> AsyncIterator[bytes]:
         yield line
 
 
-async def test_the_file_is_its_owners_only(tmp_path: Path) -> None:
+async def test_write_new_makes_a_private_file(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         await write_new(tmp_path / "file", lines_of(b"a\n", b"b\n"))
@@ -592,9 +590,7 @@ async def test_the_file_is_its_owners_only(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-async def test_more_than_is_written_at_once_is_written_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_write_new_writes_many_blocks_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private_file, "WRITE_BYTES", 100)
     lines = [b"%d\n" % number for number in range(1000)]
     await write_new(tmp_path / "file", lines_of(*lines))
@@ -602,7 +598,7 @@ async def test_more_than_is_written_at_once_is_written_in_order(
 
 
 @pytest.mark.parametrize("sort", ["file", "folder", "dangling link"])
-async def test_what_is_there_is_never_overwritten(sort: str, tmp_path: Path) -> None:
+async def test_write_new_refuses_existing_path(sort: str, tmp_path: Path) -> None:
     path = tmp_path / "taken"
     match sort:
         case "file":
@@ -619,7 +615,7 @@ async def test_what_is_there_is_never_overwritten(sort: str, tmp_path: Path) -> 
     assert await anext(lines) == b"a\n"
 
 
-async def test_a_file_that_appears_while_we_write_is_not_overwritten_either(tmp_path: Path) -> None:
+async def test_write_new_does_not_overwrite_a_file_that_appears_meanwhile(tmp_path: Path) -> None:
     path = tmp_path / "file"
 
     async def lines() -> AsyncIterator[bytes]:
@@ -632,7 +628,7 @@ async def test_a_file_that_appears_while_we_write_is_not_overwritten_either(tmp_
     assert os.listdir(tmp_path) == ["file"]
 
 
-async def test_of_what_fails_half_way_nothing_is_left(tmp_path: Path) -> None:
+async def test_write_new_leaves_nothing_when_its_source_fails(tmp_path: Path) -> None:
     async def lines() -> AsyncIterator[bytes]:
         yield b"a\n"
         assert len(os.listdir(tmp_path)) == 1
@@ -644,7 +640,7 @@ async def test_of_what_fails_half_way_nothing_is_left(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-async def test_of_what_is_cancelled_half_way_nothing_is_left(tmp_path: Path) -> None:
+async def test_write_new_leaves_nothing_when_cancelled(tmp_path: Path) -> None:
     reached = asyncio.Event()
 
     async def lines() -> AsyncIterator[bytes]:
@@ -660,12 +656,12 @@ async def test_of_what_is_cancelled_half_way_nothing_is_left(tmp_path: Path) -> 
     assert os.listdir(tmp_path) == []
 
 
-async def test_a_folder_that_is_not_there_is_the_callers_to_make(tmp_path: Path) -> None:
+async def test_write_new_refuses_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot write"):
         await write_new(tmp_path / "nowhere" / "file", lines_of(b"a\n"))
 
 
-async def test_a_full_disk_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_write_new_raises_store_full_on_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The kernel's own: /dev/full takes nothing."""
     full = os.open("/dev/full", os.O_WRONLY)
 

@@ -95,7 +95,7 @@ class ProcessConformance:
         heard = Heard()
         return self.spawn(kind, heard.on_event), heard
 
-    def test_it_starts_answers_and_ends(self) -> None:
+    def test_process_starts_answers_and_ends(self) -> None:
         async def scenario() -> None:
             process, heard = self.start("plain")
             await heard.wait(Started)
@@ -109,7 +109,7 @@ class ProcessConformance:
 
         self.run(scenario)
 
-    def test_each_write_is_answered_once_and_what_it_says_comes_in_order(self) -> None:
+    def test_process_answers_each_write_once_and_in_order(self) -> None:
         async def scenario() -> None:
             process, heard = self.start("plain")
             await heard.wait(Started)
@@ -126,7 +126,7 @@ class ProcessConformance:
 
         self.run(scenario)
 
-    def test_nothing_of_that_is_told_inside_of_the_start(self) -> None:
+    def test_process_start_reports_nothing_synchronously(self) -> None:
         async def scenario() -> None:
             for kind in KINDS:
                 process, heard = self.start(kind)
@@ -136,7 +136,7 @@ class ProcessConformance:
 
         self.run(scenario)
 
-    def test_an_exit_of_its_own_accord_is_told_and_then_its_end(self) -> None:
+    def test_process_that_exits_by_itself_reports_exit_then_end(self) -> None:
         async def scenario() -> None:
             process, heard = self.start("exits")
             await heard.wait(Started)
@@ -152,7 +152,7 @@ class ProcessConformance:
 
         self.run(scenario)
 
-    def test_to_be_stopped_twice_is_to_be_stopped_once(self) -> None:
+    def test_process_stop_is_idempotent(self) -> None:
         async def scenario() -> None:
             process, heard = self.start("plain")
             await heard.wait(Started)
@@ -167,7 +167,7 @@ class ProcessConformance:
 
         self.run(scenario)
 
-    def test_one_that_is_stopped_before_it_began_ends_all_the_same(self) -> None:
+    def test_process_stopped_before_it_began_still_ends(self) -> None:
         async def scenario() -> None:
             process, heard = self.start("plain")
             process.stop()
@@ -176,7 +176,7 @@ class ProcessConformance:
 
         self.run(scenario)
 
-    def test_one_that_takes_no_notice_of_the_stop_ends_within_the_ladder(self) -> None:
+    def test_process_that_ignores_the_stop_ends_within_the_ladder(self) -> None:
         async def scenario() -> None:
             process, heard = self.start("stubborn")
             await heard.wait(Started)
@@ -191,7 +191,7 @@ class ProcessConformance:
 
         self.run(scenario)
 
-    def test_a_start_that_fails_is_the_only_thing_that_is_told(self) -> None:
+    def test_process_that_fails_to_start_reports_only_that(self) -> None:
         async def scenario() -> None:
             process, heard = self.start("missing")
             await heard.wait(StartFailed)
@@ -202,7 +202,7 @@ class ProcessConformance:
 
         self.run(scenario)
 
-    def test_a_pipe_that_is_full_answers_nothing_until_the_stop(self) -> None:
+    def test_process_with_a_full_pipe_answers_nothing_until_the_stop(self) -> None:
         async def scenario() -> None:
             process, heard = self.start("full")
             await heard.wait(Started)
@@ -218,7 +218,7 @@ class ProcessConformance:
 
         self.run(scenario)
 
-    def test_a_broken_pipe_is_told_and_is_not_the_end(self) -> None:
+    def test_process_reports_a_broken_pipe_and_lives_on(self) -> None:
         async def scenario() -> None:
             process, heard = self.start("closed")
             await heard.wait(Started)
@@ -237,7 +237,7 @@ class ProcessConformance:
     async def wait_closed(self, heard: Heard) -> None:
         """Until a "closed" one has closed its stdin."""
 
-    def test_a_paused_one_is_not_heard_until_it_is_resumed(self) -> None:
+    def test_paused_process_is_silent_until_resumed(self) -> None:
         async def scenario() -> None:
             process, heard = self.start("plain")
             await heard.wait(Started)
@@ -255,7 +255,7 @@ class ProcessConformance:
 
         self.run(scenario)
 
-    def test_a_sweep_of_its_tools_is_answered_once_and_hurts_nobody(self) -> None:
+    def test_process_sweep_of_tools_is_answered_once(self) -> None:
         async def scenario() -> None:
             process, heard = self.start("plain")
             await heard.wait(Started)
@@ -273,7 +273,7 @@ class ProcessConformance:
 
         self.run(scenario)
 
-    def test_an_end_in_the_middle_of_a_sweep_is_an_end(self) -> None:
+    def test_process_end_during_a_sweep_is_reported(self) -> None:
         async def scenario() -> None:
             for kind in ("plain", "exits"):
                 process, heard = self.start(kind)
@@ -294,7 +294,7 @@ class ProcessConformance:
 
         self.run(scenario)
 
-    def test_to_look_now_changes_nothing_but_the_time(self) -> None:
+    def test_process_look_now_changes_only_the_time(self) -> None:
         async def scenario() -> None:
             process, heard = self.start("plain")
             process.look_now()
@@ -313,7 +313,7 @@ class ProcessConformance:
 
         self.run(scenario)
 
-    def test_one_that_is_abandoned_says_nothing_more(self) -> None:
+    def test_abandoned_process_reports_nothing_more(self) -> None:
         async def scenario() -> None:
             process, heard = self.start("plain")
             await heard.wait(Started)

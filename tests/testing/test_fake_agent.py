@@ -243,20 +243,20 @@ def unknown_keys(frame: Frame) -> set[str]:
 # ── As the real one ──
 
 
-def test_initialize_is_answered_with_the_real_ones_keys() -> None:
+def test_fake_agent_answers_initialize_with_the_recorded_keys() -> None:
     with Driven() as agent:
         frame = agent.initialize()
         assert set(frame["response"]["response"]) <= set(RECORDED["keys"]["initialized"])
         assert frame["response"]["response"]["pid"] == agent.process.pid
 
 
-def test_a_turn_has_the_recorded_frames_in_the_recorded_order() -> None:
+def test_fake_agent_sends_the_recorded_frames_in_order() -> None:
     with Driven((), PARTIAL, "--replay-user-messages") as agent:
         agent.turn("first")
         assert agent.turn("@@stream 3 0") == RECORDED["orders"]["plain"]
 
 
-def test_no_frame_has_a_key_that_the_real_one_has_not() -> None:
+def test_fake_agent_sends_no_key_the_real_agent_lacks() -> None:
     prompts = ["@@think hm\n@@stream 2 0\n@@tool_use Bash {}\n@@tool_result fine", "@@failure bad", "@@error worse"]
     with Driven((), PARTIAL, "--replay-user-messages") as agent:
         frames = [agent.initialize()]
@@ -272,7 +272,7 @@ def test_no_frame_has_a_key_that_the_real_one_has_not() -> None:
     assert {"assistant thinking", "user tool_result", "control_cancel_request"} <= set(labels(frames))
 
 
-def test_prompts_sent_while_busy_are_merged_into_one_turn() -> None:
+def test_fake_agent_merges_prompts_sent_while_busy_into_one_turn() -> None:
     with Driven((), PARTIAL) as agent:
         agent.ask("@@stream 2 0\n@@await queued\n@@await queued")
         agent.ask("@@stream 1 0 second")
@@ -290,7 +290,7 @@ def test_prompts_sent_while_busy_are_merged_into_one_turn() -> None:
         assert results(frames) == ["tick0 tick1 ", "third"]
 
 
-def test_an_interrupt_is_acked_first_and_the_queued_prompt_starts_by_itself() -> None:
+def test_fake_agent_acks_an_interrupt_then_starts_the_queued_prompt() -> None:
     with Driven((), PARTIAL) as agent:
         for _ in range(3):
             agent.turn("before")
@@ -311,7 +311,7 @@ def test_an_interrupt_is_acked_first_and_the_queued_prompt_starts_by_itself() ->
         assert "result" not in aborted
 
 
-def test_an_interrupt_can_drop_what_is_queued() -> None:
+def test_fake_agent_interrupt_can_drop_queued_prompts() -> None:
     with Driven() as agent:
         agent.ask("@@hang")
         agent.ask("never")
@@ -322,7 +322,7 @@ def test_an_interrupt_can_drop_what_is_queued() -> None:
         assert labels(frames)[1] == "cancelled 2"
 
 
-def test_an_interrupt_of_an_idle_agent_is_acked_and_no_more() -> None:
+def test_fake_agent_only_acks_an_interrupt_when_idle() -> None:
     with Driven() as agent:
         agent.turn("x")
         agent.send(request("interrupt"))
@@ -330,7 +330,7 @@ def test_an_interrupt_of_an_idle_agent_is_acked_and_no_more() -> None:
         assert labels(agent.rest()) == ["answer success"]
 
 
-def test_an_interrupt_in_a_tool_says_so() -> None:
+def test_fake_agent_interrupt_during_a_tool_is_reported_as_such() -> None:
     with Driven() as agent:
         agent.ask("@@tool_use Bash {}\n@@hang")
         agent.until("assistant tool_use")
@@ -340,7 +340,7 @@ def test_an_interrupt_in_a_tool_says_so() -> None:
         assert frames[-2]["terminal_reason"] == "aborted_tools"
 
 
-def test_control_requests_are_answered_while_a_turn_runs() -> None:
+def test_fake_agent_answers_control_requests_during_a_turn() -> None:
     with Driven() as agent:
         agent.ask("@@hang")
         agent.until("init 1")
@@ -355,7 +355,7 @@ def test_control_requests_are_answered_while_a_turn_runs() -> None:
         assert bad["response"]["error"] == "Unsupported control request subtype: nonsense"
 
 
-def test_stdin_at_its_end_lets_the_turn_finish_then_exits() -> None:
+def test_fake_agent_finishes_the_turn_at_the_end_of_stdin_then_exits() -> None:
     with Driven() as agent:
         agent.ask("@@stream 3 0.01")
         agent.write(json.dumps(user("unterminated", 2)).encode())
@@ -364,7 +364,7 @@ def test_stdin_at_its_end_lets_the_turn_finish_then_exits() -> None:
         assert agent.ended() == 0
 
 
-def test_what_is_spoken_comes_word_by_word_and_then_whole() -> None:
+def test_fake_agent_speak_streams_words_then_the_whole() -> None:
     with Driven((), PARTIAL) as agent:
         agent.ask("@@speak 0 one  two three")
         agent.close()
@@ -375,14 +375,14 @@ def test_what_is_spoken_comes_word_by_word_and_then_whole() -> None:
 
 
 @pytest.mark.parametrize("line", [b"no json\n", b'{"type":"user"}\n'])
-def test_a_line_the_real_one_dies_of(line: bytes) -> None:
+def test_fake_agent_dies_of_the_lines_the_real_agent_dies_of(line: bytes) -> None:
     with Driven() as agent:
         agent.write(line)
         assert agent.ended() == 1
         assert agent.errors
 
 
-def test_lines_the_real_one_takes_no_notice_of() -> None:
+def test_fake_agent_ignores_the_lines_the_real_agent_ignores() -> None:
     with Driven() as agent:
         agent.write(b'\n  \r\n[1,2]\n{"type":"later"}\n')
         content = [{"type": "text", "text": "blocks"}, {"type": "image"}]
@@ -397,7 +397,7 @@ def test_lines_the_real_one_takes_no_notice_of() -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 0), (signal.SIGKILL, -9)]
 )
-def test_signals_end_it_as_they_end_the_real_one(number: signal.Signals, code: int) -> None:
+def test_fake_agent_ends_by_signals_like_the_real_agent(number: signal.Signals, code: int) -> None:
     with Driven() as agent:
         agent.ask("@@hang")
         agent.until("init 1")
@@ -410,7 +410,7 @@ def test_signals_end_it_as_they_end_the_real_one(number: signal.Signals, code: i
 # ── The conversation ──
 
 
-def test_a_resumed_process_knows_the_prompts_of_the_one_that_was_killed(tmp_path: Path) -> None:
+def test_fake_agent_resumed_knows_the_prompts_of_a_killed_process(tmp_path: Path) -> None:
     id = "33333333-3333-4333-8333-333333333333"
     with Driven((), f"--session-id={id}", memory=tmp_path) as agent:
         agent.turn("remember 42")
@@ -424,7 +424,7 @@ def test_a_resumed_process_knows_the_prompts_of_the_one_that_was_killed(tmp_path
         assert frames[-1]["session_id"] == id
 
 
-def test_an_unknown_conversation_is_a_result_and_exit_1(tmp_path: Path) -> None:
+def test_fake_agent_resuming_an_unknown_conversation_exits_1(tmp_path: Path) -> None:
     id = "44444444-4444-4444-8444-444444444444"
     with Driven((), "--resume", id, memory=tmp_path) as agent:
         (frame,) = agent.rest()
@@ -435,7 +435,7 @@ def test_an_unknown_conversation_is_a_result_and_exit_1(tmp_path: Path) -> None:
         assert agent.errors.decode().strip() == f"No conversation found with session ID: {id}" == frame["errors"][0]
 
 
-def test_a_forked_conversation_begins_with_the_memory_and_leaves_the_original(tmp_path: Path) -> None:
+def test_fake_agent_fork_keeps_the_memory_and_leaves_the_original(tmp_path: Path) -> None:
     with Driven((), "--session-id=x", memory=tmp_path) as agent:
         agent.turn("both")
     with Driven((), "--resume=x", "--fork-session", memory=tmp_path) as agent:
@@ -450,13 +450,13 @@ def test_a_forked_conversation_begins_with_the_memory_and_leaves_the_original(tm
             assert json.loads(str(results(agent.until("completed 1"))[0])) == [*known, "@@recall"]
 
 
-def test_a_fork_of_an_unknown_conversation_is_as_unknown(tmp_path: Path) -> None:
+def test_fake_agent_fork_of_an_unknown_conversation_exits_1(tmp_path: Path) -> None:
     with Driven((), "--resume=none", "--fork-session", memory=tmp_path) as agent:
         assert labels(agent.rest()) == RECORDED["orders"]["resume unknown"]
         assert agent.ended() == 1
 
 
-def test_a_session_id_in_use_is_refused(tmp_path: Path) -> None:
+def test_fake_agent_refuses_a_session_id_in_use(tmp_path: Path) -> None:
     for code in (0, 1):
         with Driven((), "--session-id", "known", memory=tmp_path) as agent:
             agent.close()
@@ -465,7 +465,7 @@ def test_a_session_id_in_use_is_refused(tmp_path: Path) -> None:
     assert b"already in use" in agent.errors
 
 
-def test_processes_and_prompts_are_counted_over_the_conversation(tmp_path: Path) -> None:
+def test_fake_agent_counts_processes_and_prompts_per_conversation(tmp_path: Path) -> None:
     script = {
         "process 1": ["stderr one"],
         "process 2": ["stderr two"],
@@ -502,7 +502,7 @@ def test_processes_and_prompts_are_counted_over_the_conversation(tmp_path: Path)
         ("@@say a\n@@lifecycle started\n@@lifecycle queued", ["assistant text", "started 1", "queued 1"]),
     ],
 )
-def test_boundaries_and_lifecycle_as_the_script_wants_them(text: str, expected: list[str]) -> None:
+def test_fake_agent_sends_boundaries_and_lifecycle_as_scripted(text: str, expected: list[str]) -> None:
     with Driven() as agent:
         agent.ask(text)
         agent.close()
@@ -517,7 +517,7 @@ def test_boundaries_and_lifecycle_as_the_script_wants_them(text: str, expected: 
         ("omit uuids", ["queued 1", "started 1", "init", "assistant text", "result success", "completed 1"]),
     ],
 )
-def test_an_old_or_minimal_agent_leaves_frames_out(setting: str, expected: list[str]) -> None:
+def test_fake_agent_omits_frames_like_an_old_agent(setting: str, expected: list[str]) -> None:
     for script, prompt in (([setting], "x"), ([], f"x\n@@{setting}")):
         with Driven(script) as agent:
             agent.ask(prompt)
@@ -533,7 +533,7 @@ def test_an_old_or_minimal_agent_leaves_frames_out(setting: str, expected: list[
         ("init", ["completed 1", "queued 2", "started 2", "init 2", "result success 1"]),
     ],
 )
-def test_a_second_boundary_comes_exactly_at_a_point_of_the_next_turn(point: str, expected: list[str]) -> None:
+def test_fake_agent_sends_a_second_boundary_at_a_scripted_point(point: str, expected: list[str]) -> None:
     with Driven() as agent:
         agent.turn(f"@@result a\n@@lifecycle completed\n@@detach\n@@await {point}\n@@result again")
         agent.ask("next")
@@ -542,7 +542,7 @@ def test_a_second_boundary_comes_exactly_at_a_point_of_the_next_turn(point: str,
         assert results(frames)[0] == "again"
 
 
-def test_a_boundary_can_wait_for_the_next_prompt_to_be_read() -> None:
+def test_fake_agent_boundary_can_wait_for_the_next_prompt() -> None:
     with Driven() as agent:
         agent.ask("@@say a\n@@await read\n@@result a")
         agent.until("assistant text")
@@ -554,7 +554,7 @@ def test_a_boundary_can_wait_for_the_next_prompt_to_be_read() -> None:
         ]
 
 
-def test_errors_come_in_both_shapes() -> None:
+def test_fake_agent_sends_errors_in_both_shapes() -> None:
     with Driven() as agent:
         agent.ask("@@error API Error: 400")
         agent.ask("@@failure broken")
@@ -580,7 +580,7 @@ def test_errors_come_in_both_shapes() -> None:
         ),
     ],
 )
-def test_an_interrupt_does_what_the_script_wants(how: str, expected: list[str]) -> None:
+def test_fake_agent_handles_an_interrupt_as_scripted(how: str, expected: list[str]) -> None:
     with Driven() as agent:
         agent.ask(f"@@{how}\n@@hang")
         agent.until("init 1")
@@ -597,7 +597,7 @@ def test_an_interrupt_does_what_the_script_wants(how: str, expected: list[str]) 
         ("on_interrupt unanswered", []),
     ],
 )
-def test_an_interrupt_that_ends_nothing(how: str, expected: list[str], tmp_path: Path) -> None:
+def test_fake_agent_interrupt_can_end_nothing(how: str, expected: list[str], tmp_path: Path) -> None:
     go = tmp_path / "go"
     with Driven([how]) as agent:
         agent.ask(f"@@wait {go}\n@@say went on")
@@ -614,7 +614,7 @@ def test_an_interrupt_that_ends_nothing(how: str, expected: list[str], tmp_path:
             assert spoken(agent.until("completed 1")) == ["went on"]
 
 
-def test_an_interrupt_before_init_is_honoured_or_acked_and_ignored(tmp_path: Path) -> None:
+def test_fake_agent_interrupt_before_init_is_honoured_or_ignored_as_scripted(tmp_path: Path) -> None:
     go = tmp_path / "go"
     with Driven() as agent:
         agent.ask("@@at started hang")
@@ -649,9 +649,7 @@ def test_an_interrupt_before_init_is_honoured_or_acked_and_ignored(tmp_path: Pat
         ),
     ],
 )
-def test_a_turn_of_its_own_opens_at_the_moment_a_prompt_comes(
-    step: str, origin: Frame | None, expected: list[str]
-) -> None:
+def test_fake_agent_opens_an_own_turn_when_a_prompt_comes(step: str, origin: Frame | None, expected: list[str]) -> None:
     with Driven() as agent:
         agent.ask(f"@@{step}")
         frames = agent.until("completed 1")
@@ -660,7 +658,7 @@ def test_a_turn_of_its_own_opens_at_the_moment_a_prompt_comes(
         assert mine.get("origin") == origin
 
 
-def test_a_turn_of_its_own_opens_when_idle_and_can_be_interrupted(tmp_path: Path) -> None:
+def test_fake_agent_opens_an_own_turn_when_idle_and_can_be_interrupted(tmp_path: Path) -> None:
     go = tmp_path / "go"
     script = [f"at idle wait {go}", "at idle own none ;; say mine ;; hang", "own task-notification ;; say early"]
     with Driven(script) as agent:
@@ -676,7 +674,7 @@ def test_a_turn_of_its_own_opens_when_idle_and_can_be_interrupted(tmp_path: Path
         agent.until("completed 2")
 
 
-def test_no_turn_opens_inside_another() -> None:
+def test_fake_agent_opens_no_turn_inside_another() -> None:
     with Driven() as agent:
         agent.ask("@@own none ;; say mine")
         assert agent.ended() == 64
@@ -695,7 +693,7 @@ def test_no_turn_opens_inside_another() -> None:
         ("permission overtaken", None),
     ],
 )
-def test_a_permission_is_asked_for_and_answered_as_recorded(order: str, response: Frame | None) -> None:
+def test_fake_agent_asks_for_permission_as_recorded(order: str, response: Frame | None) -> None:
     with Driven() as agent:
         agent.send({**user('@@ask Bash {"command":"x"}\n@@say done', 1), "uuid": None})
         asked = agent.until("request can_use_tool")
@@ -708,7 +706,7 @@ def test_a_permission_is_asked_for_and_answered_as_recorded(order: str, response
         assert len(rest[-1]["permission_denials"]) == denied
 
 
-def test_a_question_ends_with_stdin_or_is_withdrawn_by_either_side(tmp_path: Path) -> None:
+def test_fake_agent_question_ends_with_stdin_or_is_withdrawn(tmp_path: Path) -> None:
     go = tmp_path / "go"
     with Driven() as agent:
         agent.ask(f"@@ask_withdrawn Bash {go}")
@@ -726,7 +724,7 @@ def test_a_question_ends_with_stdin_or_is_withdrawn_by_either_side(tmp_path: Pat
         assert agent.ended() == 0
 
 
-def test_any_request_is_made_and_its_answer_waited_for(tmp_path: Path) -> None:
+def test_fake_agent_makes_any_request_and_waits_for_its_answer(tmp_path: Path) -> None:
     go = tmp_path / "go"
     hook = '{"subtype":"hook_callback","callback_id":"hook-1","input":{"tool_name":"Bash"}}'
     with Driven([f"at initialize request {hook}"]) as agent:
@@ -746,7 +744,7 @@ def test_any_request_is_made_and_its_answer_waited_for(tmp_path: Path) -> None:
         assert results(agent.rest()) == ["went on"]
 
 
-def test_settings_are_taken_refused_or_left_unanswered() -> None:
+def test_fake_agent_takes_refuses_or_ignores_settings() -> None:
     with Driven(["omit set_permission_mode"]) as agent:
         agent.initialize()
         agent.send(request("set_permission_mode", "a", mode="plan"), request("set_model", "b", model="other"))
@@ -762,7 +760,7 @@ def test_settings_are_taken_refused_or_left_unanswered() -> None:
             assert agent.until("answer error")[-1]["response"]["request_id"] == subtype
 
 
-def test_a_boundary_has_the_members_that_are_wanted() -> None:
+def test_fake_agent_boundary_has_the_scripted_members() -> None:
     with Driven() as agent:
         agent.ask('@@say text\n@@boundary {"structured_output":{"a":1},"total_cost_usd":0.5}')
         result = next(frame for frame in agent.until("completed 1") if frame["type"] == "result")
@@ -770,7 +768,7 @@ def test_a_boundary_has_the_members_that_are_wanted() -> None:
         assert (result["subtype"], result["result"], result["user_message_uuids"][0][-1]) == ("success", "text", "1")
 
 
-def test_it_thinks_and_says_nothing_else() -> None:
+def test_fake_agent_thinking_says_nothing_else() -> None:
     with Driven() as agent:
         agent.ask("@@thinking 3 0.001")
         said = agent.until("completed 1")
@@ -782,7 +780,7 @@ def test_it_thinks_and_says_nothing_else() -> None:
 # ── Handshakes ──
 
 
-def test_files_and_fifos_tell_where_it_is_and_let_it_go_on(tmp_path: Path) -> None:
+def test_fake_agent_touches_and_waits_for_files_and_fifos(tmp_path: Path) -> None:
     reached, go, told, tell = (tmp_path / name for name in ("reached", "go", "told", "tell"))
     os.mkfifo(told)
     os.mkfifo(tell)
@@ -799,7 +797,7 @@ def test_files_and_fifos_tell_where_it_is_and_let_it_go_on(tmp_path: Path) -> No
 # ── Bad output ──
 
 
-def test_junk_on_stdout_comes_as_it_is() -> None:
+def test_fake_agent_writes_junk_unchanged() -> None:
     kinds = ("text", "blank", "unknown", "not_utf8", "not_object")
     with Driven() as agent:
         agent.ask("@@junk text\n@@junk blank\n@@junk unknown\n@@junk not_utf8\n@@junk not_object\n@@raw {half")
@@ -814,7 +812,7 @@ def test_junk_on_stdout_comes_as_it_is() -> None:
         assert len(kinds) == len(fake_agent.VERBS["junk"].choices)
 
 
-def test_frames_come_in_pieces() -> None:
+def test_fake_agent_splits_frames_into_pieces() -> None:
     with Driven(["split 7 0.0005"], in_packets=True) as agent:
         agent.send(request("mcp_status"))
         agent.close()
@@ -823,7 +821,7 @@ def test_frames_come_in_pieces() -> None:
         assert {len(piece) for piece in pieces[:-1]} == {7}
 
 
-def test_floods_and_huge_frames_have_the_size_that_was_asked_for() -> None:
+def test_fake_agent_floods_have_the_scripted_size() -> None:
     with Driven() as agent:
         agent.ask("@@flood 300 10000\n@@huge 3000000\n@@huge_result 2000000")
         frames = agent.until("completed 1")
@@ -833,7 +831,7 @@ def test_floods_and_huge_frames_have_the_size_that_was_asked_for() -> None:
         assert [len(str(text)) for text in results(frames)] == [2_000_000]
 
 
-def test_it_reads_on_while_nobody_reads_its_flood() -> None:
+def test_fake_agent_reads_on_while_its_flood_is_unread() -> None:
     with Driven() as agent:
         agent.ask("@@flood 1000000 10000")
         agent.until("init 1")
@@ -843,7 +841,7 @@ def test_it_reads_on_while_nobody_reads_its_flood() -> None:
         assert labels(agent.until("cancelled 1"))[-2] == "result error_during_execution 1"
 
 
-def test_stderr_has_its_own_text_and_flood() -> None:
+def test_fake_agent_writes_text_and_flood_to_stderr() -> None:
     with Driven() as agent:
         agent.ask("@@stderr a word\n@@stderr_flood 300050")
         agent.close()
@@ -857,7 +855,7 @@ def test_stderr_has_its_own_text_and_flood() -> None:
 # ── Bad manners ──
 
 
-def test_initialize_unanswered_or_late(tmp_path: Path) -> None:
+def test_fake_agent_can_leave_initialize_unanswered_or_late(tmp_path: Path) -> None:
     with Driven(["omit initialize"]) as agent:
         agent.send(request("initialize"), request("mcp_status"))
         agent.close()
@@ -871,14 +869,14 @@ def test_initialize_unanswered_or_late(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("word", "number"), [("ignore term", signal.SIGTERM), ("ignore int", signal.SIGINT)])
-def test_signals_can_be_ignored(word: str, number: signal.Signals) -> None:
+def test_fake_agent_can_ignore_signals(word: str, number: signal.Signals) -> None:
     with Driven() as agent:
         agent.turn(f"@@{word}")
         agent.process.send_signal(number)
         agent.turn("still there")
 
 
-def test_the_end_of_stdin_can_be_ignored() -> None:
+def test_fake_agent_can_ignore_the_end_of_stdin() -> None:
     with Driven(["ignore eof"]) as agent:
         agent.ask("x")
         agent.until("completed 1")
@@ -888,7 +886,7 @@ def test_the_end_of_stdin_can_be_ignored() -> None:
         assert agent.ended() == 143
 
 
-def test_it_stops_reading_until_it_is_let(tmp_path: Path) -> None:
+def test_fake_agent_stops_reading_until_released(tmp_path: Path) -> None:
     go = tmp_path / "go"
     with Driven([f"stop_reading {go}"], evidence=tmp_path / "evidence") as agent:
         assert agent.process.stdin is not None
@@ -903,12 +901,12 @@ def test_it_stops_reading_until_it_is_let(tmp_path: Path) -> None:
         assert process.stdin[:written] == b"\n" * written
 
 
-def test_it_reads_slowly() -> None:
+def test_fake_agent_can_read_slowly() -> None:
     with Driven(["read_slowly 50 0.0001"]) as agent:
         assert agent.turn("x" * 1000)[-1] == "completed 1"
 
 
-def test_it_closes_stdin_and_goes_on(tmp_path: Path) -> None:
+def test_fake_agent_continues_after_closing_stdin(tmp_path: Path) -> None:
     go = tmp_path / "go"
     with Driven() as agent:
         agent.ask(f"@@close_stdin\n@@say deaf\n@@wait {go}\n@@exit 4")
@@ -919,7 +917,7 @@ def test_it_closes_stdin_and_goes_on(tmp_path: Path) -> None:
         assert agent.ended() == 4
 
 
-def test_it_closes_stdout_and_goes_on(tmp_path: Path) -> None:
+def test_fake_agent_continues_after_closing_stdout(tmp_path: Path) -> None:
     done = tmp_path / "done"
     with Driven() as agent:
         agent.ask(f"@@say last\n@@close_stdout\n@@touch {done}")
@@ -929,7 +927,7 @@ def test_it_closes_stdout_and_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["hold 60 child", "hold 60 setsid"])
-def test_a_child_holds_stdout_after_it(how: str, tmp_path: Path) -> None:
+def test_fake_agent_child_holds_stdout_after_its_exit(how: str, tmp_path: Path) -> None:
     with Driven(evidence=tmp_path) as agent:
         agent.ask(f"@@{how}\n@@exit 0")
         assert agent.process.wait(SECONDS_MAX) == 0
@@ -955,7 +953,7 @@ def test_a_child_holds_stdout_after_it(how: str, tmp_path: Path) -> None:
         ("@@at idle kill 15", "completed 1", 143),
     ],
 )
-def test_it_dies_at_a_chosen_point(text: str, last: str | None, code: int) -> None:
+def test_fake_agent_dies_at_a_scripted_point(text: str, last: str | None, code: int) -> None:
     with Driven() as agent:
         agent.ask(text)
         frames = agent.rest()
@@ -964,7 +962,7 @@ def test_it_dies_at_a_chosen_point(text: str, last: str | None, code: int) -> No
 
 
 @pytest.mark.parametrize(("point", "expected"), [("interrupt", []), ("acked", ["answer success"])])
-def test_it_dies_around_an_ack(point: str, expected: list[str]) -> None:
+def test_fake_agent_dies_around_an_ack(point: str, expected: list[str]) -> None:
     with Driven([f"at {point} exit 5"]) as agent:
         agent.ask("@@hang")
         agent.until("init 1")
@@ -973,7 +971,7 @@ def test_it_dies_around_an_ack(point: str, expected: list[str]) -> None:
         assert agent.ended() == 5
 
 
-def test_it_dies_at_the_end_of_stdin_or_at_its_start() -> None:
+def test_fake_agent_dies_at_start_or_at_the_end_of_stdin() -> None:
     with Driven(["at eof exit 6"]) as agent:
         agent.close()
         assert agent.ended() == 6
@@ -981,7 +979,7 @@ def test_it_dies_at_the_end_of_stdin_or_at_its_start() -> None:
         assert agent.ended() == 7
 
 
-def test_it_dies_half_way_through_a_frame() -> None:
+def test_fake_agent_dies_halfway_through_a_frame() -> None:
     with Driven() as agent:
         agent.ask("@@half whole\n@@exit 0")
         *_, cut = agent.lines()
@@ -1011,12 +1009,12 @@ def test_it_dies_half_way_through_a_frame() -> None:
         "say hello",
     ],
 )
-def test_a_script_that_cannot_be_meant_is_refused(script: Any) -> None:
+def test_fake_agent_refuses_an_impossible_script(script: Any) -> None:
     with pytest.raises(ScriptError):
         fake_agent.command(script)
 
 
-def test_an_unknown_verb_ends_the_agent_loudly() -> None:
+def test_fake_agent_exits_loudly_on_an_unknown_verb() -> None:
     with Driven() as agent:
         agent.ask("@@shout hello")
         assert agent.ended() == 64
@@ -1027,7 +1025,7 @@ def test_an_unknown_verb_ends_the_agent_loudly() -> None:
     assert b"no verb 'shout'" in done.stderr
 
 
-def test_evidence_is_what_each_process_was_given_to_the_byte(tmp_path: Path) -> None:
+def test_fake_agent_evidence_holds_stdin_to_the_byte(tmp_path: Path) -> None:
     script = {"prompt 1": ["say a", "at acked say never"], "prompt 2": ["say b"]}
     sent: list[bytes] = []
     for text in ("one", "zwei é"):
@@ -1051,13 +1049,13 @@ def test_evidence_is_what_each_process_was_given_to_the_byte(tmp_path: Path) -> 
     assert isinstance(first, Process)
 
 
-def test_it_runs_as_a_module_too() -> None:
+def test_fake_agent_runs_as_a_module() -> None:
     words = [fake_agent.command()[0], "-m", "banksman.testing.fake_agent", "--input-format", "stream-json"]
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=SECONDS_MAX)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_it_starts_without_the_rest_of_banksman() -> None:
+def test_fake_agent_starts_without_slow_imports() -> None:
     """What is slow to import is what a hundred tests would pay for, each time."""
     words = fake_agent.command()
     words[3:3] = ["-X", "importtime"]
@@ -1076,11 +1074,11 @@ def test_it_starts_without_the_rest_of_banksman() -> None:
 
 
 @pytest.mark.thorough
-def test_every_verb_is_used_by_some_test() -> None:
+def test_fake_agent_verbs_are_all_used_by_tests() -> None:
     assert not fake_agent.unused_verbs(HERE.parent.rglob("*.py"))
 
 
-def test_a_verb_that_nobody_uses_is_found(tmp_path: Path) -> None:
+def test_unused_verbs_finds_a_verb_without_a_use(tmp_path: Path) -> None:
     source = tmp_path / "test_some.py"
     source.write_text('"""\nsay a docstring\n"""\nSTEPS = ["at init omit init", f"exit {3}", "@@own none ;; recall"]\n')
     unused = fake_agent.unused_verbs([source])
@@ -1089,6 +1087,6 @@ def test_a_verb_that_nobody_uses_is_found(tmp_path: Path) -> None:
     assert not unused & {"omit init", "exit", "own none", "recall"}
 
 
-def test_every_verb_and_point_says_what_it_does() -> None:
+def test_fake_agent_verbs_and_points_are_all_described() -> None:
     assert all(verb.doc.endswith((".", "…")) for verb in fake_agent.VERBS.values())
     assert all(fake_agent.POINTS.values())

@@ -81,7 +81,7 @@ def client(fake: FakeModel) -> Iterator[Client]:
 # ── What it says ──
 
 
-def test_a_stream_has_the_events_of_the_real_one(fake: FakeModel, client: Client) -> None:
+def test_stream_has_the_events_of_the_real_model(fake: FakeModel, client: Client) -> None:
     client.ask('please\n@@think hm\n@@text one \n@@text two\n@@tool Bash {"command": "ls"}')
     events = client.stream()
     assert client.headers["content-type"].startswith("text/event-stream")
@@ -120,7 +120,7 @@ def test_a_stream_has_the_events_of_the_real_one(fake: FakeModel, client: Client
     ]
 
 
-def test_a_whole_answer_says_the_same(client: Client) -> None:
+def test_whole_answer_equals_the_streamed_one(client: Client) -> None:
     client.ask('@@think hm\n@@text one \n@@text two\n@@tool Bash {"command": "ls"}', stream=False)
     status, message = client.answer()
     assert status == 200
@@ -132,7 +132,7 @@ def test_a_whole_answer_says_the_same(client: Client) -> None:
     assert message["usage"]["output_tokens"] == 7
 
 
-def test_tools_that_are_adjacent_are_called_in_parallel_and_end_the_step(client: Client) -> None:
+def test_adjacent_tools_are_called_in_parallel_and_end_the_step(client: Client) -> None:
     script = '@@tool A {}\n@@tool B {"x": 1}\n@@text then'
     client.ask(script)
     starts = [e["content_block"] for e in client.stream() if e["type"] == "content_block_start"]
@@ -143,7 +143,7 @@ def test_tools_that_are_adjacent_are_called_in_parallel_and_end_the_step(client:
     assert said(client.stream()) == "then"
 
 
-def test_each_call_plays_the_next_step_and_then_says_ok(fake: FakeModel, client: Client) -> None:
+def test_script_plays_one_step_per_call_and_then_says_ok(fake: FakeModel, client: Client) -> None:
     script = "@@text one\n@@next\n@@text two\n@@next"
     heard: list[str] = []
     for calls_before in range(3):
@@ -156,7 +156,7 @@ def test_each_call_plays_the_next_step_and_then_says_ok(fake: FakeModel, client:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_slow_and_big_and_a_pause(client: Client, stream: bool) -> None:
+def test_slow_big_and_sleep_produce_their_text(client: Client, stream: bool) -> None:
     client.ask("@@slow 3 0\n@@sleep 0.001\n@@slow 2 0.001 so \n@@big 10000", stream=stream)
     text = said(client.stream()) if stream else client.answer()[1]["content"][0]["text"]
     words, big = text[: len("tick1 tick2 tick3 so so ")], text[len("tick1 tick2 tick3 so so ") :]
@@ -169,11 +169,11 @@ def test_slow_waits_between_deltas_and_not_after_the_last(client: Client) -> Non
     assert client.says("@@slow 1 3600") == "tick1 "
 
 
-def test_a_pause_and_nothing_else_says_ok(client: Client) -> None:
+def test_sleep_alone_says_ok(client: Client) -> None:
     assert client.says("@@sleep 0") == "ok"
 
 
-def test_a_request_without_tools_plays_nothing(fake: FakeModel, client: Client) -> None:
+def test_request_without_tools_plays_nothing(fake: FakeModel, client: Client) -> None:
     client.send("POST", "/v1/messages", {**request("@@text played"), "tools": []})
     assert said(client.stream()) == "ok"
     assert client.says("@@text played") == "played"
@@ -222,7 +222,7 @@ RESULT: Json = {"type": "tool_result", "tool_use_id": "t", "content": "@@text no
         pytest.param([assistant()], "ok", id="nobody said anything"),
     ],
 )
-def test_the_script_is_what_the_user_said_last(client: Client, messages: list[Json], heard: str) -> None:
+def test_script_is_the_last_user_message(client: Client, messages: list[Json], heard: str) -> None:
     client.send("POST", "/v1/messages", conversation(*messages))
     assert said(client.stream()) == heard
 
@@ -264,7 +264,7 @@ def test_the_script_is_what_the_user_said_last(client: Client, messages: list[Js
         "@@next 1",
     ],
 )
-def test_a_malformed_directive_is_refused_by_name(client: Client, fake: FakeModel, line: str) -> None:
+def test_malformed_directive_is_refused_by_name(client: Client, fake: FakeModel, line: str) -> None:
     client.ask(f"words\n{line}\n@@text fine")
     status, body = client.answer()
     assert status == 400
@@ -273,19 +273,19 @@ def test_a_malformed_directive_is_refused_by_name(client: Client, fake: FakeMode
     assert fake.wait_request(1, SECONDS_MAX).wait_outcome(SECONDS_MAX) == "http_400"
 
 
-def test_a_status_cannot_follow_words(client: Client) -> None:
+def test_error_directive_after_text_is_refused(client: Client) -> None:
     client.ask("@@text hello\n@@error 500")
     assert client.answer()[0] == 400
 
 
-def test_a_script_has_a_limit(client: Client) -> None:
+def test_script_is_limited_in_length(client: Client) -> None:
     assert client.says("\n".join(["@@text x"] * 1_000)) == "x" * 1_000
     client.ask("\n".join(["@@text x"] * 1_001))
     assert client.answer()[0] == 400
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_error_happens_so_often_and_then_the_rest_plays(fake: FakeModel, client: Client, stream: bool) -> None:
+def test_error_directive_repeats_and_then_the_rest_plays(fake: FakeModel, client: Client, stream: bool) -> None:
     script = "@@error 529 2\n@@overflow 1\n@@next\n@@text recovered"
     for status, kind in [(529, "overloaded_error"), (529, "overloaded_error"), (400, "invalid_request_error")]:
         client.ask(script, stream=stream)
@@ -301,13 +301,13 @@ def test_an_error_happens_so_often_and_then_the_rest_plays(fake: FakeModel, clie
     assert outcomes(fake)[:4] == ["http_529", "http_529", "http_400", "done"]
 
 
-def test_overflow_has_the_words_of_the_real_one(client: Client) -> None:
+def test_overflow_has_the_words_of_the_real_model(client: Client) -> None:
     client.ask("@@overflow")
     message = "prompt is too long: 250000 tokens > 200000 maximum"
     assert client.answer() == (400, {"type": "error", "error": {"type": "invalid_request_error", "message": message}})
 
 
-def test_an_error_in_mid_stream(fake: FakeModel, client: Client) -> None:
+def test_sseerror_ends_the_stream_with_an_error_event(fake: FakeModel, client: Client) -> None:
     script = "@@text half\n@@sseerror overloaded_error 1\n@@text whole"
     client.ask(script)
     events = client.stream()
@@ -318,7 +318,7 @@ def test_an_error_in_mid_stream(fake: FakeModel, client: Client) -> None:
     assert outcomes(fake) == ["sse_overloaded_error", "done"]
 
 
-def test_an_error_in_mid_stream_is_a_status_where_there_is_no_stream(client: Client) -> None:
+def test_sseerror_is_a_status_without_a_stream(client: Client) -> None:
     client.ask("@@text half\n@@sseerror rate_limit_error", stream=False)
     status, body = client.answer()
     assert (status, body["error"]["type"]) == (429, "rate_limit_error")
@@ -352,7 +352,7 @@ def test_drop_cuts_a_whole_answer(fake: FakeModel, client: Client) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("line", ["@@hang", "@@sleep 3600", "@@stall", "@@slow 2 3600"])
-def test_a_client_that_leaves_is_seen(fake: FakeModel, line: str, stream: bool) -> None:
+def test_client_that_leaves_is_recorded_as_gone(fake: FakeModel, line: str, stream: bool) -> None:
     with Client(fake.url) as client:
         client.ask(line, stream=stream)
         waiting = fake.wait_request(1, SECONDS_MAX)
@@ -362,7 +362,7 @@ def test_a_client_that_leaves_is_seen(fake: FakeModel, line: str, stream: bool) 
     assert waiting.wait_outcome(SECONDS_MAX) == "client_gone"
 
 
-def test_a_client_that_leaves_after_more_bytes_is_seen(fake: FakeModel) -> None:
+def test_client_that_leaves_after_more_bytes_is_recorded_as_gone(fake: FakeModel) -> None:
     with Client(fake.url) as client:
         client.ask("@@hang")
         waiting = fake.wait_request(1, SECONDS_MAX)
@@ -371,7 +371,7 @@ def test_a_client_that_leaves_after_more_bytes_is_seen(fake: FakeModel) -> None:
     assert len(fake.requests) == 1
 
 
-def test_a_client_that_reads_nothing_and_leaves_is_seen(fake: FakeModel) -> None:
+def test_client_that_leaves_without_reading_is_recorded_as_gone(fake: FakeModel) -> None:
     with Client(fake.url) as client:
         client.ask("@@big 67108864")
         assert client.head() == 200
@@ -391,7 +391,7 @@ def test_hang_sends_nothing_and_stall_sends_the_start(fake: FakeModel) -> None:
         assert hung.is_over()
 
 
-def test_the_end_of_the_server_ends_whatever_waits() -> None:
+def test_close_ends_every_waiting_connection() -> None:
     with contextlib.ExitStack() as stack:
         fake = stack.enter_context(FakeModel())
         idle, half, unread, *hanging = [stack.enter_context(Client(fake.url)) for _ in range(8)]
@@ -416,7 +416,7 @@ def test_the_end_of_the_server_ends_whatever_waits() -> None:
         assert fake.wait_request(6, 0).outcome == "stopped"
 
 
-def test_waits_for_a_request_end(fake: FakeModel, client: Client) -> None:
+def test_wait_request_times_out_with_what_was_seen(fake: FakeModel, client: Client) -> None:
     with pytest.raises(TimeoutError, match="seen:\n  none"):
         fake.wait_request(1, 0)
     client.send("GET", "/v1/models")
@@ -427,7 +427,7 @@ def test_waits_for_a_request_end(fake: FakeModel, client: Client) -> None:
     assert fake.wait_request(1, 0) is fake.requests[1]
 
 
-def test_old_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "REQUESTS_KEPT_MAX", 2)
     with FakeModel() as fake, Client(fake.url) as client:
         for _ in range(3):
@@ -440,7 +440,7 @@ def test_old_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 # ── HTTP ──
 
 
-def test_other_paths(fake: FakeModel, client: Client) -> None:
+def test_other_paths_are_answered_and_recorded(fake: FakeModel, client: Client) -> None:
     client.send("HEAD", "/")
     assert client.head() == 200
     client.send("GET", "/")
@@ -476,28 +476,28 @@ def test_other_paths(fake: FakeModel, client: Client) -> None:
         pytest.param({"tools": TOOLS, "messages": [{"role": "user", "content": ["x"]}]}, id="a block that is a string"),
     ],
 )
-def test_a_body_that_means_nothing_is_refused_and_the_connection_lives(client: Client, body: object) -> None:
+def test_malformed_body_is_refused_and_the_connection_lives(client: Client, body: object) -> None:
     client.send("POST", "/v1/messages", body)
     status, answer = client.answer()
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
     assert client.says("@@text alive") == "alive"
 
 
-def test_requests_that_came_together_are_answered_in_order(client: Client) -> None:
+def test_pipelined_requests_are_answered_in_order(client: Client) -> None:
     client.ask("@@text one")
     client.ask("@@text two")
     assert said(client.stream()) == "one"
     assert said(client.stream()) == "two"
 
 
-def test_a_connection_is_closed_when_the_client_wants_it(client: Client) -> None:
+def test_connection_is_closed_on_request(client: Client) -> None:
     client.send("POST", "/v1/messages", request("@@text bye"), Connection="close")
     assert said(client.stream()) == "bye"
     assert client.headers["connection"] == "close"
     assert client.is_over()
 
 
-def test_a_body_is_sent_for_when_the_client_asks_first(client: Client) -> None:
+def test_expect_continue_is_honoured(client: Client) -> None:
     body = json.dumps(request("@@text hello")).encode()
     length = str(len(body))
     client.send("POST", "/v1/messages", None, **{"Content-Length": length, "Expect": "100-continue"})
@@ -523,7 +523,7 @@ def test_a_body_is_sent_for_when_the_client_asks_first(client: Client) -> None:
         pytest.param(b"GET / HTTP/1.1\r\nA: " + b"x" * (1 << 17), 431, id="endless head"),
     ],
 )
-def test_what_is_not_understood_is_answered_and_the_connection_closed(client: Client, raw: bytes, status: int) -> None:
+def test_malformed_request_is_answered_and_the_connection_closed(client: Client, raw: bytes, status: int) -> None:
     client.sock.sendall(raw)
     answer, body = client.answer()
     assert answer == status
@@ -532,7 +532,7 @@ def test_what_is_not_understood_is_answered_and_the_connection_closed(client: Cl
     assert client.is_over()
 
 
-def test_a_body_has_a_limit(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_is_limited_in_size(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     body = json.dumps(request("@@text fits")).encode()
     monkeypatch.setattr(http1, "BODY_BYTES_MAX", len(body))
     client.send("POST", "/v1/messages", body)
@@ -544,7 +544,7 @@ def test_a_body_has_a_limit(client: Client, monkeypatch: pytest.MonkeyPatch) -> 
     assert client.is_over()
 
 
-def test_connections_have_a_limit(fake: FakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_limited_in_number(fake: FakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "CONNECTIONS_MAX", 2)
     with Client(fake.url) as first, Client(fake.url) as second:
         # Answered, so they are accepted.
@@ -559,7 +559,7 @@ def test_connections_have_a_limit(fake: FakeModel, monkeypatch: pytest.MonkeyPat
 # ── Around it ──
 
 
-def test_the_environment_is_whole(fake: FakeModel, tmp_path: Path) -> None:
+def test_env_is_complete_and_repeatable(fake: FakeModel, tmp_path: Path) -> None:
     home = tmp_path / "home"
     environment = fake.env(home)
     assert environment["ANTHROPIC_BASE_URL"] == fake.url
@@ -581,7 +581,7 @@ def test_the_environment_is_whole(fake: FakeModel, tmp_path: Path) -> None:
     assert fake.env(str(home)) == environment
 
 
-def test_a_log_tells_the_beginning_and_the_end_of_each_request(tmp_path: Path) -> None:
+def test_log_has_begin_and_end_of_each_request(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with FakeModel(log=log) as fake, Client(fake.url) as client:
         client.says("@@text hello")
@@ -592,19 +592,19 @@ def test_a_log_tells_the_beginning_and_the_end_of_each_request(tmp_path: Path) -
     assert (over["request"], over["outcome"]) == (1, "done")
 
 
-def test_a_port_that_is_taken_leaves_nothing(fake: FakeModel) -> None:
+def test_taken_port_raises_and_leaves_nothing(fake: FakeModel) -> None:
     port = int(fake.url.rpartition(":")[2])
     with pytest.raises(OSError, match="in use"), FakeModel(port=port):
         pass
 
 
-def test_a_log_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_unwritable_log_raises_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), FakeModel(log=tmp_path / "no" / "log"):
         pass
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_as_a_process(tmp_path: Path, number: signal.Signals) -> None:
+def test_fake_model_runs_as_a_process_and_ends_by_signal(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "banksman.testing.fake_model", "--port", "0", "--log", str(tmp_path / "log")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -37,7 +37,7 @@ def api(request: pytest.FixtureRequest) -> Spelling:
 # ── Each API, every directive ──
 
 
-def test_a_stream_and_a_whole_answer_say_the_same(api: Spelling, client: Client) -> None:
+def test_whole_answer_equals_the_streamed_one(api: Spelling, client: Client) -> None:
     script = '@@think hm\n@@text one \n@@text two\n@@tool run {"command": "ls"}\n@@tool look {"at": [1, {"é": null}]}'
     streamed = api.ask(client, ("user", script))
     whole = api.ask(client, ("user", script), stream=False)
@@ -53,14 +53,14 @@ def test_a_stream_and_a_whole_answer_say_the_same(api: Spelling, client: Client)
 
 
 @BOTH
-def test_a_reply_of_words_ends_as_one(api: Spelling, client: Client, stream: bool) -> None:
+def test_text_reply_ends_with_the_text_stop_reason(api: Spelling, client: Client, stream: bool) -> None:
     said = api.ask(client, ("user", "@@text hello"), stream=stream)
     assert (said.text, said.calls, said.end) == ("hello", [], api.ends[0])
     assert said.tokens[0] > 10
     assert said.tokens[1] == 1 + len("hello") // 4
 
 
-def test_each_call_plays_the_next_step_and_then_says_ok(api: Spelling, client: Client, fake: FakeModel) -> None:
+def test_script_plays_one_step_per_call_and_then_says_ok(api: Spelling, client: Client, fake: FakeModel) -> None:
     script = "@@text going\n@@tool run {}\n@@tool run {}\n@@text between\n@@next\n@@text last"
     # Words and two calls are one answer of the model, and what the tools gave is no answer.
     turns: list[Turn] = [("user", "hello"), ("model", "hi"), ("user", script)]
@@ -76,14 +76,14 @@ def test_each_call_plays_the_next_step_and_then_says_ok(api: Spelling, client: C
 
 
 @BOTH
-def test_slow_and_big_and_a_pause(api: Spelling, client: Client, stream: bool) -> None:
+def test_slow_big_and_sleep_produce_their_text(api: Spelling, client: Client, stream: bool) -> None:
     said = api.ask(client, ("user", "@@slow 3 0.001\n@@sleep 0.001\n@@big 10000\n@@slow 2 0 x"), stream=stream)
     assert said.text[:18] + said.text[-2:] == "tick1 tick2 tick3 xx"
     assert len(said.text) == 18 + 10_000 + 2
 
 
 @BOTH
-def test_a_request_without_tools_plays_nothing(api: Spelling, client: Client, fake: FakeModel, stream: bool) -> None:
+def test_request_without_tools_plays_nothing(api: Spelling, client: Client, fake: FakeModel, stream: bool) -> None:
     api.send(client, ("user", "@@error 500"), stream=stream, has_tools=False)
     if stream:
         assert client.head() == 200
@@ -96,7 +96,7 @@ def test_a_request_without_tools_plays_nothing(api: Spelling, client: Client, fa
 
 @pytest.mark.parametrize("status", [400, 429, 500, 502])
 @BOTH
-def test_an_error_is_in_the_shape_of_its_api(api: Spelling, client: Client, status: int, stream: bool) -> None:
+def test_error_directive_has_the_shape_of_its_api(api: Spelling, client: Client, status: int, stream: bool) -> None:
     prompt = ("user", f"@@error {status} 1\n@@text better")
     api.send(client, prompt, stream=stream)
     given, body = client.answer()
@@ -105,7 +105,7 @@ def test_an_error_is_in_the_shape_of_its_api(api: Spelling, client: Client, stat
     assert api.ask(client, prompt, stream=stream).text == "better"
 
 
-def test_overflow_has_the_words_of_the_real_one(api: Spelling, client: Client) -> None:
+def test_overflow_has_the_words_of_the_real_model(api: Spelling, client: Client) -> None:
     api.send(client, ("user", "@@overflow"))
     status, body = client.answer()
     assert status == 400
@@ -115,7 +115,7 @@ def test_overflow_has_the_words_of_the_real_one(api: Spelling, client: Client) -
     assert api.kind(body) == kinds.get(api.name, api.kinds[400])
 
 
-def test_an_error_in_mid_stream(api: Spelling, client: Client, fake: FakeModel) -> None:
+def test_sseerror_ends_the_stream_with_an_error_event(api: Spelling, client: Client, fake: FakeModel) -> None:
     api.send(client, ("user", f"@@text so \n@@sseerror {api.kinds[429]}"))
     assert client.head() == 200
     event = json.loads(list(client.raw_events())[-1].split(b"data: ")[1])
@@ -127,7 +127,7 @@ def test_an_error_in_mid_stream(api: Spelling, client: Client, fake: FakeModel) 
     assert fake.requests[0].wait_outcome(SECONDS_MAX) == f"sse_{api.kinds[429]}"
 
 
-def test_an_error_in_mid_stream_is_a_status_where_there_is_no_stream(api: Spelling, client: Client) -> None:
+def test_sseerror_is_a_status_without_a_stream(api: Spelling, client: Client) -> None:
     for kind, status in ((api.kinds[429], 429), ("nobody_knows_it", 500)):
         api.send(client, ("user", f"@@text so \n@@sseerror {kind}"), stream=False)
         given, body = client.answer()
@@ -177,11 +177,11 @@ def test_hang_sends_nothing_and_stall_sends_the_start(api: Spelling, fake: FakeM
         pytest.param([("model", "hello")], "ok", id="no user at all"),
     ],
 )
-def test_the_script_is_what_the_user_said_last(api: Spelling, client: Client, turns: list[Turn], heard: str) -> None:
+def test_script_is_the_last_user_message(api: Spelling, client: Client, turns: list[Turn], heard: str) -> None:
     assert api.ask(client, *turns).text == heard
 
 
-def test_codex_says_in_the_developers_role_what_looks_like_a_directive(client: Client) -> None:
+def test_codex_developer_message_is_not_taken_as_a_directive(client: Client) -> None:
     body = SPELLINGS["responses"].body([("user", "@@text hello")])
     patch = {"type": "input_text", "text": "*** Update File: x\n@@ class X\n"}
     body["input"].append({"type": "message", "role": "developer", "content": [patch]})
@@ -194,12 +194,12 @@ def test_codex_says_in_the_developers_role_what_looks_like_a_directive(client: C
     assert _response_text(client.answer()[1]) == "hello"
 
 
-def test_an_input_may_be_one_string(client: Client) -> None:
+def test_responses_input_may_be_one_string(client: Client) -> None:
     client.send("POST", "/v1/responses", {"tools": TOOLS, "input": "@@text hello"})
     assert _response_text(client.answer()[1]) == "hello"
 
 
-def test_gemini_has_several_texts_in_one_message(client: Client) -> None:
+def test_gemini_message_may_have_several_texts(client: Client) -> None:
     spelling = SPELLINGS["gemini"]
     body = spelling.body([("user", "@@text hello")])
     body["contents"][0]["parts"].insert(0, {"text": "<session_context>\nToday is …\n</session_context>"})
@@ -208,7 +208,7 @@ def test_gemini_has_several_texts_in_one_message(client: Client) -> None:
     assert spelling.whole(client.answer()[1]).text == "hello"
 
 
-def test_gemini_says_something_of_its_own_beside_a_result(client: Client) -> None:
+def test_gemini_text_beside_a_tool_result_is_not_a_prompt(client: Client) -> None:
     spelling = SPELLINGS["gemini"]
     body = spelling.body([("user", "@@tool run {}\n@@text then"), ("call", "run"), ("result", "1")])
     body["contents"][-1]["parts"].append({"text": "The user changed a file meanwhile."})
@@ -216,7 +216,7 @@ def test_gemini_says_something_of_its_own_beside_a_result(client: Client) -> Non
     assert spelling.whole(client.answer()[1]).text == "then"
 
 
-def test_usage_is_sent_in_a_stream_of_chat_only_if_it_is_wanted(client: Client) -> None:
+def test_chat_stream_sends_usage_only_if_requested(client: Client) -> None:
     body = {**SPELLINGS["chat"].body([("user", "@@text hello")]), "stream": True, "stream_options": None}
     client.send("POST", "/v1/chat/completions", body)
     assert client.head() == 200
@@ -232,7 +232,7 @@ def _response_text(response: Json) -> str:
 # ── The events themselves ──
 
 
-def test_responses_has_the_events_of_the_real_one(client: Client) -> None:
+def test_responses_stream_has_the_events_of_the_real_api(client: Client) -> None:
     SPELLINGS["responses"].send(client, ("user", '@@think hm\n@@text one \n@@text two\n@@tool run {"a": 1}'))
     assert client.head() == 200
     events = list(client.events())
@@ -270,7 +270,7 @@ def test_responses_has_the_events_of_the_real_one(client: Client) -> None:
     assert events[0]["response"]["usage"] is None
 
 
-def test_chat_spells_a_call_in_two_pieces(client: Client) -> None:
+def test_chat_stream_sends_a_call_in_two_pieces(client: Client) -> None:
     SPELLINGS["chat"].send(client, ("user", '@@tool run {"a": 1}'))
     assert client.head() == 200
     chunks: list[Any] = list(client.chunks())
@@ -309,7 +309,7 @@ def test_gemini_marks_thoughts_and_signs_calls(client: Client) -> None:
         ("/v1/responses", {"tools": TOOLS, "input": "@@nonsense"}),
     ],
 )
-def test_a_body_that_means_nothing_is_refused_and_the_connection_lives(client: Client, path: str, body: object) -> None:
+def test_malformed_body_is_refused_and_the_connection_lives(client: Client, path: str, body: object) -> None:
     spelling = next(s for s in SPELLINGS.values() if s.path(False) == path)
     client.send("POST", path, body)
     status, answer = client.answer()
@@ -317,7 +317,7 @@ def test_a_body_that_means_nothing_is_refused_and_the_connection_lives(client: C
     assert spelling.ask(client, ("user", "@@text alive")).text == "alive"
 
 
-def test_other_paths(fake: FakeModel, client: Client) -> None:
+def test_other_paths_are_answered(fake: FakeModel, client: Client) -> None:
     def answer(method: str, path: str, body: object = None) -> Json:
         client.send(method, path, body)
         status, answer = client.answer()
@@ -334,7 +334,7 @@ def test_other_paths(fake: FakeModel, client: Client) -> None:
     assert {request.api for request in fake.requests} == {None}
 
 
-def test_the_path_may_begin_as_it_likes(client: Client, fake: FakeModel) -> None:
+def test_path_prefix_is_ignored(client: Client, fake: FakeModel) -> None:
     for spelling in SPELLINGS.values():
         body = {**spelling.body([("user", "@@text hello")]), "stream": False}
         client.send("POST", f"/some/where{spelling.path(False)}", body)

@@ -21,7 +21,7 @@ def fake() -> Iterator[FakeModel]:
 
 
 @pytest.mark.parametrize("agent", SETUPS)
-def test_an_environment_is_whole_and_names_nobody_else(fake: FakeModel, agent: str, tmp_path: Path) -> None:
+def test_env_is_complete_and_names_only_the_fake_model(fake: FakeModel, agent: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
     environment = fake.env(home, agent)
     assert environment["HOME"] == str(home)
@@ -38,7 +38,7 @@ def test_an_environment_is_whole_and_names_nobody_else(fake: FakeModel, agent: s
     assert keys or "fake-key" in told
 
 
-def test_codex_is_told_on_its_command_line(fake: FakeModel, tmp_path: Path) -> None:
+def test_codex_is_configured_on_its_command_line(fake: FakeModel, tmp_path: Path) -> None:
     for agent in ("codex", "codex-acp"):
         flags, settings = fake.args(agent)[::2], fake.args(agent)[1::2]
         assert set(flags) == {"-c"}
@@ -51,11 +51,11 @@ def test_codex_is_told_on_its_command_line(fake: FakeModel, tmp_path: Path) -> N
         assert Path(environment["CODEX_HOME"]).is_dir()
 
 
-def test_claude_and_opencode_need_no_words(fake: FakeModel) -> None:
+def test_claude_and_opencode_need_no_arguments(fake: FakeModel) -> None:
     assert fake.args() == fake.args("claude") == fake.args("opencode") == []
 
 
-def test_a_file_is_written_when_it_is_another_and_only_then(fake: FakeModel, tmp_path: Path) -> None:
+def test_settings_file_is_written_only_when_it_differs(fake: FakeModel, tmp_path: Path) -> None:
     fake.env(tmp_path, "opencode")
     path = tmp_path / ".config/opencode/opencode.json"
     settings = json.loads(path.read_text())
@@ -71,7 +71,7 @@ def test_a_file_is_written_when_it_is_another_and_only_then(fake: FakeModel, tmp
         assert f"{other.url}/v1" in path.read_text()
 
 
-def test_what_an_agent_wrote_itself_stays(fake: FakeModel, tmp_path: Path) -> None:
+def test_settings_file_written_by_the_agent_is_kept(fake: FakeModel, tmp_path: Path) -> None:
     fake.env(tmp_path, "codex")
     own = tmp_path / ".codex/config.toml"
     own.write_text('trust_level = "trusted"')
@@ -79,7 +79,7 @@ def test_what_an_agent_wrote_itself_stays(fake: FakeModel, tmp_path: Path) -> No
     assert own.read_text() == 'trust_level = "trusted"'
 
 
-def test_an_agent_that_is_not_known_is_refused_by_name(fake: FakeModel, tmp_path: Path) -> None:
+def test_unknown_agent_is_refused_by_name(fake: FakeModel, tmp_path: Path) -> None:
     for ask in (lambda: fake.env(tmp_path, "nobody"), lambda: fake.args("nobody")):
         with pytest.raises(ValueError, match=r"'nobody'.* known are claude, codex"):
             ask()

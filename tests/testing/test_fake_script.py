@@ -48,7 +48,7 @@ def test_line_that_is_no_step_is_refused(text: str) -> None:
         table().parse(text)
 
 
-def test_points_are_no_words_of_a_dialect_without_them() -> None:
+def test_points_are_refused_in_a_dialect_without_them() -> None:
     verbs = VerbTable()
     verbs.add("say", "TEXT", fake_script.say)
     with pytest.raises(ScriptError, match="no verb 'at'"):
@@ -125,7 +125,7 @@ def test_unknown_verb_ends_the_fake_codex_loudly() -> None:
 
 
 @pytest.mark.parametrize("dialect", ["acp", "codex"])
-def test_steps_that_were_reached_are_evidence(dialect: str, tmp_path: Path) -> None:
+def test_reached_steps_are_evidence(dialect: str, tmp_path: Path) -> None:
     prompt = "@@text a\n@@text b"
     if dialect == "acp":
         driven = Driven(fake_acp.command(evidence=tmp_path), acp(prompt))

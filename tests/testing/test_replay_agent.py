@@ -64,7 +64,7 @@ def said(word: str) -> Frame:
 
 # -- recordings ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", corpus.NAMES)
-def test_all_of_a_recording_is_said_again(name: str) -> None:
+def test_replay_says_the_whole_recording_under_new_names(name: str) -> None:
     """To a host that calls everything by other names."""
     told = corpus.frames(name, "in")
     names = {frame["request_id"]: f"another-{n}" for n, frame in enumerate(told) if "request_id" in frame}
@@ -80,7 +80,7 @@ def test_all_of_a_recording_is_said_again(name: str) -> None:
     assert frames == [renamed(frame) for frame in corpus.frames(name, "out")]
 
 
-def test_what_was_said_after_something_was_told_is_not_said_before(tmp_path: Path) -> None:
+def test_replay_says_a_frame_only_after_its_prompt(tmp_path: Path) -> None:
     steps = [
         ("out", said("a")),
         ("in", prompt("x", "1")),
@@ -94,7 +94,7 @@ def test_what_was_said_after_something_was_told_is_not_said_before(tmp_path: Pat
     assert played(path, [prompt("other", "7"), prompt("another", "8")])[0] == [said("a"), said("b"), said("c")]
 
 
-def test_only_the_same_kind_of_frame_is_what_was_told(tmp_path: Path) -> None:
+def test_replay_matches_only_frames_of_the_same_kind(tmp_path: Path) -> None:
     path = recorded(
         tmp_path / "file",
         ("in", request("set_model", "r1")),
@@ -112,7 +112,7 @@ def test_only_the_same_kind_of_frame_is_what_was_told(tmp_path: Path) -> None:
     assert played(path, [*told, answered("q2")])[0][-1] == said("end")
 
 
-def test_names_that_change_places_are_not_mixed_up(tmp_path: Path) -> None:
+def test_replay_does_not_mix_up_swapped_uuids(tmp_path: Path) -> None:
     path = recorded(
         tmp_path / "file",
         ("in", prompt("x", "u1")),
@@ -122,13 +122,13 @@ def test_names_that_change_places_are_not_mixed_up(tmp_path: Path) -> None:
     assert played(path, [prompt("x", "u2"), prompt("y", "u1")])[0][0]["user_message_uuids"] == ["u2", "u1"]
 
 
-def test_a_request_that_was_never_made_is_answered_all_the_same(tmp_path: Path) -> None:
+def test_replay_answers_a_request_that_was_never_recorded(tmp_path: Path) -> None:
     path = recorded(tmp_path / "file", ("in", prompt("x", "u1")), ("out", said("end")))
     assert played(path, [request("initialize", "i"), prompt("x", "v1")])[0] == [answered("i"), said("end")]
     assert played(path, [prompt("x", "v1"), request("interrupt", "i")])[0] == [said("end"), answered("i")]
 
 
-def test_an_interrupt_that_was_repeated_need_not_be(tmp_path: Path) -> None:
+def test_replay_skips_a_repeated_interrupt(tmp_path: Path) -> None:
     path = recorded(
         tmp_path / "file",
         ("in", prompt("x", "u1")),
@@ -146,18 +146,18 @@ def test_an_interrupt_that_was_repeated_need_not_be(tmp_path: Path) -> None:
     assert played(path, [*once, request("interrupt", "l")])[0] == [answered("k"), said("end"), answered("l")]
 
 
-def test_a_process_that_died_by_itself_does_so_again(tmp_path: Path) -> None:
+def test_replay_exits_like_a_process_that_died_by_itself(tmp_path: Path) -> None:
     path = recorded(tmp_path / "file", ("in", prompt("x", "u1")), ("err", "no more\n"), ("ev", "exit 3"))
     assert played(path, [prompt("x", "v1")]) == ([], 3, b"no more\n")
     assert played(path, []) == ([], 0, b"")
 
 
-def test_a_process_that_was_stopped_waits_to_be(tmp_path: Path) -> None:
+def test_replay_of_a_stopped_process_waits_to_be_stopped(tmp_path: Path) -> None:
     path = recorded(tmp_path / "file", ("in", prompt("x", "u1")), ("ev", "stdin closed"), ("ev", "exit 3"))
     assert played(path, [prompt("x", "v1")])[1] == 0
 
 
-def test_a_prompt_too_many_is_an_error(tmp_path: Path) -> None:
+def test_replay_exits_64_on_a_prompt_too_many(tmp_path: Path) -> None:
     path = recorded(tmp_path / "file", ("in", prompt("x", "u1")), ("out", said("end")))
     frames, code, stderr = played(path, [prompt("x", "v1"), prompt("y", "v2")])
     assert (frames, code) == ([said("end")], 64)
@@ -167,20 +167,20 @@ def test_a_prompt_too_many_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]\n", '{"a":1}\n', '{"banksman":"bundle"}\n', '{"d":"out"}\n', '{"d":"tree","v":[]}\n']
 )
-def test_what_is_no_recording_is_refused_loudly(text: str, tmp_path: Path) -> None:
+def test_replay_exits_64_on_a_malformed_recording(text: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(text)
     _, code, stderr = played(tmp_path / "file", [])
     assert code == 64
     assert b"cannot be played" in stderr
 
 
-def test_a_line_that_is_no_frame_ends_it_as_it_ends_the_agent(tmp_path: Path) -> None:
+def test_replay_exits_1_on_a_line_that_is_no_frame(tmp_path: Path) -> None:
     path = recorded(tmp_path / "file", ("in", prompt("x", "u1")), ("out", said("end")))
     assert played(path, b"\n[]\n{\n")[1] == 1
     assert played(path, b"\n[]\n")[1] == 0
 
 
-def test_it_starts_without_anything_that_takes_time() -> None:
+def test_replay_starts_without_slow_imports() -> None:
     """As the fake agent: what it imports is counted, since a time would be the machine's."""
     code = "import sys; from banksman.testing.fake_agent import replay; print(*sys.modules)"
     source = MAIN.parents[3]
@@ -220,7 +220,7 @@ CLOSED = happened("session.closed")
         pytest.param([], False, id="not yet"),
     ],
 )
-def test_a_process_of_a_bundle_dies_by_itself_if_it_did(lines: list[bytes], dies: bool) -> None:
+def test_replay_of_a_bundle_exits_only_if_its_process_did(lines: list[bytes], dies: bool) -> None:
     spoke = json.dumps({"kind": "update", "turn": None, "frame": "{}"}).encode()
     lives = replay.read([b'{"banksman":"bundle"}', happened("process.started", process=1), spoke, *lines])
     assert lives == [[("say", b"{}"), *([("exit", 3)] if dies else [])]]
@@ -319,7 +319,7 @@ async def died(told: Told) -> None:
 
 @pytest.mark.parametrize("text", [True, False], ids=["whole", "without text"])
 @pytest.mark.parametrize("talk", [plain, asked, interrupted, died])
-async def test_a_bundle_of_a_session_can_be_played_as_its_agent(talk: Any, text: bool, tmp_path: Path) -> None:
+async def test_replay_of_a_bundle_gives_the_same_outcomes(talk: Any, text: bool, tmp_path: Path) -> None:
     outcomes, shown = await told(fake_agent.command(), tmp_path / "bundle", talk, text=text)
     # What is waited for in the talk is masked with the rest.
     talk = _masked_talk if talk is interrupted and not text else talk
@@ -338,7 +338,7 @@ async def _masked_talk(told: Told) -> None:
     await told.ask("more")
 
 
-async def test_a_bundle_of_what_was_played_is_the_same_talk(tmp_path: Path) -> None:
+async def test_replay_of_a_replayed_bundle_is_the_same_talk(tmp_path: Path) -> None:
     """And so it can be played for ever."""
     await told(fake_agent.command(), tmp_path / "first", died)
     await told(player(tmp_path / "first"), tmp_path / "second", died)

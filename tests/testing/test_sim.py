@@ -180,13 +180,13 @@ PROGRAMS = [program_callbacks, program_tasks, program_cancels, program_timers, p
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_orders_as_asyncio_does(program: Program) -> None:
+def test_sim_loop_orders_callbacks_like_asyncio(program: Program) -> None:
     real = ran_on(asyncio.SelectorEventLoop(), program)
     assert ran_on(sim.SimLoop(), program) == real
     assert real
 
 
-def test_orders_as_asyncio_does_in_random_programs() -> None:
+def test_sim_loop_orders_random_programs_like_asyncio() -> None:
     lengths: list[int] = []
     for seed in range(60):
         real = ran_on(asyncio.SelectorEventLoop(), random_program(seed))
@@ -198,7 +198,7 @@ def test_orders_as_asyncio_does_in_random_programs() -> None:
 # Time
 
 
-def test_time_is_virtual() -> None:
+def test_sim_loop_time_is_virtual() -> None:
     async def main() -> float:
         loop = sim.current()
         assert loop.time() == 0
@@ -213,7 +213,7 @@ def test_time_is_virtual() -> None:
         assert runner.run(main()) == 3660
 
 
-def test_no_world() -> None:
+def test_sim_loop_refuses_io_and_threads() -> None:
     async def main() -> None:
         loop = sim.current()
         with pytest.raises(sim.NotSimulated, match="add_reader"):
@@ -285,7 +285,7 @@ def start_three(loop: sim.SimLoop, say: Callable[[str], None]) -> None:
 
 # Three choices, then two: one departure is any of 2 + 1, two are one of 2 × 1, and there is no third.
 @pytest.mark.parametrize(("departures_max", "count"), [(0, 1), (1, 4), (2, 6), (3, 6)])
-def test_three_free_handles_have_as_many_schedules_as_by_hand(departures_max: int, count: int) -> None:
+def test_explorer_of_three_free_handles_runs_every_schedule(departures_max: int, count: int) -> None:
     explored, orders = orders_of(start_three, 3, departures_max=departures_max)
     assert explored.schedules == count == len(orders) == len(set(orders))
     assert explored.choice_points == 2
@@ -296,12 +296,12 @@ def test_three_free_handles_have_as_many_schedules_as_by_hand(departures_max: in
         assert set(orders) == {"".join(order) for order in itertools.permutations("abc")}
 
 
-def test_fewest_departures_come_first() -> None:
+def test_explorer_runs_fewest_departures_first() -> None:
     _, orders = orders_of(start_three, 3, departures_max=2)
     assert orders == ["abc", "bac", "cab", "acb", "bca", "cba"]
 
 
-def test_a_lane_keeps_its_order() -> None:
+def test_sim_lane_keeps_its_order() -> None:
     def start(loop: sim.SimLoop, say: Callable[[str], None]) -> None:
         loop.outside(say, "1", lane="stdout")
         loop.outside(say, "2", lane="stdout")
@@ -310,7 +310,7 @@ def test_a_lane_keeps_its_order() -> None:
     assert orders_of(start, 3, departures_max=9)[1] == ["12x", "x12", "1x2"]
 
 
-def test_call_soon_keeps_its_order() -> None:
+def test_sim_call_soon_keeps_its_order() -> None:
     def start(loop: sim.SimLoop, say: Callable[[str], None]) -> None:
         for letter in "abcd":
             loop.call_soon(say, letter)
@@ -320,7 +320,7 @@ def test_call_soon_keeps_its_order() -> None:
     assert explored.choice_points == 0
 
 
-def test_tasks_keep_their_order_unless_they_have_lanes() -> None:
+def test_sim_tasks_keep_their_order_unless_they_have_lanes() -> None:
     async def says(say: Callable[[str], None], letters: str) -> None:
         for letter in letters:
             say(letter)
@@ -348,7 +348,7 @@ def test_tasks_keep_their_order_unless_they_have_lanes() -> None:
     assert seen == {"abxy", "axby", "axyb", "xyab", "xaby", "xayb"}
 
 
-def test_timers_of_one_instant_are_free_and_others_are_not() -> None:
+def test_sim_timers_of_one_instant_are_free_and_others_are_not() -> None:
     def start(loop: sim.SimLoop, say: Callable[[str], None]) -> None:
         for letter, when in (("a", 0.3), ("b", 0.1 + 0.2), ("c", 0.4)):
             loop.call_at(when, say, letter)
@@ -357,7 +357,7 @@ def test_timers_of_one_instant_are_free_and_others_are_not() -> None:
     assert orders == ["abc", "bac"]
 
 
-def test_timers_that_are_equal_are_two() -> None:
+def test_sim_equal_timers_are_two() -> None:
     def start(loop: sim.SimLoop, say: Callable[[str], None]) -> None:
         loop.call_at(1, say, "a")
         loop.call_at(1, say, "a")
@@ -366,7 +366,7 @@ def test_timers_that_are_equal_are_two() -> None:
     assert orders_of(start, 2, departures_max=9, jitter_seconds=2)[1] == ["aa", "aa"]
 
 
-def test_a_due_timer_comes_anywhere_among_the_ready() -> None:
+def test_sim_due_timer_comes_anywhere_among_the_ready() -> None:
     def start(loop: sim.SimLoop, say: Callable[[str], None]) -> None:
         def world() -> None:
             say("1")
@@ -379,7 +379,7 @@ def test_a_due_timer_comes_anywhere_among_the_ready() -> None:
     assert orders == ["1t2", "t12", "12t"]
 
 
-def test_a_timer_that_is_due_soon_may_fire_early() -> None:
+def test_sim_timer_due_soon_may_fire_early() -> None:
     def start(loop: sim.SimLoop, say: Callable[[str], None]) -> None:
         def fires() -> None:
             assert loop.time() == 0.01  # Early for the others; for the timer it is time.
@@ -395,7 +395,7 @@ def test_a_timer_that_is_due_soon_may_fire_early() -> None:
     assert set(orders) == {"xabc", "axbc", "abxc"}
 
 
-def test_what_is_postponed_waits_until_nothing_else_is_ready() -> None:
+def test_sim_postponed_handle_waits_until_nothing_else_is_ready() -> None:
     def start(loop: sim.SimLoop, say: Callable[[str], None]) -> None:
         def chain(letters: str) -> None:
             say(letters[0])
@@ -411,7 +411,7 @@ def test_what_is_postponed_waits_until_nothing_else_is_ready() -> None:
     assert "abcde!?t" in orders_of(start, 8, departures_max=1, postponing=True)[1]
 
 
-def test_postponing_doubles_the_alternatives_where_there_is_something_to_wait_for() -> None:
+def test_explorer_postponing_doubles_alternatives_where_it_matters() -> None:
     def start(loop: sim.SimLoop, say: Callable[[str], None]) -> None:
         loop.outside(say, "a")
         loop.outside(say, "b")
@@ -426,14 +426,14 @@ def test_postponing_doubles_the_alternatives_where_there_is_something_to_wait_fo
     assert orders_of(start, 3, departures_max=2, jitter_seconds=0.05, postponing=True)[0].schedules == 6 + 1 + 3 + 1 + 1
 
 
-def test_what_is_postponed_is_not_postponed_again() -> None:
+def test_sim_postponed_handle_is_not_postponed_again() -> None:
     # Six alternatives, then four: one departure is any of 5 + 3.
     assert orders_of(start_three, 3, departures_max=1, postponing=True)[0].schedules == 1 + 5 + 3
     # Then three each after b or c first, and after a postponement one: to run what was postponed, all the same.
     assert orders_of(start_three, 3, departures_max=2, postponing=True)[0].schedules == 9 + 3 + 3 + 1 + 1 + 1
 
 
-def test_beyond_schedules_max_a_spread_is_run_and_the_rest_is_counted() -> None:
+def test_explorer_beyond_schedules_max_runs_a_spread_and_counts_the_rest() -> None:
     def start(loop: sim.SimLoop, say: Callable[[str], None]) -> None:
         for letter in "abcdef":
             loop.outside(say, letter)
@@ -469,7 +469,7 @@ def finds(broken: sim.Scenario, fixed: sim.Scenario, failure: type[BaseException
     return found.value
 
 
-def test_finds_an_update_lost_across_an_await() -> None:
+def test_explorer_finds_an_update_lost_across_an_await() -> None:
     async def scenario(lock: asyncio.Lock | None) -> None:
         balance = 0
 
@@ -525,7 +525,7 @@ class Permit:
         self.is_free = True
 
 
-def test_finds_a_grant_lost_to_a_cancelled_waiter() -> None:
+def test_explorer_finds_a_grant_lost_to_a_cancelled_waiter() -> None:
     async def scenario(*, passes_on: bool) -> None:
         loop, permit = sim.current(), Permit(passes_on=passes_on)
         await permit.acquire()
@@ -544,7 +544,7 @@ def test_finds_a_grant_lost_to_a_cancelled_waiter() -> None:
     assert "in Permit.acquire" in str(found)
 
 
-def test_finds_a_stale_timer_that_acts_on_a_newer_turn() -> None:
+def test_explorer_finds_a_stale_timer_that_acts_on_a_newer_turn() -> None:
     async def scenario(*, names_its_turn: bool) -> None:
         loop, turn = sim.current(), 1
         killed: list[int] = []
@@ -567,7 +567,7 @@ def test_finds_a_stale_timer_that_acts_on_a_newer_turn() -> None:
     finds(lambda: scenario(names_its_turn=False), lambda: scenario(names_its_turn=True), AssertionError)
 
 
-def test_finds_the_deadlock_of_two_locks() -> None:
+def test_explorer_finds_the_deadlock_of_two_locks() -> None:
     async def scenario(*, is_ordered: bool) -> None:
         loop, left, right = sim.current(), asyncio.Lock(), asyncio.Lock()
 
@@ -590,7 +590,7 @@ def test_finds_the_deadlock_of_two_locks() -> None:
     assert str(found).count(".both\n") == 2
 
 
-def test_shrinks_a_schedule_to_what_it_needs() -> None:
+def test_shrink_reduces_a_schedule_to_what_it_needs() -> None:
     async def scenario() -> None:
         loop, said = sim.current(), list[str]()
         for letter in "abc":
@@ -617,7 +617,7 @@ def fails(scenario: sim.Scenario, failure: type[BaseException], *words: str, ste
     assert found.value.schedule == ""
 
 
-def test_deadlock_tells_who_waits_and_where() -> None:
+def test_sim_deadlock_names_the_waiting_tasks() -> None:
     async def inner() -> None:
         await asyncio.get_running_loop().create_future()
 
@@ -628,7 +628,7 @@ def test_deadlock_tells_who_waits_and_where() -> None:
     fails(scenario, sim.Deadlock, "time 7", "stuck\n", "scenario\n", "inner\n", "Future pending")
 
 
-def test_livelock_tells_what_ran() -> None:
+def test_sim_livelock_names_what_ran() -> None:
     def again() -> None:
         asyncio.get_running_loop().call_soon(again)
 
@@ -639,7 +639,7 @@ def test_livelock_tells_what_ran() -> None:
     fails(scenario, sim.Livelock, "1000 steps", "again")
 
 
-def test_steps_max_is_the_last_number_that_passes() -> None:
+def test_sim_steps_max_is_the_last_number_that_passes() -> None:
     async def scenario() -> None:
         for _ in range(7):
             await asyncio.sleep(0)
@@ -649,7 +649,7 @@ def test_steps_max_is_the_last_number_that_passes() -> None:
     fails(scenario, sim.Livelock, steps_max=steps - 1)
 
 
-def test_an_exception_that_nobody_takes_is_a_failure() -> None:
+def test_sim_unhandled_exception_is_a_failure() -> None:
     def raises() -> None:
         raise LookupError("lost")
 
@@ -667,7 +667,7 @@ def test_an_exception_that_nobody_takes_is_a_failure() -> None:
     fails(task, sim.Unhandled, "loser")
 
 
-def test_a_task_left_behind_is_a_failure() -> None:
+def test_sim_task_left_behind_is_a_failure() -> None:
     cleaned: list[str] = []
 
     async def stays() -> None:
@@ -685,7 +685,7 @@ def test_a_task_left_behind_is_a_failure() -> None:
     assert set(cleaned) == {"up"}
 
 
-def test_what_will_not_end_does_not_outlive_its_run() -> None:
+def test_sim_stubborn_task_does_not_outlive_its_run() -> None:
     async def stubborn() -> None:
         while True:
             with suppress(asyncio.CancelledError):
@@ -706,7 +706,7 @@ def test_what_will_not_end_does_not_outlive_its_run() -> None:
     fails(scenario, pytest.fail.Exception, "on purpose")
 
 
-def test_an_unfinished_generator_is_closed() -> None:
+def test_sim_unfinished_generator_is_closed() -> None:
     closed: list[bool] = []
 
     async def numbers() -> AsyncIterator[int]:
@@ -729,7 +729,7 @@ def test_an_unfinished_generator_is_closed() -> None:
 # A schedule means the same every time, or we are told
 
 
-def test_a_scenario_that_differs_from_run_to_run_is_told() -> None:
+def test_explorer_reports_a_scenario_that_differs_between_runs() -> None:
     runs = itertools.count()
 
     async def scenario() -> None:
@@ -740,7 +740,7 @@ def test_a_scenario_that_differs_from_run_to_run_is_told() -> None:
         sim.explore(scenario)
 
 
-def test_a_scenario_that_changes_later_is_told() -> None:
+def test_explorer_reports_a_scenario_that_changes_later() -> None:
     runs = itertools.count()
 
     async def scenario() -> None:
@@ -754,7 +754,7 @@ def test_a_scenario_that_changes_later_is_told() -> None:
         sim.explore(scenario)
 
 
-def test_a_failure_that_does_not_come_back_is_told() -> None:
+def test_explorer_reports_a_failure_that_does_not_reproduce() -> None:
     runs = itertools.count()
 
     async def scenario() -> None:
@@ -767,7 +767,7 @@ def test_a_failure_that_does_not_come_back_is_told() -> None:
         sim.explore(scenario)
 
 
-def test_a_schedule_that_does_not_fit_is_told() -> None:
+def test_replay_reports_a_schedule_that_does_not_fit() -> None:
     async def scenario() -> None:
         for _ in range(2):
             sim.current().outside(int)
@@ -783,7 +783,7 @@ def test_a_schedule_that_does_not_fit_is_told() -> None:
             sim.replay(scenario, schedule)
 
 
-async def test_refuses_to_run_inside_a_loop() -> None:
+async def test_explorer_refuses_to_run_inside_a_loop() -> None:
     async def scenario() -> None:
         pass
 

@@ -100,7 +100,7 @@ class TestWorldLogThatRefusesAtClaim(LogConformance):
         return WorldLog(bytes_max=retained_bytes, refuses_at_claim=True, reads_late=True)
 
 
-async def test_the_nth_append_fails_and_those_behind_it_and_then_it_goes_on() -> None:
+async def test_world_log_fails_the_nth_append_and_its_followers_and_then_continues() -> None:
     log = WorldLog(faults={2: Fault.FAILS})
     writer = await Writer.claim(log)
     for line in (b"a", b"b", b"c"):
@@ -112,7 +112,7 @@ async def test_the_nth_append_fails_and_those_behind_it_and_then_it_goes_on() ->
     await log.close()
 
 
-async def test_a_log_that_is_broken_fails_until_it_is_not() -> None:
+async def test_world_log_fails_while_broken() -> None:
     log = WorldLog()
     writer = await Writer.claim(log)
     log.is_broken = True
@@ -129,7 +129,7 @@ async def test_a_log_that_is_broken_fails_until_it_is_not() -> None:
     await log.close()
 
 
-async def test_another_writer_by_plan() -> None:
+async def test_world_log_refuses_as_not_owner_by_plan() -> None:
     log = WorldLog(faults={1: Fault.NOT_OWNER})
     writer = await Writer.claim(log)
     writer.append(b"a")
@@ -137,7 +137,7 @@ async def test_another_writer_by_plan() -> None:
     await log.close()
 
 
-def test_a_slow_commit_takes_its_time() -> None:
+def test_world_log_slow_commit_takes_its_time() -> None:
     async def scenario() -> None:
         log = WorldLog(commit_seconds=2.0)
         await (await Writer.claim(log)).commit(b"a")
@@ -148,7 +148,7 @@ def test_a_slow_commit_takes_its_time() -> None:
     sim.replay(scenario, "")
 
 
-async def test_so_many_claims_fail_and_leave_nothing() -> None:
+async def test_world_log_failing_claims_leave_nothing() -> None:
     log = WorldLog()
     log.claims_failing = 2
     for _ in range(2):
@@ -159,7 +159,7 @@ async def test_so_many_claims_fail_and_leave_nothing() -> None:
     await log.close()
 
 
-async def test_an_advance_fails_like_a_claim_in_its_place_and_with_it_what_follows() -> None:
+async def test_world_log_failing_advance_fails_its_followers() -> None:
     log = WorldLog()
     writer = await Writer.claim(log)
     writer.append(b"a")
@@ -177,7 +177,7 @@ async def test_an_advance_fails_like_a_claim_in_its_place_and_with_it_what_follo
     await log.close()
 
 
-async def test_what_was_not_answered_at_a_claim_is_refused_with_its_snapshot() -> None:
+async def test_world_log_refuses_unanswered_appends_at_a_claim() -> None:
     log = WorldLog(refuses_at_claim=True)
     old = await Writer.claim(log)
     await old.commit(b"a", snapshot=b"at 1")
@@ -195,7 +195,7 @@ async def test_what_was_not_answered_at_a_claim_is_refused_with_its_snapshot() -
     await log.close()
 
 
-async def test_the_snapshot_and_many_sessions_cannot_be_read_either() -> None:
+async def test_world_log_unreadable_refuses_snapshot_and_read_many() -> None:
     log = WorldLog()
     await (await Writer.claim(log)).commit(b"a", snapshot=b"at 1")
     log.is_unreadable = True

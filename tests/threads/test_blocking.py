@@ -157,7 +157,7 @@ LOOKED_AT = {
 
 
 @pytest.mark.parametrize("name", INNER)
-def test_both_faces_have_the_same_names_and_signatures(name: str) -> None:
+def test_blocking_classes_have_names_and_signatures_of_async_ones(name: str) -> None:
     there, here = getattr(banksman, name), getattr(threads, name)
     is_async = [inspect.iscoroutinefunction, inspect.isasyncgenfunction]
     public = [each for each in dir(there) if not each.startswith("_")]
@@ -182,12 +182,12 @@ def parameters(function: Callable[..., object]) -> list[tuple[str, object, objec
     return [(each.name, each.kind, each.default, each.annotation) for each in shown]
 
 
-def test_ask_and_wait_takes_what_ask_takes() -> None:
+def test_ask_and_wait_accepts_parameters_of_ask() -> None:
     assert parameters(threads.Session.ask_and_wait) == [*parameters(banksman.Session.ask), TIMEOUT]
 
 
 @pytest.mark.parametrize("name", ["execute", "start"])
-def test_functions_have_the_signatures_of_the_async_ones(name: str) -> None:
+def test_blocking_functions_have_signatures_of_async_ones(name: str) -> None:
     there, here = getattr(banksman, name), getattr(threads, name)
     assert inspect.signature(here) == inspect.signature(there)
     assert (here.__name__, here.__qualname__, bool(here.__doc__)) == (name, name, True)
@@ -206,12 +206,12 @@ def test_blocking_methods_have_names_and_docstrings_of_their_own(name: str) -> N
                 assert "await " not in method.__doc__, each
 
 
-def test_generated_classes_are_as_the_tool_writes_them() -> None:
+def test_generated_classes_equal_output_of_tool() -> None:
     for path, text in blocking_api.generated().items():
         assert path.read_text(encoding="utf-8") == text, "regenerate it: make blocking"
 
 
-def test_check_of_the_tool_names_a_stale_module(
+def test_blocking_api_check_names_stale_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stale = tmp_path / "src" / "blocking_session.py"
@@ -229,7 +229,7 @@ def test_check_of_the_tool_names_a_stale_module(
 
 
 # -- turns -----------------------------------------------------------------------------------------------------------
-def test_ask_and_read(host: threads.Host) -> None:
+def test_session_is_asked_and_read(host: threads.Host) -> None:
     session = open_session(host, name="reads")
     turn = session.ask("hello")
     assert turn.outcome().text == "hello"
@@ -253,7 +253,7 @@ def test_ask_and_read(host: threads.Host) -> None:
         session.ask("too late")
 
 
-def test_errors_of_the_async_one_are_raised_by_the_call(host: threads.Host) -> None:
+def test_calls_raise_errors_of_async_api(host: threads.Host) -> None:
     session = open_session(host)
     with pytest.raises(UsageError, match="no priority"):
         session.ask("x", priority="soon")
@@ -268,7 +268,7 @@ def test_errors_of_the_async_one_are_raised_by_the_call(host: threads.Host) -> N
     assert not session.status().queue
 
 
-def test_eight_threads_ask_one_session_with_all_priorities_and_interrupt(host: threads.Host) -> None:
+def test_eight_threads_ask_one_session_with_all_priorities_and_interrupts(host: threads.Host) -> None:
     session = open_session(host)
 
     def work(number: int) -> list[tuple[threads.Turn, Outcome]]:
@@ -290,7 +290,7 @@ def test_eight_threads_ask_one_session_with_all_priorities_and_interrupt(host: t
     assert ended(session) == {turn.id: outcome.kind for turn, outcome in outcomes}
 
 
-def test_the_queue_is_changed_by_faces_and_by_ids(host: threads.Host, tmp_path: Path) -> None:
+def test_queue_is_changed_by_turns_and_by_ids(host: threads.Host, tmp_path: Path) -> None:
     mark = Mark(tmp_path)
     session = open_session(host)
     running = session.ask(hanging(mark))
@@ -309,7 +309,7 @@ def test_the_queue_is_changed_by_faces_and_by_ids(host: threads.Host, tmp_path: 
 
 
 # -- timeouts --------------------------------------------------------------------------------------------------------
-def test_a_timeout_of_outcome_only_stops_waiting(host: threads.Host, tmp_path: Path) -> None:
+def test_outcome_timeout_only_stops_waiting(host: threads.Host, tmp_path: Path) -> None:
     mark = Mark(tmp_path)
     turn = open_session(host).ask(hanging(mark))
     mark.wait()
@@ -319,7 +319,7 @@ def test_a_timeout_of_outcome_only_stops_waiting(host: threads.Host, tmp_path: P
     assert turn.interrupt().stopped
 
 
-def test_a_timeout_of_ask_and_wait_interrupts_its_turn_and_no_other(host: threads.Host, tmp_path: Path) -> None:
+def test_ask_and_wait_timeout_interrupts_only_its_turn(host: threads.Host, tmp_path: Path) -> None:
     session = open_session(host)
     with pytest.raises(TimeoutError):
         session.ask_and_wait(f"@@touch {tmp_path / 'file'}\n@@hang", timeout=0.3)
@@ -328,7 +328,7 @@ def test_a_timeout_of_ask_and_wait_interrupts_its_turn_and_no_other(host: thread
     assert set(list(ended(session).values())[:-1]) <= {"interrupted", "withdrawn"}
 
 
-def test_a_timeout_of_ask_and_wait_withdraws_what_is_queued(host: threads.Host, tmp_path: Path) -> None:
+def test_ask_and_wait_timeout_withdraws_queued_ask(host: threads.Host, tmp_path: Path) -> None:
     mark = Mark(tmp_path)
     session = open_session(host)
     turn = session.ask(hanging(mark))
@@ -341,9 +341,7 @@ def test_a_timeout_of_ask_and_wait_withdraws_what_is_queued(host: threads.Host, 
     assert list(ended(session).values()) == ["withdrawn", "interrupted"]
 
 
-def test_a_timeout_holds_though_the_loop_is_blocked_and_the_ask_is_withdrawn(
-    host: threads.Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ask_timeout_holds_with_blocked_loop_and_withdraws(host: threads.Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridges, "SETTLE_SECONDS_MAX", 0.05)
     session = open_session(host)
     blocked, go_on = threading.Event(), threading.Event()
@@ -363,7 +361,7 @@ def test_a_timeout_holds_though_the_loop_is_blocked_and_the_ask_is_withdrawn(
 
 
 # -- Ctrl-C ----------------------------------------------------------------------------------------------------------
-def test_an_answer_that_nobody_took_is_undone(host: threads.Host, tmp_path: Path, marker: str) -> None:
+def test_interrupted_call_undoes_its_result(host: threads.Host, tmp_path: Path, marker: str) -> None:
     mark = Mark(tmp_path)
     session = open_session(host)
     interrupt(lambda: session.ask(hanging(mark)))
@@ -394,7 +392,7 @@ def test_an_answer_that_nobody_took_is_undone(host: threads.Host, tmp_path: Path
     assert not host.take_ended()
 
 
-def test_ctrl_c_before_the_answer_withdraws_the_ask(host: threads.Host, tmp_path: Path) -> None:
+def test_ctrl_c_before_acceptance_withdraws_ask(host: threads.Host, tmp_path: Path) -> None:
     mark = Mark(tmp_path)
     session = open_session(host)
     running = session.ask(hanging(mark))
@@ -406,7 +404,7 @@ def test_ctrl_c_before_the_answer_withdraws_the_ask(host: threads.Host, tmp_path
     running.interrupt()
 
 
-def test_ctrl_c_in_a_reader_loses_and_repeats_nothing(host: threads.Host) -> None:
+def test_ctrl_c_in_reader_loses_and_repeats_nothing(host: threads.Host) -> None:
     session = open_session(host)
     session.ask_and_wait("hello")
     reader = session.follow()
@@ -474,7 +472,7 @@ class Program:
             self.process.kill()
 
 
-def test_ctrl_c_in_ask_and_wait_withdraws(tmp_path: Path) -> None:
+def test_ctrl_c_in_ask_and_wait_withdraws_ask(tmp_path: Path) -> None:
     mark = Mark(tmp_path)
     arguments = (
         """
@@ -554,7 +552,7 @@ def test_ctrl_c_in_execute_ends_the_command(tmp_path: Path, marker: str) -> None
 
 
 # -- following -------------------------------------------------------------------------------------------------------
-def test_a_second_thread_follows_while_others_ask(host: threads.Host) -> None:
+def test_thread_follows_session_while_others_ask(host: threads.Host) -> None:
     session = open_session(host)
     follower = start(lambda: [event.seq for event in session.follow()])
     askers = [start(lambda n=n: [session.ask_and_wait(f"{n}.{s}").text for s in range(3)]) for n in range(3)]
@@ -564,7 +562,7 @@ def test_a_second_thread_follows_while_others_ask(host: threads.Host) -> None:
     assert seqs == list(range(1, session.status().seq + 1))
 
 
-def test_threads_that_share_a_reader_get_each_item_once(host: threads.Host) -> None:
+def test_shared_reader_gives_each_item_once(host: threads.Host) -> None:
     session = open_session(host)
     reader = session.follow()
     sharers = [start(lambda: [event.seq for event in reader]) for _ in range(4)]
@@ -575,7 +573,7 @@ def test_threads_that_share_a_reader_get_each_item_once(host: threads.Host) -> N
     assert seqs == list(range(1, session.status().seq + 1))
 
 
-def test_closing_a_reader_ends_the_wait_of_another_thread(host: threads.Host) -> None:
+def test_reader_close_ends_wait_of_another_thread(host: threads.Host) -> None:
     session = open_session(host)
     reader = session.follow(session.status().seq)
     waiter = start(lambda: list(reader))
@@ -589,7 +587,7 @@ def test_closing_a_reader_ends_the_wait_of_another_thread(host: threads.Host) ->
     assert list(other) == []
 
 
-def test_a_reader_that_is_left_alone_leaves_nothing_in_the_loop(host: threads.Host) -> None:
+def test_abandoned_reader_leaves_nothing_in_loop(host: threads.Host) -> None:
     session = open_session(host)
     session.ask_and_wait("hello")
     before = bridge_of(host).look(lambda: len(asyncio.all_tasks()))
@@ -613,7 +611,7 @@ def _wait_for_calls(host: threads.Host, count: int) -> None:
 
 
 # -- holds -----------------------------------------------------------------------------------------------------------
-def test_a_hold_belongs_to_the_thread_that_entered_it_and_is_re_entered(host: threads.Host) -> None:
+def test_hold_belongs_to_its_thread_and_is_reentrant(host: threads.Host) -> None:
     session = open_session(host)
     with session.hold():
         held = session.status().hold
@@ -631,7 +629,7 @@ def test_a_hold_belongs_to_the_thread_that_entered_it_and_is_re_entered(host: th
     assert session.ask_and_wait("after").text == "after"
 
 
-def test_a_hold_is_left_by_an_error_and_by_another_thread(host: threads.Host) -> None:
+def test_hold_is_released_by_error_and_by_another_thread(host: threads.Host) -> None:
     session = open_session(host)
     with pytest.raises(ZeroDivisionError), session.hold():
         _ = 1 / 0
@@ -649,7 +647,7 @@ def test_a_hold_is_left_by_an_error_and_by_another_thread(host: threads.Host) ->
 
 
 # -- callbacks -------------------------------------------------------------------------------------------------------
-def test_a_call_in_the_loops_own_thread_raises_at_once(host: threads.Host) -> None:
+def test_blocking_call_in_loop_thread_raises_at_once(host: threads.Host) -> None:
     said: list[str] = []
 
     def on_question(question: Question) -> str:
@@ -673,7 +671,7 @@ def test_a_call_in_the_loops_own_thread_raises_at_once(host: threads.Host) -> No
     assert said == ["running", "Bash"]
 
 
-def test_a_question_is_answered_by_another_thread(host: threads.Host) -> None:
+def test_question_is_answered_by_another_thread(host: threads.Host) -> None:
     session = open_session(host)
     turn = session.ask("@@ask Bash\n@@say done")
     asked = next(event for event in session.follow() if event.kind == "question.asked")
@@ -686,14 +684,14 @@ def test_a_question_is_answered_by_another_thread(host: threads.Host) -> None:
     assert turn.outcome().text == "done"
 
 
-def test_a_callback_may_call_what_never_waits(host: threads.Host) -> None:
+def test_callback_may_call_nonblocking_methods(host: threads.Host) -> None:
     command = host.start(["cat"], stdin="pipe", on_output=lambda _stream, _data: command.stop_nowait())
     command.write(b"now")
     assert command.wait().ended is Ended.STOPPED
 
 
 # -- commands --------------------------------------------------------------------------------------------------------
-def test_commands(host: threads.Host, marker: str) -> None:
+def test_command_is_started_read_written_and_stopped(host: threads.Host, marker: str) -> None:
     command = host.start(["cat"], stdin="pipe")
     assert host.command(command.id) == command
     assert host.commands() == [command]
@@ -720,13 +718,13 @@ def test_commands(host: threads.Host, marker: str) -> None:
         host.start([f"no-such-{marker}"])
 
 
-def test_execute_in_many_threads() -> None:
+def test_execute_runs_in_many_threads() -> None:
     runs = [start(lambda n=n: threads.execute(["echo", str(n)]).stdout.text) for n in range(8)]
     assert [run.result() for run in runs] == [f"{n}\n" for n in range(8)]
 
 
 # -- closing ---------------------------------------------------------------------------------------------------------
-def test_after_close_calls_raise_and_what_was_learned_can_be_read(tmp_path: Path) -> None:
+def test_closed_host_refuses_calls_and_keeps_learned_state(tmp_path: Path) -> None:
     mark = Mark(tmp_path)
     with threads.Host() as host:
         session = open_session(host)
@@ -767,7 +765,7 @@ def test_after_close_calls_raise_and_what_was_learned_can_be_read(tmp_path: Path
     reader.close()
 
 
-def test_close_while_eight_threads_ask() -> None:
+def test_close_while_eight_threads_ask_gives_every_turn_an_outcome() -> None:
     host = threads.Host()
     session = open_session(host)
     begun = threading.Barrier(9)
@@ -797,7 +795,7 @@ def test_close_while_eight_threads_ask() -> None:
 
 
 @pytest.mark.parametrize("round_number", one_in(5, range(20)))
-def test_no_call_is_lost_in_the_race_with_close(round_number: int) -> None:
+def test_call_that_races_close_is_never_lost(round_number: int) -> None:
     """What did not raise was done: each session that a thread was given is the host's, and was closed by it."""
     host = threads.Host(finished_max=100_000)
     opened: list[threads.Session] = []
@@ -822,7 +820,7 @@ def test_no_call_is_lost_in_the_race_with_close(round_number: int) -> None:
     assert set(opened) <= set(host.sessions())
 
 
-def test_a_thread_that_has_the_number_of_the_ended_loop_thread_is_not_taken_for_it() -> None:
+def test_thread_with_reused_id_is_not_taken_for_loop_thread() -> None:
     host = threads.Host()
     ended = start(lambda: bridge_of(host).call(_thread_number)).result()
     host.close()
@@ -839,7 +837,7 @@ async def _thread_number() -> int:
     return threading.get_ident()
 
 
-def test_close_ends_what_waits_for_ever(host: threads.Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_ends_calls_that_wait_forever(host: threads.Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridges, "SETTLE_SECONDS_MAX", 600.0)  # Not by the time that others are given.
     session = open_session(host)
     seqs: list[int] = []
@@ -869,7 +867,7 @@ def test_close_does_not_wait_for_calls_that_never_settle(monkeypatch: pytest.Mon
         stuck.result()
 
 
-def test_drain_finishes_what_runs(tmp_path: Path) -> None:
+def test_drain_finishes_running_turn(tmp_path: Path) -> None:
     mark, go_on = Mark(tmp_path), tmp_path / "go-on"
     host = threads.Host()
     session = open_session(host)
@@ -885,7 +883,7 @@ def test_drain_finishes_what_runs(tmp_path: Path) -> None:
     assert "closed" in repr(host)
 
 
-def test_two_hosts_with_a_store_each_know_nothing_of_each_other(host: threads.Host) -> None:
+def test_hosts_with_separate_stores_are_independent(host: threads.Host) -> None:
     with threads.Host("memory:") as other:
         here, there = open_session(host, name="same"), open_session(other, name="same")
         with here.hold(), there.hold():
@@ -895,7 +893,7 @@ def test_two_hosts_with_a_store_each_know_nothing_of_each_other(host: threads.Ho
     assert here.ask_and_wait("still").text == "still"
 
 
-def test_two_hosts_with_one_store_share_its_names(host: threads.Host) -> None:
+def test_hosts_with_one_store_share_session_names(host: threads.Host) -> None:
     with threads.Host() as other:
         here = open_session(host, name="same")
         with pytest.raises(NotOwner, match=f"process {os.getpid()}"):
@@ -905,7 +903,7 @@ def test_two_hosts_with_one_store_share_its_names(host: threads.Host) -> None:
         assert open_session(other, name="same").id == here.id
 
 
-def test_a_host_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_host_construction_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError):
         threads.Host("no-such-store:")
 
@@ -927,7 +925,7 @@ def test_a_host_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPat
         threads.Host()
 
 
-def test_an_error_of_the_close_is_raised_and_the_loop_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_error_is_raised_and_loop_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(_self: object) -> None:
         raise banksman.StoreError("the disk is full")
 
@@ -963,7 +961,7 @@ def test_exit_without_close_leaves_nothing(tmp_path: Path, marker: str) -> None:
         assert not marked(marker)
 
 
-def test_threads_that_outlive_the_main_one_use_their_host_to_the_end() -> None:
+def test_threads_that_outlive_main_thread_keep_their_host() -> None:
     arguments = (
         """
         host = threads.Host()
@@ -982,7 +980,7 @@ def test_threads_that_outlive_the_main_one_use_their_host_to_the_end() -> None:
 
 
 @pytest.mark.thorough
-def test_a_fork_cannot_use_the_host_and_harms_it_in_nothing() -> None:
+def test_forked_child_cannot_use_host_and_does_not_harm_it() -> None:
     arguments = (
         """
         import warnings

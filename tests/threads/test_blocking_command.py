@@ -23,7 +23,7 @@ def host() -> Iterator[threads.Host]:
         yield host
 
 
-def test_a_terminal_is_typed_at_watched_and_resized(host: threads.Host) -> None:
+def test_terminal_is_typed_at_watched_and_resized(host: threads.Host) -> None:
     command = host.start(["sh", "-c", "stty size; read line; stty size; read line"], pty=(7, 8))
     first = command.watch("7 8\r\n")
     assert first is not None
@@ -37,7 +37,7 @@ def test_a_terminal_is_typed_at_watched_and_resized(host: threads.Host) -> None:
 
 
 @pytest.mark.parametrize("unknown", ["no_such", "ends_input", "spill_bytes_max", "limits_wanted"])
-def test_a_keyword_that_does_not_exist_starts_nothing(host: threads.Host, unknown: str) -> None:
+def test_unknown_keyword_is_type_error_and_starts_nothing(host: threads.Host, unknown: str) -> None:
     """Also one that is none of the caller's, of the functions that check the others."""
     for function in (threads.execute, host.start):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{unknown}'"):
@@ -45,7 +45,7 @@ def test_a_keyword_that_does_not_exist_starts_nothing(host: threads.Host, unknow
     assert not host.commands()
 
 
-def test_several_threads_watch_one_command(host: threads.Host) -> None:
+def test_command_is_watched_by_several_threads(host: threads.Host) -> None:
     command = host.start(["cat"], stdin="pipe")
     found: dict[str, int | None] = {}
 
@@ -65,7 +65,7 @@ def test_several_threads_watch_one_command(host: threads.Host) -> None:
     assert found == {"a": 0, "b": 1, "(c)": 2, "d": None}
 
 
-def test_what_was_said_is_found_after_the_host_is_closed() -> None:
+def test_watch_finds_output_after_host_closed() -> None:
     with threads.Host("memory:") as host:
         command = host.start(["echo", "said"])
         command.wait()
@@ -80,7 +80,7 @@ def test_what_was_said_is_found_after_the_host_is_closed() -> None:
         command.watch("(said)")
 
 
-def test_a_watch_that_runs_out_of_time_is_none(host: threads.Host) -> None:
+def test_watch_returns_none_after_timeout(host: threads.Host) -> None:
     command = host.start(["sleep", "60"])
     assert command.watch("never", timeout=0.01) is None
     with pytest.raises(UsageError):
@@ -88,7 +88,7 @@ def test_a_watch_that_runs_out_of_time_is_none(host: threads.Host) -> None:
     command.stop(at_once=True)
 
 
-def test_execute_has_terminals_too() -> None:
+def test_execute_supports_pty() -> None:
     assert threads.execute(["stty", "size"], pty=(11, 12)).stdout.text == "11 12\r\n"
 
 
@@ -104,7 +104,7 @@ sys.stderr.write(digest.hexdigest())
 
 
 @pytest.mark.parametrize("how", ["read", "lines"])
-def test_reader_loses_nothing_of_a_fast_writer(host: threads.Host, how: str) -> None:
+def test_reader_loses_nothing_of_fast_writer(host: threads.Host, how: str) -> None:
     """More than is kept in memory and on disk together."""
     command = host.start([sys.executable, "-c", FLOOD % 1100], keep_output=how == "lines")
     digest = hashlib.sha256()
@@ -115,7 +115,7 @@ def test_reader_loses_nothing_of_a_fast_writer(host: threads.Host, how: str) -> 
     assert command.wait().stdout.total == 1100 << 16
 
 
-def test_command_with_held_output_ends_when_a_thread_waits_for_its_end() -> None:
+def test_command_with_held_output_ends_when_thread_waits() -> None:
     with threads.Host("memory:") as host:
         flood = ["sh", "-c", "yes | head -c 2000000"]
         assert host.start(flood, keep_output=False).wait(timeout=30).stdout.total == 2_000_000
@@ -125,7 +125,7 @@ def test_command_with_held_output_ends_when_a_thread_waits_for_its_end() -> None
         host.drain()
 
 
-def test_lines_that_one_face_has_fetched_are_there_for_another() -> None:
+def test_readline_buffer_is_shared_by_command_handles() -> None:
     with threads.Host("memory:") as host:
         command = host.start(["printf", "one\\ntwo\\nthree"])
         command.wait()
@@ -138,7 +138,7 @@ def test_lines_that_one_face_has_fetched_are_there_for_another() -> None:
     assert list(command.stdout) == [b"ree"]
 
 
-def test_read_that_runs_out_of_time_loses_nothing(host: threads.Host) -> None:
+def test_read_timeout_loses_nothing(host: threads.Host) -> None:
     command = host.start(["cat"], stdin="pipe")
     command.write(b"half")
     with pytest.raises(TimeoutError):
@@ -150,7 +150,7 @@ def test_read_that_runs_out_of_time_loses_nothing(host: threads.Host) -> None:
 
 
 @pytest.mark.parametrize("how", ["timeout", "Ctrl-C", "Ctrl-C after the answer"])
-def test_read_to_the_end_that_is_given_up_loses_nothing(
+def test_read_to_end_that_is_cut_short_loses_nothing(
     host: threads.Host, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     command = host.start(["cat"], stdin="pipe")
@@ -183,7 +183,7 @@ def test_read_to_the_end_that_is_given_up_loses_nothing(
     assert command.stdout.at_eof()
 
 
-def test_read_to_the_end_has_one_deadline_for_all_pieces(host: threads.Host) -> None:
+def test_read_to_end_has_one_deadline_for_all_pieces(host: threads.Host) -> None:
     command = host.start(["sh", "-c", "while echo x; do sleep 0.02; done"])
     with pytest.raises(TimeoutError):
         command.stdout.read(timeout=0.2)
@@ -191,12 +191,12 @@ def test_read_to_the_end_has_one_deadline_for_all_pieces(host: threads.Host) -> 
     assert len(command.stdout.read()) == command.result().stdout.total
 
 
-def test_output_goes_to_a_file_or_nowhere(tmp_path: Path) -> None:
+def test_output_is_redirected_to_file(tmp_path: Path) -> None:
     done = threads.execute(["sh", "-c", "echo out; echo err >&2"], stdout=tmp_path / "out", stderr=subprocess.STDOUT)
     assert (done.code, (tmp_path / "out").read_text()) == (0, "out\nerr\n")
 
 
-def test_start_without_a_host_lives_until_it_is_stopped() -> None:
+def test_start_without_host_lives_until_stopped() -> None:
     first, second = threads.start(["cat"], stdin="pipe"), threads.start(["sleep", "60"])
     first.write(b"said\n")
     assert first.stdout.readline() == b"said\n"
@@ -213,7 +213,7 @@ def test_start_without_a_host_lives_until_it_is_stopped() -> None:
     implicit.close()
 
 
-def test_start_without_a_host_ends_with_the_program() -> None:
+def test_start_without_host_ends_with_program() -> None:
     code = "from banksman import threads; print(threads.start(['sleep', '1000']).pid)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
     assert not os.path.exists(f"/proc/{int(done.stdout)}")

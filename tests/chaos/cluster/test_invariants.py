@@ -82,7 +82,7 @@ def judge(
     invariants.prompts(ID, GIVEN if given is None else given, invariants.events_of(last), history.asks)
 
 
-def test_what_is_well_is_judged_so() -> None:
+def test_invariants_accept_correct_history() -> None:
     judge(a_history(), a_log())
     # Who has not yet seen everything has seen nothing wrong.
     judge(a_history(), a_log(), seen=a_log()[:4])
@@ -150,7 +150,7 @@ def another_outcome(events: list[Event]) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_log_that_is_wrong_is_found_out(plant: Callable[[list[Event]], None], message: str) -> None:
+def test_invariants_find_faulty_log(plant: Callable[[list[Event]], None], message: str) -> None:
     events = a_log()
     plant(events)
     if plant is twice:  # A view has each place once; a log that has one twice is not dense.
@@ -162,47 +162,47 @@ def test_a_log_that_is_wrong_is_found_out(plant: Callable[[list[Event]], None], 
 
 
 # -- what clients were told ------------------------------------------------------------------------------------------
-def test_an_event_that_a_client_was_given_and_that_is_gone_is_found_out() -> None:
+def test_invariants_find_event_that_vanished() -> None:
     seen = [*a_log(), an_event(8, 2, "process.exited")]
     with pytest.raises(AssertionError, match="which is not there any more"):
         judge(a_history(), a_log(), seen=seen)
 
 
-def test_an_event_that_is_another_later_is_found_out() -> None:
+def test_invariants_find_event_that_changed() -> None:
     seen = a_log()
     seen[5] = an_event(6, 1, "process.exited")
     with pytest.raises(AssertionError, match="was given another"):
         judge(a_history(), a_log(), seen=seen)
 
 
-def test_a_gap_is_found_out() -> None:
+def test_invariants_find_gap() -> None:
     view = View(a_view(a_log()).events, {ID: [(1, 2)]}, is_many=False)
     with pytest.raises(AssertionError, match="was told of gaps"):
         invariants.readers([Reader("a reader", view)], {ID: a_view(a_log())})
 
 
-def test_one_ask_that_became_two_turns_is_found_out() -> None:
+def test_invariants_find_ask_accepted_as_two_turns() -> None:
     history = a_history()
     history.accepts(history.asks[0], 1, "t2")
     with pytest.raises(AssertionError, match="k1 was accepted as"):
         judge(history, a_log())
 
 
-def test_two_outcomes_that_clients_were_told_are_found_out() -> None:
+def test_invariants_find_contradicting_outcomes() -> None:
     history = a_history()
     history.tells(history.asks[1], 1, {"kind": "failed", "text": "w2"})
     with pytest.raises(AssertionError, match="told different outcomes"):
         judge(history, a_log())
 
 
-def test_the_answer_of_another_ask_is_found_out() -> None:
+def test_invariants_find_answer_of_another_ask() -> None:
     history = a_history()
     history.asks[0].told[0] = history.asks[0].told[0]._replace(text="w2 w2.0")
     with pytest.raises(AssertionError, match="k1 was answered with words of"):
         judge(history, a_log())
 
 
-def test_half_an_answer_that_is_called_done_is_found_out() -> None:
+def test_invariants_find_half_answer_reported_as_done() -> None:
     history = a_history()
     history.asks[0].told[0] = history.asks[0].told[0]._replace(text="w1")
     with pytest.raises(AssertionError, match="the answer is"):
@@ -210,17 +210,17 @@ def test_half_an_answer_that_is_called_done_is_found_out() -> None:
 
 
 # -- what agents were given ------------------------------------------------------------------------------------------
-def test_a_prompt_that_two_processes_read_is_found_out() -> None:
+def test_invariants_find_prompt_given_to_two_processes() -> None:
     with pytest.raises(AssertionError, match="given to an agent 2 times"):
         judge(a_history(), a_log(), given=[*GIVEN, GIVEN[1]])
 
 
-def test_an_answer_that_no_agent_gave_is_found_out() -> None:
+def test_invariants_find_answer_that_no_agent_gave() -> None:
     with pytest.raises(AssertionError, match="no agent was given it"):
         judge(a_history(), a_log(), given=GIVEN[1:])
 
 
-def test_prompts_are_read_from_the_bytes_of_a_process() -> None:
+def test_prompts_of_reads_prompts_from_process_input() -> None:
     frames: list[Any] = [
         {"type": "control_request", "request": {}},
         {"type": "user", "message": {"content": "one"}},
@@ -265,7 +265,7 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
     found.end()
 
 
-def test_two_agents_of_one_session_at_once_are_known_and_one_after_the_other_is_well(agents: Agents) -> None:
+def test_world_finds_overlapping_agents_of_one_session(agents: Agents) -> None:
     first = agents.start(0)
     agents.start(1)
     first.kill()
@@ -278,7 +278,7 @@ def test_two_agents_of_one_session_at_once_are_known_and_one_after_the_other_is_
     assert overlap["second"]["pid"] == third.pid
 
 
-def test_an_agent_is_found_by_its_host_and_session(agents: Agents) -> None:
+def test_world_finds_agent_by_host_and_session(agents: Agents) -> None:
     first, second = agents.start(0), agents.start(1)
     found = {(each.pid, each.session) for each in agents.world.agents_of(agents.life)}
     assert found == {(first.pid, 0), (second.pid, 1)}
@@ -287,7 +287,7 @@ def test_an_agent_is_found_by_its_host_and_session(agents: Agents) -> None:
     assert {each.pid for each in agents.world.agents_of(agents.life)} == {second.pid}
 
 
-def test_an_agent_that_outlives_the_lease_of_its_host_is_found_out(agents: Agents) -> None:
+def test_nemesis_finds_agent_that_outlives_lease_of_its_host(agents: Agents) -> None:
     nemesis = Nemesis(agents.world, History(), SHORT.plan, 1, threading.Event())
     host = Host(agents.world.folder / "a", "", "a", agents.world.prefix)
     host.lives = 1

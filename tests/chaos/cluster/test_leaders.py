@@ -17,7 +17,7 @@ SESSIONS = 3
 
 
 @pytest.mark.thorough
-def test_the_death_of_the_node_that_leads_fences_nobody(tmp_path: Path) -> None:
+def test_leader_death_fences_no_session(tmp_path: Path) -> None:
     with World(tmp_path / "world", sessions=SESSIONS, lease=LEASE_SECONDS) as world:
         front = world.fronts[0]
         world.open_all()

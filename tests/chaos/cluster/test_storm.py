@@ -50,7 +50,7 @@ LONG = Size(
 
 
 @pytest.mark.thorough
-def test_whatever_is_killed_or_stopped_every_ask_has_one_outcome_and_no_event_is_lost(tmp_path: Path) -> None:
+def test_cluster_storm_gives_every_ask_one_outcome_and_loses_no_event(tmp_path: Path) -> None:
     size = LONG if MINUTES else SHORT
     seed = SEED if not MINUTES or "BANKSMAN_CHAOS_SEED" in os.environ else random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}: BANKSMAN_CHAOS_SEED={seed}", flush=True)  # Shown when it fails.

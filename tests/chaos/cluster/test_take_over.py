@@ -25,7 +25,7 @@ BROKEN_SECONDS = 15.0
 
 
 @pytest.mark.thorough
-def test_a_session_of_a_killed_host_answers_elsewhere_within_the_lease_and_two_seconds(tmp_path: Path) -> None:
+def test_killed_host_session_answers_elsewhere_within_lease_and_two_seconds(tmp_path: Path) -> None:
     dice = random.Random(SEED)
     is_busy = os.getloadavg()[0] > (os.cpu_count() or 1)
     with World(tmp_path / "world", sessions=SESSIONS, lease=LEASE_SECONDS) as world:

@@ -33,7 +33,7 @@ def fifo(path: Path) -> Path:
 
 
 # -- the connection --------------------------------------------------------------------------------------------------
-def test_whatever_version_is_asked_for_the_answer_is_1(editor: Editor) -> None:
+def test_initialize_answers_version_1_to_any_version(editor: Editor) -> None:
     for version in (0, 1, 2, 65535):
         told = editor.call("initialize", protocolVersion=version)
         shown = (told["protocolVersion"], told["authMethods"], told["agentInfo"]["name"])
@@ -44,14 +44,14 @@ def test_whatever_version_is_asked_for_the_answer_is_1(editor: Editor) -> None:
 
 
 @pytest.mark.thorough
-def test_an_agent_that_nobody_knows_is_told(served: Served, tmp_path: Path) -> None:
+def test_initialize_refuses_unknown_agent_with_a_hint(served: Served, tmp_path: Path) -> None:
     with Editor(tmp_path / "editor", served=served, words=["--agent", "nobody"]) as editor:
         error = editor.fail("initialize", protocolVersion=1)
     assert error["code"] == -32602
     assert "claude" in error["data"]["hint"]
 
 
-def test_what_is_no_request_is_answered_and_the_next_one_too(editor: Editor) -> None:
+def test_malformed_message_is_answered_with_its_error_code(editor: Editor) -> None:
     bad = {
         b"\xff\xfe": -32700,
         b"what?": -32700,
@@ -74,7 +74,7 @@ def test_what_is_no_request_is_answered_and_the_next_one_too(editor: Editor) -> 
     assert len(editor.messages) == len(bad) + 2
 
 
-def test_what_is_wrong_with_a_request_is_said(editor: Editor, tmp_path: Path) -> None:
+def test_request_with_invalid_params_is_refused_with_words(editor: Editor, tmp_path: Path) -> None:
     session = editor.new()
     wrong: list[tuple[str, dict[str, Any]]] = [
         ("session/new", {}),
@@ -99,7 +99,7 @@ def test_what_is_wrong_with_a_request_is_said(editor: Editor, tmp_path: Path) ->
     assert editor.prompt(session, "still there") == "end_turn"
 
 
-def test_nothing_but_messages_is_on_stdout_and_ids_keep_their_type(editor: Editor) -> None:
+def test_stdout_carries_only_messages_and_ids_keep_their_type(editor: Editor) -> None:
     editor.send(b'{"jsonrpc":"2.0","id":"7","method":"authenticate"}')
     editor.send(b'{"jsonrpc":"2.0","id":7,"method":"authenticate"}')
     assert editor.response("7")["id"] == "7"
@@ -108,7 +108,7 @@ def test_nothing_but_messages_is_on_stdout_and_ids_keep_their_type(editor: Edito
 
 
 # -- prompts ---------------------------------------------------------------------------------------------------------
-def test_text_comes_while_the_turn_runs_and_the_answer_after_it(editor: Editor, tmp_path: Path) -> None:
+def test_prompt_text_streams_before_the_answer(editor: Editor, tmp_path: Path) -> None:
     go = fifo(tmp_path / "go")
     session = editor.new()
     request = editor.begin_prompt(session, f"@@stream 3 0\n@@wait {go}")
@@ -122,7 +122,7 @@ def test_text_comes_while_the_turn_runs_and_the_answer_after_it(editor: Editor, 
     assert editor.texts(session, "user_message_chunk") == []
 
 
-def test_thoughts_tools_and_their_ends_are_told(editor: Editor) -> None:
+def test_prompt_updates_include_thoughts_and_tool_calls(editor: Editor) -> None:
     session = editor.new()
     editor.prompt(session, '@@think hm\n@@tool_use Read {"file_path": "x"}\n@@tool_result found\n@@say done')
     kinds = [update["sessionUpdate"] for update in editor.updates(session)]
@@ -138,7 +138,7 @@ def test_thoughts_tools_and_their_ends_are_told(editor: Editor) -> None:
     assert (began["title"], ended["status"], ended["toolCallId"]) == ("Read: x", "completed", began["toolCallId"])
 
 
-def test_a_turn_that_fails_is_an_error_with_its_outcome(editor: Editor) -> None:
+def test_prompt_that_fails_is_an_error_with_its_outcome(editor: Editor) -> None:
     session = editor.new()
     response = editor.response(editor.begin_prompt(session, "@@say before\n@@exit 3"))
     assert response["error"]["code"] == -32603
@@ -148,21 +148,21 @@ def test_a_turn_that_fails_is_an_error_with_its_outcome(editor: Editor) -> None:
 
 
 @pytest.mark.thorough
-def test_a_prompt_of_8_megabytes_goes_through(editor: Editor, served: Served) -> None:
+def test_prompt_of_8_megabytes_is_accepted(editor: Editor, served: Served) -> None:
     session = editor.new()
     assert editor.prompt(session, "x" * (8 << 20) + "\n@@say heard") == "end_turn"
     assert editor.said(session) == "heard"
 
 
 @pytest.mark.thorough
-def test_a_line_that_no_server_takes_is_an_error_and_no_end(editor: Editor) -> None:
+def test_prompt_too_large_for_the_server_is_an_error_and_session_continues(editor: Editor) -> None:
     session = editor.new()
     response = editor.response(editor.begin_prompt(session, "x" * (33 << 20)))
     assert response["error"]["data"]["status"] == 413
     assert editor.prompt(session, "@@say there") == "end_turn"
 
 
-def test_prompts_are_taken_in_their_order_and_each_is_answered(editor: Editor, tmp_path: Path) -> None:
+def test_prompts_are_answered_in_order(editor: Editor, tmp_path: Path) -> None:
     go = fifo(tmp_path / "go")
     session = editor.new()
     words = [f"word {number}" for number in range(10)]
@@ -177,7 +177,7 @@ def test_prompts_are_taken_in_their_order_and_each_is_answered(editor: Editor, t
 
 
 # -- stopping --------------------------------------------------------------------------------------------------------
-def test_cancel_stops_the_turn_and_its_tool_is_told_to_have_failed(editor: Editor) -> None:
+def test_cancel_stops_the_turn_and_reports_its_tool_as_failed(editor: Editor) -> None:
     session = editor.new()
     request = editor.begin_prompt(session, '@@tool_use Bash {"command": "make"}\n@@hang')
     call = editor.wait(lambda m: is_update(m, session) and m["params"]["update"]["sessionUpdate"] == "tool_call")
@@ -189,7 +189,7 @@ def test_cancel_stops_the_turn_and_its_tool_is_told_to_have_failed(editor: Edito
     assert editor.prompt(session, "@@say on") == "end_turn"
 
 
-def test_cancel_right_behind_the_prompt_stops_it_and_not_the_next_one(editor: Editor) -> None:
+def test_cancel_right_behind_the_prompt_stops_only_that_prompt(editor: Editor) -> None:
     session = editor.new()
     for _ in range(10):
         stopped = editor.begin_prompt(session, "@@hang")
@@ -199,7 +199,7 @@ def test_cancel_right_behind_the_prompt_stops_it_and_not_the_next_one(editor: Ed
         assert editor.response(goes_on)["result"]["stopReason"] == "end_turn"
 
 
-def test_one_request_is_cancelled_by_its_id(editor: Editor) -> None:
+def test_cancel_request_stops_one_prompt_by_its_id(editor: Editor) -> None:
     session = editor.new()
     runs = editor.begin_prompt(session, "@@say begun\n@@hang")
     editor.wait_said(session, "begun")
@@ -213,7 +213,7 @@ def test_one_request_is_cancelled_by_its_id(editor: Editor) -> None:
     assert editor.response(runs)["result"]["stopReason"] == "cancelled"
 
 
-def test_cancel_stops_only_what_this_editor_asked_for(editor: Editor, served: Served, tmp_path: Path) -> None:
+def test_cancel_stops_only_prompts_of_this_editor(editor: Editor, served: Served, tmp_path: Path) -> None:
     go = fifo(tmp_path / "go")
     session = editor.new()
     turn = served.ask(session, f"@@say theirs\n@@wait {go}")
@@ -226,7 +226,7 @@ def test_cancel_stops_only_what_this_editor_asked_for(editor: Editor, served: Se
 
 
 # -- questions -------------------------------------------------------------------------------------------------------
-def test_a_question_is_put_to_the_editor_and_its_answer_counts(editor: Editor) -> None:
+def test_question_is_put_to_the_editor_and_its_answer_counts(editor: Editor) -> None:
     for option, status in (("allow_once", "completed"), ("reject_once", "failed")):
         session = editor.new()
         before = len(editor.messages)
@@ -241,7 +241,7 @@ def test_a_question_is_put_to_the_editor_and_its_answer_counts(editor: Editor) -
         assert [(end["toolCallId"], end["status"]) for end in ends] == [(call["toolCallId"], status)], option
 
 
-def test_option_that_was_not_offered_denies_and_the_turn_ends(editor: Editor) -> None:
+def test_question_answered_with_an_option_not_offered_is_denied(editor: Editor) -> None:
     session = editor.new()
     request = editor.begin_prompt(session, ASKS)
     editor.reply(editor.wait_asked(), selected("proceed_always"))
@@ -251,7 +251,7 @@ def test_option_that_was_not_offered_denies_and_the_turn_ends(editor: Editor) ->
     assert "'proceed_always', which was not offered" in editor.stderr.read_text()
 
 
-def test_error_in_place_of_an_answer_denies_and_the_turn_ends(editor: Editor) -> None:
+def test_question_answered_with_an_error_is_denied(editor: Editor) -> None:
     session = editor.new()
     request = editor.begin_prompt(session, ASKS)
     editor.refuse(editor.wait_asked(), -32601, "no\x1b such method")
@@ -263,7 +263,7 @@ def test_error_in_place_of_an_answer_denies_and_the_turn_ends(editor: Editor) ->
     assert "\x1b" not in said
 
 
-def test_what_is_allowed_for_the_session_is_remembered(editor: Editor, served: Served) -> None:
+def test_question_allowed_for_the_session_is_remembered(editor: Editor, served: Served) -> None:
     session = editor.new()
     request = editor.begin_prompt(session, ASKS)
     editor.reply(editor.wait_asked(), selected("allow_always"))
@@ -273,7 +273,7 @@ def test_what_is_allowed_for_the_session_is_remembered(editor: Editor, served: S
     assert any("updatedPermissions" in frame for frame in sent)
 
 
-def test_cancel_while_a_question_is_open(editor: Editor) -> None:
+def test_cancel_with_an_open_question_ends_the_prompt(editor: Editor) -> None:
     session = editor.new()
     request = editor.begin_prompt(session, ASKS)
     asked = editor.wait_asked()
@@ -282,13 +282,13 @@ def test_cancel_while_a_question_is_open(editor: Editor) -> None:
     assert editor.response(request)["result"]["stopReason"] == "cancelled"
 
 
-def test_a_question_that_a_rule_answers_is_not_put_to_the_editor(editor: Editor) -> None:
+def test_question_answered_by_a_rule_is_not_put_to_the_editor(editor: Editor) -> None:
     session = editor.new(_meta={"banksman": {"rules": {"Bash": "allow"}}})
     assert editor.prompt(session, ASKS) == "end_turn"
     assert not [message for message in editor.messages if message.get("method") == "session/request_permission"]
 
 
-def test_an_editor_that_gives_no_answer_leaves_the_question_to_others(editor: Editor, served: Served) -> None:
+def test_question_the_editor_cancels_is_left_to_other_clients(editor: Editor, served: Served) -> None:
     session = editor.new()
     request = editor.begin_prompt(session, ASKS)
     asked = editor.wait_asked()
@@ -300,7 +300,7 @@ def test_an_editor_that_gives_no_answer_leaves_the_question_to_others(editor: Ed
 
 
 # -- sessions --------------------------------------------------------------------------------------------------------
-def test_load_tells_everything_again_and_then_answers(editor: Editor, served: Served, tmp_path: Path) -> None:
+def test_load_replays_all_updates_before_its_answer(editor: Editor, served: Served, tmp_path: Path) -> None:
     session = editor.new()
     editor.prompt(session, "@@stream 3 0 word")
     editor.prompt(session, '@@tool_use Read {"file_path": "x"}\n@@tool_result found\n@@say done')
@@ -321,7 +321,7 @@ def test_load_tells_everything_again_and_then_answers(editor: Editor, served: Se
     assert len(again) > len(kinds)
 
 
-def test_resume_tells_nothing_of_before(editor: Editor, served: Served, tmp_path: Path) -> None:
+def test_resume_replays_nothing(editor: Editor, served: Served, tmp_path: Path) -> None:
     session = editor.new()
     editor.prompt(session, "@@say before")
     with Editor(tmp_path / "other", served=served) as other:
@@ -330,7 +330,7 @@ def test_resume_tells_nothing_of_before(editor: Editor, served: Served, tmp_path
         assert other.said(session) == "after"
 
 
-def test_a_session_at_work_is_not_loaded_into_the_same_editor(editor: Editor) -> None:
+def test_load_of_a_session_at_work_in_the_same_editor_is_refused(editor: Editor) -> None:
     session = editor.new()
     request = editor.begin_prompt(session, "@@say begun\n@@hang")
     editor.wait_said(session, "begun")
@@ -339,7 +339,7 @@ def test_a_session_at_work_is_not_loaded_into_the_same_editor(editor: Editor) ->
     editor.response(request)
 
 
-def test_list_says_where_sessions_are_and_pages(editor: Editor, tmp_path: Path) -> None:
+def test_list_filters_by_cwd_and_pages(editor: Editor, tmp_path: Path) -> None:
     here = [editor.new(cwd=str(tmp_path)) for _ in range(2)]
     found: list[Message] = []
     cursor: dict[str, Any] = {}
@@ -353,14 +353,14 @@ def test_list_says_where_sessions_are_and_pages(editor: Editor, tmp_path: Path) 
     assert all(each["cwd"] == str(tmp_path) and each["updatedAt"].endswith("Z") for each in found)
 
 
-def test_wishes_beyond_the_protocol_reach_the_session(editor: Editor, served: Served) -> None:
+def test_meta_settings_of_new_reach_the_session(editor: Editor, served: Served) -> None:
     session = editor.new(_meta={"banksman": {"name": "from-an-editor", "model": "opus", "what": 1}, "other": {}})
     assert served.get("/v1/sessions/from-an-editor")["id"] == session
     opened = served.get(f"/v1/sessions/{session}/events?limit=1")["events"][0]["body"]
     assert opened["model"] == "opus"
 
 
-def test_modes_and_models_are_changed(editor: Editor, served: Served) -> None:
+def test_set_mode_and_set_model_change_the_session(editor: Editor, served: Served) -> None:
     session = editor.new()
     assert editor.call("session/set_mode", sessionId=session, modeId="plan") == {}
     assert editor.call("session/set_model", sessionId=session, modelId="opus") == {}
@@ -369,7 +369,7 @@ def test_modes_and_models_are_changed(editor: Editor, served: Served) -> None:
     assert found == {"permission_mode": "plan", "model": "opus"}
 
 
-def test_modes_and_options_are_advertised_and_set(editor: Editor, tmp_path: Path) -> None:
+def test_modes_and_config_options_are_advertised_and_set(editor: Editor, tmp_path: Path) -> None:
     told = editor.call("session/new", cwd=str(tmp_path), mcpServers=[], _meta={"banksman": {"model": "opus"}})
     assert told["modes"]["currentModeId"] == "default"
     assert "plan" in [mode["id"] for mode in told["modes"]["availableModes"]]
@@ -391,7 +391,7 @@ def test_modes_and_options_are_advertised_and_set(editor: Editor, tmp_path: Path
     )
 
 
-def test_close_stops_what_this_editor_has_going(editor: Editor, served: Served) -> None:
+def test_close_cancels_prompts_of_this_editor(editor: Editor, served: Served) -> None:
     session = editor.new()
     request = editor.begin_prompt(session, "@@say begun\n@@hang")
     editor.wait_said(session, "begun")
@@ -403,7 +403,7 @@ def test_close_stops_what_this_editor_has_going(editor: Editor, served: Served) 
     assert editor.prompt(session, "@@say awake") == "end_turn"
 
 
-def test_delete_forgets_a_session(editor: Editor, served: Served) -> None:
+def test_delete_forgets_the_session(editor: Editor, served: Served) -> None:
     session = editor.new()
     editor.prompt(session, "x")
     assert editor.call("session/delete", sessionId=session) == {}
@@ -412,7 +412,7 @@ def test_delete_forgets_a_session(editor: Editor, served: Served) -> None:
 
 # -- an editor that does not read ------------------------------------------------------------------------------------
 @pytest.mark.thorough
-def test_stdout_that_is_not_read_stops_nothing(served: Served, editor: Editor) -> None:
+def test_unread_stdout_delays_updates_and_stops_no_turn(served: Served, editor: Editor) -> None:
     """It falls behind the log, and that is all: the turn runs to its end, another can be stopped, and when it reads
     again it has everything, in order."""
     session = editor.new()

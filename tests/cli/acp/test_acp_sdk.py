@@ -95,7 +95,7 @@ async def began(connection: ClientSideConnection, folder: Path) -> str:
     return (await connection.new_session(cwd=str(folder), mcp_servers=[])).session_id
 
 
-async def test_a_prompt_with_chunks_and_a_tool(tmp_path: Path) -> None:
+async def test_sdk_client_gets_chunks_and_tool_updates(tmp_path: Path) -> None:
     watcher = Watcher()
     async with driven(tmp_path, watcher) as (connection, _):
         told = await connection.initialize(protocol_version=PROTOCOL_VERSION)
@@ -115,7 +115,7 @@ async def test_a_prompt_with_chunks_and_a_tool(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("choice", "status"), [("allow_once", "completed"), ("reject_once", "failed")])
-async def test_a_permission_is_asked_and_answered(tmp_path: Path, choice: str, status: str) -> None:
+async def test_sdk_client_answers_a_permission_request(tmp_path: Path, choice: str, status: str) -> None:
     watcher = Watcher()
     watcher.choice = choice
     async with driven(tmp_path, watcher) as (connection, _):
@@ -128,7 +128,7 @@ async def test_a_permission_is_asked_and_answered(tmp_path: Path, choice: str, s
         assert [(end.tool_call_id, end.status) for end in ends] == [(call.tool_call_id, status)]
 
 
-async def test_a_turn_is_cancelled(tmp_path: Path) -> None:
+async def test_sdk_client_cancels_a_turn(tmp_path: Path) -> None:
     watcher = Watcher()
     async with driven(tmp_path, watcher) as (connection, _):
         session = await began(connection, tmp_path)
@@ -141,7 +141,7 @@ async def test_a_turn_is_cancelled(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-async def test_cancelled_with_a_question_open(tmp_path: Path) -> None:
+async def test_sdk_client_cancels_with_a_question_open(tmp_path: Path) -> None:
     watcher = Watcher()
     watcher.choice = None
     async with driven(tmp_path, watcher) as (connection, _):
@@ -152,7 +152,7 @@ async def test_cancelled_with_a_question_open(tmp_path: Path) -> None:
         assert (await prompt).stop_reason == "cancelled"
 
 
-async def test_errors_are_errors(tmp_path: Path) -> None:
+async def test_sdk_client_gets_request_errors(tmp_path: Path) -> None:
     async with driven(tmp_path, Watcher()) as (connection, _):
         session = await began(connection, tmp_path)
         with pytest.raises(RequestError) as failed:
@@ -164,7 +164,7 @@ async def test_errors_are_errors(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-async def test_a_session_is_loaded_after_our_death(tmp_path: Path) -> None:
+async def test_sdk_client_loads_a_session_after_banksman_was_killed(tmp_path: Path) -> None:
     first = Watcher()
     async with driven(tmp_path, first) as (connection, process):
         session = await began(connection, tmp_path)
@@ -187,7 +187,7 @@ async def test_a_session_is_loaded_after_our_death(tmp_path: Path) -> None:
         assert done.stop_reason == "end_turn"
 
 
-async def test_a_session_is_resumed_and_changed_and_closed(tmp_path: Path) -> None:
+async def test_sdk_client_resumes_changes_and_closes_a_session(tmp_path: Path) -> None:
     watcher = Watcher()
     async with driven(tmp_path, watcher) as (connection, _):
         session = await began(connection, tmp_path)
@@ -201,7 +201,7 @@ async def test_a_session_is_resumed_and_changed_and_closed(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("choice", "said"), one_in(2, [("allow_once", "make: yes"), ("reject_once", "make: no")]))
-async def test_their_client_drives_their_agent_through_us(tmp_path: Path, choice: str, said: str) -> None:
+async def test_sdk_client_drives_an_sdk_agent_through_banksman(tmp_path: Path, choice: str, said: str) -> None:
     """What goes in at one end comes out at the other, and what the agent offers is what the user may choose."""
     watcher = Watcher()
     watcher.choice = choice

@@ -59,7 +59,7 @@ def ask_server(folder: Path, path: str) -> Any:
 
 
 # -- one inside ------------------------------------------------------------------------------------------------------
-def test_without_a_server_one_is_begun_inside_and_ends_with_us(tmp_path: Path) -> None:
+def test_embedded_server_begins_without_another_and_ends_with_the_editor(tmp_path: Path) -> None:
     with Editor(tmp_path) as editor:
         editor.initialize()
         found = announced(tmp_path)
@@ -74,13 +74,13 @@ def test_without_a_server_one_is_begun_inside_and_ends_with_us(tmp_path: Path) -
     assert token not in editor.stderr.read_text()
 
 
-def test_the_token_of_the_environment_is_the_one_of_the_server_inside(tmp_path: Path) -> None:
+def test_embedded_server_takes_its_token_from_the_environment(tmp_path: Path) -> None:
     with Editor(tmp_path, env={"BANKSMAN_TOKEN": "a-token-of-the-user"}) as editor:
         assert editor.prompt(editor.new(), "@@say hello") == "end_turn"
         assert not (tmp_path / "state" / "banksman" / "token").exists()
 
 
-def test_a_second_editor_finds_the_server_of_the_first(tmp_path: Path) -> None:
+def test_second_editor_uses_the_server_of_the_first(tmp_path: Path) -> None:
     with Editor(tmp_path) as first, Editor(tmp_path) as second:
         session = first.new()
         second.load(session)
@@ -93,7 +93,7 @@ def test_a_second_editor_finds_the_server_of_the_first(tmp_path: Path) -> None:
         assert first.prompt(session, "@@say on") == "end_turn"
 
 
-def test_of_many_editors_that_begin_at_once_one_has_the_server(tmp_path: Path) -> None:
+def test_editors_starting_at_once_share_one_server(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         editors = [stack.enter_context(Editor(tmp_path)) for _ in range(3)]
         requests = [editor.begin("session/new", cwd=str(tmp_path), mcpServers=[]) for editor in editors]
@@ -110,7 +110,7 @@ def test_of_many_editors_that_begin_at_once_one_has_the_server(tmp_path: Path) -
             editor.leave()
 
 
-def test_the_editor_with_the_server_goes_and_the_other_begins_one(tmp_path: Path) -> None:
+def test_second_editor_starts_a_server_when_the_first_leaves(tmp_path: Path) -> None:
     with Editor(tmp_path) as first, Editor(tmp_path) as second:
         first.initialize()
         session = second.new()
@@ -124,7 +124,7 @@ def test_the_editor_with_the_server_goes_and_the_other_begins_one(tmp_path: Path
         assert "@@say before" in second.texts(session)[-1]
 
 
-def test_the_server_is_killed_under_a_prompt_and_the_prompt_is_answered(tmp_path: Path) -> None:
+def test_prompt_is_answered_as_unknown_when_its_server_is_killed(tmp_path: Path) -> None:
     with Editor(tmp_path) as first, Editor(tmp_path) as second:
         first.initialize()
         session = second.new()
@@ -137,7 +137,7 @@ def test_the_server_is_killed_under_a_prompt_and_the_prompt_is_answered(tmp_path
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------
-def test_the_editor_goes_in_the_middle_of_a_turn_and_nothing_is_left(tmp_path: Path) -> None:
+def test_editor_leaving_in_the_middle_of_a_turn_leaves_nothing_running(tmp_path: Path) -> None:
     with Editor(tmp_path) as editor:
         session = editor.new()
         editor.begin_prompt(session, "@@say begun\n@@hang")
@@ -148,7 +148,7 @@ def test_the_editor_goes_in_the_middle_of_a_turn_and_nothing_is_left(tmp_path: P
         assert again.said(session) == "begun"
 
 
-def test_the_editor_is_killed_and_comes_back(tmp_path: Path) -> None:
+def test_killed_editor_can_load_its_session_again(tmp_path: Path) -> None:
     with Editor(tmp_path) as editor:
         session = editor.new()
         editor.prompt(session, "@@say whole")
@@ -164,7 +164,7 @@ def test_the_editor_is_killed_and_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_signals_end_it_in_order_with_a_server_inside(tmp_path: Path, number: int, code: int) -> None:
+def test_signal_ends_acp_in_order_with_an_embedded_server(tmp_path: Path, number: int, code: int) -> None:
     with Editor(tmp_path) as editor:
         session = editor.new()
         editor.begin_prompt(session, "@@say begun\n@@hang")
@@ -174,13 +174,13 @@ def test_signals_end_it_in_order_with_a_server_inside(tmp_path: Path, number: in
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_signals_end_it_at_once_with_a_server_elsewhere(served: Served, tmp_path: Path, number: int, code: int) -> None:
+def test_signal_ends_acp_at_once_with_server_elsewhere(served: Served, tmp_path: Path, number: int, code: int) -> None:
     with Editor(tmp_path / "editor", served=served) as editor:
         editor.initialize()
         assert editor.signal(number) == code
 
 
-def test_signals_before_anything_was_asked_end_it(tmp_path: Path) -> None:
+def test_signal_before_any_request_ends_acp(tmp_path: Path) -> None:
     with Editor(tmp_path) as editor:
         # It hears signals when it answers.
         editor.send(b"what?")
@@ -188,7 +188,7 @@ def test_signals_before_anything_was_asked_end_it(tmp_path: Path) -> None:
         assert editor.signal(signal.SIGTERM) == 0
 
 
-def test_an_editor_that_closes_its_ears_is_gone(tmp_path: Path) -> None:
+def test_acp_exits_when_its_stdout_is_closed(tmp_path: Path) -> None:
     """It still holds our stdin, and never says that it goes."""
     read, write = os.pipe()
     process = subprocess.Popen(
@@ -207,7 +207,7 @@ def test_an_editor_that_closes_its_ears_is_gone(tmp_path: Path) -> None:
         assert process.wait(SECONDS_MAX) == 0
 
 
-def test_a_turn_goes_on_in_a_server_elsewhere_when_the_editor_goes(served: Served, tmp_path: Path) -> None:
+def test_turn_continues_at_a_server_elsewhere_when_the_editor_leaves(served: Served, tmp_path: Path) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
     with Editor(tmp_path / "editor", served=served) as editor:
@@ -227,7 +227,7 @@ def test_a_turn_goes_on_in_a_server_elsewhere_when_the_editor_goes(served: Serve
 
 # -- a server that is named ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("way", ["flag", "variable"])
-def test_a_server_that_was_named_is_never_replaced(tmp_path: Path, way: str) -> None:
+def test_named_server_is_never_replaced_by_an_embedded_one(tmp_path: Path, way: str) -> None:
     url = "http://127.0.0.1:1"
     words = ["--url", url] if way == "flag" else []
     env = {} if way == "flag" else {"BANKSMAN_URL": url}
@@ -238,7 +238,7 @@ def test_a_server_that_was_named_is_never_replaced(tmp_path: Path, way: str) -> 
         assert announced(tmp_path) is None
 
 
-def test_a_named_server_that_was_started_anew_is_found_again(tmp_path: Path) -> None:
+def test_named_server_is_found_again_after_a_restart(tmp_path: Path) -> None:
     words = ["--url", "http://127.0.0.1:{port}"]
     with Served(tmp_path / "server") as served, Editor(tmp_path / "editor", served=served, words=words) as editor:
         session = editor.new()
@@ -249,7 +249,7 @@ def test_a_named_server_that_was_started_anew_is_found_again(tmp_path: Path) -> 
         assert editor.said(session) == "beforeafter"
 
 
-def test_a_server_that_goes_is_not_begun_with(tmp_path: Path) -> None:
+def test_draining_server_is_not_used_by_a_new_editor(tmp_path: Path) -> None:
     """It finishes what runs and takes nothing new: who comes now has one of its own."""
     go = tmp_path / "go"
     os.mkfifo(go)
@@ -265,7 +265,7 @@ def test_a_server_that_goes_is_not_begun_with(tmp_path: Path) -> None:
 
 # -- usage -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("words", "code"), [(["--what"], 2), (["--"], 2), (["word"], 2), (["--help"], 0)])
-def test_wrong_usage_is_2(tmp_path: Path, words: list[str], code: int) -> None:
+def test_acp_exits_2_on_wrong_usage(tmp_path: Path, words: list[str], code: int) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "banksman", "acp", *words],
         capture_output=True,
@@ -279,7 +279,7 @@ def test_wrong_usage_is_2(tmp_path: Path, words: list[str], code: int) -> None:
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-"])
-def test_without_stdin_or_stdout_there_is_no_editor(tmp_path: Path, closed: str) -> None:
+def test_acp_exits_2_without_stdin_or_stdout(tmp_path: Path, closed: str) -> None:
     done = subprocess.run(
         ["sh", "-c", f'exec "$0" -m banksman acp {closed}', sys.executable],
         capture_output=True,
@@ -290,7 +290,7 @@ def test_without_stdin_or_stdout_there_is_no_editor(tmp_path: Path, closed: str)
     assert done.returncode == 2
 
 
-def test_the_settings_in_the_docs_start_it(tmp_path: Path) -> None:
+def test_editor_settings_in_the_docs_start_acp(tmp_path: Path) -> None:
     text = (Path(__file__).parents[3] / "docs" / "editors.md").read_text()
     blocks = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     assert len(blocks) == 2

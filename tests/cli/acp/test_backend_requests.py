@@ -59,7 +59,7 @@ def test_signal_that_interrupts_no_wait_is_handled(wishes: MainThreadRequests) -
         thread.join()
 
 
-def test_wishes_come_in_order_whatever_signal_is_between_them(wishes: MainThreadRequests) -> None:
+def test_main_thread_requests_keep_their_order_around_signals(wishes: MainThreadRequests) -> None:
     wishes.put(MainThreadRequest.SERVE)
     signal.raise_signal(signal.SIGUSR1)
     wishes.put(MainThreadRequest.SERVE)

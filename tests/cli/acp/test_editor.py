@@ -50,21 +50,21 @@ def read_lines(data: bytes, line_bytes_max: int = editor.LINE_BYTES_MAX) -> list
     return found
 
 
-def test_lines_are_whole_and_the_rest_was_never_said() -> None:
+def test_read_lines_yields_whole_lines_only() -> None:
     assert read_lines(b'{"a":1}\n\n{"b":2}\r\nhalf') == [b'{"a":1}', b"", b'{"b":2}\r']
     assert read_lines(b"") == []
 
 
-def test_a_line_that_is_too_long_costs_only_itself() -> None:
+def test_read_lines_drops_only_an_oversize_line() -> None:
     assert read_lines(b"x" * 11 + b"\n" + b"y" * 10 + b"\nz\n", 10) == [None, b"y" * 10, b"z"]
 
 
-def test_a_line_may_be_longer_than_a_read() -> None:
+def test_read_lines_accepts_a_line_longer_than_one_read() -> None:
     long = b"x" * (3 * editor.READ_BYTES_MAX + 5)
     assert read_lines(long + b"\ny\n") == [long, b"y"]
 
 
-def test_who_tells_waits_for_a_reader_and_who_answers_does_not() -> None:
+def test_outbox_blocks_updates_but_not_answers_for_a_slow_reader() -> None:
     gone = threading.Event()
     with pipe() as ends:
         outbox = Outbox(ends.write, on_gone=gone.set)
@@ -88,7 +88,7 @@ def test_who_tells_waits_for_a_reader_and_who_answers_does_not() -> None:
         outbox.flush(SECONDS_MAX)
 
 
-def test_answers_wait_too_when_there_are_too_many() -> None:
+def test_outbox_blocks_answers_beyond_their_limit() -> None:
     with pipe() as ends:
         gone = threading.Event()
         outbox = Outbox(ends.write, on_gone=gone.set)

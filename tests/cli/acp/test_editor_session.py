@@ -95,7 +95,7 @@ def prompt(talks: EditorSessions, talk: EditorSession, text: str) -> threading.T
 
 
 @pytest.mark.thorough
-def test_the_one_that_was_not_used_for_longest_rests_and_misses_nothing(
+def test_least_recently_used_session_is_unfollowed_and_misses_nothing(
     served: Served, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(talks_module, "FOLLOWED_MAX", 2)
@@ -120,7 +120,7 @@ def test_the_one_that_was_not_used_for_longest_rests_and_misses_nothing(
         wait_left(talk)
 
 
-def test_one_that_is_awaited_does_not_rest(
+def test_session_with_a_pending_prompt_stays_followed(
     served: Served, backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(talks_module, "FOLLOWED_MAX", 1)
@@ -150,7 +150,7 @@ def asked_and_stopped(served: Served, talk: EditorSession) -> None:
                 return
 
 
-def test_a_turn_that_the_log_says_nothing_of_is_answered_all_the_same(
+def test_prompt_is_answered_when_the_log_misses_the_end_of_its_turn(
     served: Served, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server knows how it ended, and the follower has passed all there is: nothing more will come."""
@@ -165,7 +165,7 @@ def test_a_turn_that_the_log_says_nothing_of_is_answered_all_the_same(
 
 
 @pytest.mark.thorough
-def test_a_session_that_is_deleted_fails_what_waits_in_it(served: Served, backend: Backend) -> None:
+def test_prompt_fails_when_its_session_is_deleted(served: Served, backend: Backend) -> None:
     talks, ear = EditorSessions(), Ear()
     talk = opened(served, backend, ear)
     talks.add(talk)
@@ -181,7 +181,7 @@ def test_a_session_that_is_deleted_fails_what_waits_in_it(served: Served, backen
     wait_left(talk)
 
 
-def test_what_is_cancelled_is_decided_in_the_order_of_the_lines(
+def test_cancel_applies_to_prompts_before_it_in_line_order(
     served: Served, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However late the threads are that tell it to the server: those that came before the word, and none after it."""

@@ -49,7 +49,7 @@ def delta(text: str) -> Event:
 
 
 # -- events ----------------------------------------------------------------------------------------------------------
-def test_users_are_told_when_the_agent_hears_them() -> None:
+def test_prompt_is_projected_when_its_turn_starts() -> None:
     telling = UpdateProjection(None)
     assert telling.updates(queued("a", "first")) == []
     assert telling.updates(queued("b", [{"type": "text", "text": "second"}])) == []
@@ -59,27 +59,27 @@ def test_users_are_told_when_the_agent_hears_them() -> None:
     assert telling.updates(event("turn.started", "a", attempt=2)) == []
 
 
-def test_prompts_that_were_joined_are_told_in_their_order() -> None:
+def test_joined_prompts_are_projected_in_their_order() -> None:
     telling = UpdateProjection(None)
     for turn in ("a", "b"):
         telling.updates(queued(turn, turn))
     assert telling.updates(event("turn.started", "a", joined=["b"])) == [spoken("a"), spoken("b")]
 
 
-def test_a_prompt_of_the_editors_own_is_not_told_back() -> None:
+def test_prompt_of_this_editor_is_not_projected_back() -> None:
     telling = UpdateProjection(None)
     telling.updates(queued("a", "mine"), own={"a"})
     assert telling.updates(event("turn.started", "a"), own={"a"}) == []
 
 
-def test_a_prompt_that_was_never_heard_is_never_told() -> None:
+def test_withdrawn_prompt_is_never_projected() -> None:
     telling = UpdateProjection(None)
     telling.updates(queued("a", "withdrawn"))
     telling.updates(event("turn.ended", "a", outcome="withdrawn"))
     assert telling.updates(event("turn.started", "b", joined=["a"])) == []
 
 
-def test_text_is_told_as_it_comes_and_once() -> None:
+def test_streamed_text_is_projected_once() -> None:
     telling = UpdateProjection(projector_of("claude"))
     telling.updates(event("turn.started"))
     start = {"type": "stream_event", "event": {"type": "message_start", "message": {"id": "m"}}}
@@ -89,24 +89,24 @@ def test_text_is_told_as_it_comes_and_once() -> None:
     assert told == [[], [said("hel")], [said("lo")], []]
 
 
-def test_what_is_said_outside_of_a_turn_is_told_as_the_server_has_it() -> None:
+def test_update_outside_a_turn_is_projected_as_the_server_sent_it() -> None:
     telling = UpdateProjection(projector_of("claude"))
     assert telling.updates(event("update", None, frame=delta("x"), updates=[said("whole")])) == [said("whole")]
 
 
 @pytest.mark.parametrize("dialect", [None, "", "a dialect of tomorrow"])
-def test_a_dialect_that_is_not_known_here_is_told_as_the_server_has_it(dialect: str | None) -> None:
+def test_update_of_an_unknown_dialect_is_projected_as_the_server_sent_it(dialect: str | None) -> None:
     telling = UpdateProjection(projector_of(dialect))
     telling.updates(event("turn.started"))
     assert telling.updates(event("update", frame=delta("x"), updates=[said("whole")])) == [said("whole")]
 
 
 @pytest.mark.parametrize("kind", ["sent", "recited", "question.asked", "process.started", "session.closed"])
-def test_other_events_say_nothing(kind: str) -> None:
+def test_other_events_are_not_projected(kind: str) -> None:
     assert UpdateProjection(None).updates(event(kind, frame=delta("x"))) == []
 
 
-def test_a_tool_of_a_turn_that_was_stopped_is_told_to_have_failed() -> None:
+def test_tool_of_a_stopped_turn_is_projected_as_failed() -> None:
     telling = UpdateProjection(None)
     telling.updates(event("turn.started"))
     telling.updates(event("update", updates=[tool("1"), tool("2", "Read: x")]))
@@ -121,7 +121,7 @@ def test_a_tool_of_a_turn_that_was_stopped_is_told_to_have_failed() -> None:
     assert telling.updates(event("turn.ended", outcome="done")) == []
 
 
-def test_texts_that_follow_each_other_are_joined_and_messages_are_not() -> None:
+def test_joined_updates_merge_texts_of_one_message() -> None:
     joined = JoinedUpdates()
     assert joined.add([said("a"), said("b")]) == []
     assert joined.add([said("c", "n"), tool("1")]) == [said("ab"), said("c", "n"), tool("1")]
@@ -130,7 +130,7 @@ def test_texts_that_follow_each_other_are_joined_and_messages_are_not() -> None:
     assert joined.flush() == []
 
 
-def test_what_is_joined_is_bounded() -> None:
+def test_joined_updates_are_bounded() -> None:
     text = "x" * JOINED_CHARACTERS_MAX
     joined = JoinedUpdates()
     assert joined.add([said(text)]) == []
@@ -153,7 +153,7 @@ def nothing(_: Any) -> None:
     return None
 
 
-def test_a_question_without_options_has_the_usual_three() -> None:
+def test_question_without_options_offers_the_usual_three() -> None:
     asked = open_questions.request_of("s", ASKED, nothing)
     assert [option["kind"] for option in asked["options"]] == ["allow_once", "allow_always", "reject_once"]
     assert asked["toolCall"]["toolCallId"] == "q-1.7"
@@ -163,7 +163,7 @@ def test_a_question_without_options_has_the_usual_three() -> None:
     assert open_questions.answer(ASKED, chosen("reject_once")) == {"decision": "deny"}
 
 
-def test_the_agents_own_options_are_passed_on() -> None:
+def test_question_passes_on_the_agents_options() -> None:
     asked = {**ASKED, "details": {"options": [*OFFERED, {"optionId": 1}, "x"], "tool_use_id": "toolu"}}
     put = open_questions.request_of("s", asked, lambda call: f"title of {call}")
     assert put["options"] == OFFERED
@@ -172,19 +172,19 @@ def test_the_agents_own_options_are_passed_on() -> None:
 
 
 @pytest.mark.parametrize("result", [None, {}, {"outcome": 1}, {"outcome": {"outcome": "selected"}}, chosen("what?")])
-def test_option_that_was_not_offered_is_a_denial(result: Any) -> None:
+def test_question_answer_not_offered_is_a_denial(result: Any) -> None:
     answer = open_questions.answer(ASKED, result)
     assert answer is not None
     assert answer["decision"] == "deny"
     assert "not offered" in answer["message"]
 
 
-def test_cancelled_question_is_left_to_others() -> None:
+def test_question_cancelled_by_the_editor_has_no_answer() -> None:
     assert open_questions.answer(ASKED, {"outcome": {"outcome": "cancelled"}}) is None
 
 
 # -- settings --------------------------------------------------------------------------------------------------------
-def test_offers_of_an_acp_agent_are_told_under_our_ids() -> None:
+def test_acp_agent_options_are_advertised_under_our_ids() -> None:
     option = {"id": "m-1", "name": "M", "category": "model", "type": "select", "currentValue": "a"}
     options = [{**option, "options": [{"value": "a", "name": "A"}, {"value": "b", "name": "B"}]}]
     modes = {"currentModeId": "ask", "availableModes": [{"id": "ask", "name": "Ask"}, {"id": "do", "name": "Do"}]}
@@ -200,7 +200,7 @@ def test_offers_of_an_acp_agent_are_told_under_our_ids() -> None:
     assert (model["currentValue"], [each["value"] for each in model["options"]]) == ("c", ["c", "a", "b"])
 
 
-def test_agent_without_known_settings_offers_none() -> None:
+def test_agent_without_known_settings_advertises_none() -> None:
     assert session_updates.told(session_updates.known("acp")) == {}
     assert (
         session_updates.told(
@@ -210,7 +210,7 @@ def test_agent_without_known_settings_offers_none() -> None:
     )
 
 
-def test_models_of_claudes_greeting_are_offered() -> None:
+def test_claude_models_are_advertised_from_its_greeting() -> None:
     models = [{"value": "default", "displayName": "Default"}, {"value": "opus[1m]", "displayName": "Opus 1M"}]
     frame = json.dumps({"type": "control_response", "response": {"response": {"models": models}}})
     found = session_updates.after(session_updates.known("claude"), {"kind": "update", "body": {}, "frame": frame})
@@ -234,13 +234,13 @@ def test_models_of_claudes_greeting_are_offered() -> None:
         ("withdrawn", None, "cancelled"),
     ],
 )
-def test_how_a_turn_ends(outcome: str, said_by_agent: str | None, reason: str) -> None:
+def test_turn_outcome_maps_to_a_stop_reason(outcome: str, said_by_agent: str | None, reason: str) -> None:
     result = ending("t", {"outcome": outcome, "stop_reason": said_by_agent})
     assert result == {"stopReason": reason, "_meta": {"banksman": {"turn": "t", "outcome": outcome}}}
 
 
 @pytest.mark.parametrize("outcome", ["failed", "refused", "unknown"])
-def test_a_turn_that_did_not_end_well_is_an_error(outcome: str) -> None:
+def test_failed_turn_outcome_maps_to_an_error(outcome: str) -> None:
     with pytest.raises(EditorRefusal) as raised:
         ending("t", {"outcome": outcome, "error": None, "clock": "turn"})
     assert (raised.value.code, raised.value.data["outcome"], raised.value.data["clock"]) == (-32603, outcome, "turn")
@@ -249,7 +249,7 @@ def test_a_turn_that_did_not_end_well_is_an_error(outcome: str) -> None:
         ending("t", {"outcome": outcome, "error": "the agent's words"})
 
 
-def test_whose_fault_an_error_is() -> None:
+def test_refusal_code_says_whose_fault_an_error_is() -> None:
     unknown = refusal_of(Problem("NotFound", "there is no such session", hint="look", status=404))
     assert (unknown.code, unknown.message, unknown.data["hint"]) == (-32602, "there is no such session", "look")
     assert refusal_of(Problem("Closed", "it goes", status=503)).code == -32603

@@ -36,7 +36,7 @@ def other(served: Served, tmp_path: Path) -> Iterator[Editor]:
 
 
 @pytest.mark.thorough
-def test_each_sees_what_the_other_asks_and_what_is_said(one: Editor, other: Editor, served: Served) -> None:
+def test_editors_see_each_others_prompts_and_answers(one: Editor, other: Editor, served: Served) -> None:
     session = one.new()
     other.load(session)
     assert one.prompt(session, "@@say first") == "end_turn"
@@ -53,7 +53,7 @@ def test_each_sees_what_the_other_asks_and_what_is_said(one: Editor, other: Edit
         assert editor.texts(session, "user_message_chunk")[-1] == "@@say third"
 
 
-def test_the_first_answer_counts_and_the_other_need_not_ask_any_more(one: Editor, other: Editor) -> None:
+def test_question_answered_by_one_editor_is_cancelled_in_the_other(one: Editor, other: Editor) -> None:
     session = one.new()
     other.load(session)
     request = one.begin_prompt(session, ASKS)
@@ -69,7 +69,7 @@ def test_the_first_answer_counts_and_the_other_need_not_ask_any_more(one: Editor
     assert not [message for message in other.messages if message.get("method") == "$/cancel_request"]
 
 
-def test_answered_by_none_of_the_editors_it_is_taken_back_from_all(one: Editor, other: Editor, served: Served) -> None:
+def test_question_answered_elsewhere_is_cancelled_in_all_editors(one: Editor, other: Editor, served: Served) -> None:
     session = one.new()
     other.load(session)
     request = one.begin_prompt(session, ASKS)
@@ -82,7 +82,7 @@ def test_answered_by_none_of_the_editors_it_is_taken_back_from_all(one: Editor, 
     assert one.response(request)["result"]["stopReason"] == "end_turn"
 
 
-def test_an_editor_that_dies_leaves_its_question_to_the_other(one: Editor, other: Editor, served: Served) -> None:
+def test_question_of_a_dead_editor_is_answered_by_the_other(one: Editor, other: Editor, served: Served) -> None:
     session = one.new()
     other.load(session)
     one.begin_prompt(session, ASKS)
@@ -95,7 +95,7 @@ def test_an_editor_that_dies_leaves_its_question_to_the_other(one: Editor, other
     assert served.outcome(session, turn)["kind"] == "done"
 
 
-def test_who_comes_while_a_question_is_open_is_told_everything_and_then_asked(one: Editor, other: Editor) -> None:
+def test_editor_loading_during_an_open_question_is_asked_after_the_replay(one: Editor, other: Editor) -> None:
     session = one.new()
     request = one.begin_prompt(session, f"@@say before\n{ASKS}")
     one.wait_asked()
@@ -108,7 +108,7 @@ def test_who_comes_while_a_question_is_open_is_told_everything_and_then_asked(on
     assert one.response(request)["result"]["stopReason"] == "end_turn"
 
 
-def test_questions_of_before_are_not_asked_again(one: Editor, other: Editor) -> None:
+def test_answered_question_is_not_asked_again_on_load(one: Editor, other: Editor) -> None:
     session = one.new()
     request = one.begin_prompt(session, ASKS)
     one.reply(one.wait_asked(), selected("allow_once"))
@@ -118,7 +118,7 @@ def test_questions_of_before_are_not_asked_again(one: Editor, other: Editor) -> 
     assert not [message for message in other.messages if message.get("method") == "session/request_permission"]
 
 
-def test_who_comes_in_the_middle_of_a_text_has_all_of_it_once(one: Editor, other: Editor, tmp_path: Path) -> None:
+def test_editor_loading_in_the_middle_of_a_text_gets_it_once(one: Editor, other: Editor, tmp_path: Path) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
     session = one.new()

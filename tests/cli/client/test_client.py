@@ -51,7 +51,7 @@ def client(player: Player) -> Client:
     return Client(lambda: named(player.url))
 
 
-def test_the_places_to_look_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_address_is_looked_up_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find() is None
     said = {"url": "http://127.0.0.1:5000", "pid": os.getpid(), "started": 0}
     leave(server_json=json.dumps(said), token=f"{SECRET}\n")
@@ -64,7 +64,7 @@ def test_the_places_to_look_in_their_order(monkeypatch: pytest.MonkeyPatch) -> N
     assert found().token == "another"
 
 
-def test_a_socket_is_asked_before_the_url_and_needs_no_token(tmp_path: Path) -> None:
+def test_server_socket_is_preferred_to_the_url_and_needs_no_token(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     leave(server_json=json.dumps({"url": "http://127.0.0.1:5000", "socket": str(path)}), token=f"{SECRET}\n")
     assert (found().socket, found().token, found().is_local) == (str(path), None, True)
@@ -76,12 +76,12 @@ def test_a_socket_is_asked_before_the_url_and_needs_no_token(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"url": 3}', '{"url": ""}', "\x00"])
-def test_a_file_that_says_nothing_is_as_none(text: str) -> None:
+def test_discovery_file_without_an_address_is_ignored(text: str) -> None:
     leave(server_json=text)
     assert find() is None
 
 
-def test_a_relative_state_folder_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_folder_ignores_a_relative_xdg_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "somewhere")
     assert state_folder() == Path.home() / ".local/state/banksman"
 
@@ -103,7 +103,7 @@ def test_token_file_is_sent_only_to_the_announced_address(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("bound", "asked"), [("0.0.0.0", "127.0.0.1"), ("[::]", "::1")])
-def test_token_file_is_sent_to_the_loopback_of_a_server_at_all_addresses(bound: str, asked: str) -> None:
+def test_token_file_is_sent_to_loopback_when_server_listens_on_all_addresses(bound: str, asked: str) -> None:
     leave(server_json=json.dumps({"url": f"http://{bound}:5000", "pid": os.getpid()}), token=SECRET)
     assert (found("http://localhost:5000").host, found("http://localhost:5000").token) == (asked, SECRET)
 
@@ -132,12 +132,12 @@ def test_token_file_is_not_sent_when_the_announced_server_is_dead(tmp_path: Path
         "http://h é",
     ],
 )
-def test_what_is_no_url_is_said_so(url: str) -> None:
+def test_malformed_url_is_a_usage_error(url: str) -> None:
     with pytest.raises(UsageError):
         found(url)
 
 
-def test_secrets_in_a_url_are_refused_and_not_repeated() -> None:
+def test_secret_in_a_url_is_refused_and_not_repeated() -> None:
     for url in (
         "http://me:pass@h",
         "http://h/#pass",
@@ -161,7 +161,7 @@ def test_url_may_end_with_a_token_or_with_an_unused_code(monkeypatch: pytest.Mon
     assert found(given).token == "of-the-variable"
 
 
-def test_a_bad_token_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_token_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BANKSMAN_URL", "http://127.0.0.1:5000")
     for bad in (f"{SECRET}\r\nX: y", f"{SECRET}é", f"a {SECRET}"):
         monkeypatch.setenv("BANKSMAN_TOKEN", bad)
@@ -186,14 +186,14 @@ def test_a_bad_token_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
         ("set NAME=value, or --flag=value", "set NAME=value, or --flag=value"),
     ],
 )
-def test_a_hint_that_names_python_is_said_in_our_own_words(said: str, told: str) -> None:
+def test_problem_hint_about_python_is_reworded_for_the_cli(said: str, told: str) -> None:
     refusal = answer(404, {"title": "NotFound", "detail": "no", "hint": said, "status": 404})
     with Player(lambda request: refusal) as player, pytest.raises(Problem) as caught:
         client(player).get("/v1/x")
     assert caught.value.hint == told
 
 
-def test_a_problem_is_told_in_the_servers_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problem_keeps_the_servers_words_and_is_not_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"title": "QueueFull", "detail": "64 wait", "hint": "later", "status": 429, "ids": {"session": "s"}}
     said = answer(429, body, kind="application/problem+json", headers="Retry-After: 7\r\n")
     with Player(lambda request: said) as player, pytest.raises(Problem) as caught:
@@ -206,14 +206,14 @@ def test_a_problem_is_told_in_the_servers_words(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"", b"[]", b'{"title": null, "ids": 3}', b"\xff"])
-def test_a_refusal_of_somebody_else_is_one_too(body: bytes) -> None:
+def test_problem_without_a_json_body_is_still_reported(body: bytes) -> None:
     with Player(lambda request: answer(502, body, kind="text/html")) as player, pytest.raises(Problem) as caught:
         client(player).get("/v1/x")
     assert caught.value.status == 502
     assert "502 Bad Gateway" in str(caught.value)
 
 
-def test_who_is_not_let_in_is_told_what_to_do_and_no_token() -> None:
+def test_not_let_in_says_what_to_do_and_shows_no_token() -> None:
     leave(token=SECRET)
     with Player(lambda request: answer(401, {"title": "X", "detail": "no"})) as player:
         said = {"url": player.url, "pid": os.getpid()}
@@ -225,7 +225,7 @@ def test_who_is_not_let_in_is_told_what_to_do_and_no_token() -> None:
     assert SECRET not in str(caught.value)
 
 
-def test_nobody_there_is_said_at_once() -> None:
+def test_no_server_is_reported_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(NoServer, match=rf"^no server at http://127.0.0.1:{port}: start one with banksman serve$"):
@@ -236,13 +236,13 @@ def test_nobody_there_is_said_at_once() -> None:
 
 
 @pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH\r\n", b"\r\n\r\n", answer(200, b"<html>"), answer(200, b"{")])
-def test_what_is_not_our_server_is_said_so(said: bytes) -> None:
+def test_foreign_server_is_reported_as_no_server(said: bytes) -> None:
     with Player(lambda request: said) as player, pytest.raises(NoServer):
         client(player).post("/v1/x")
     assert len(player.requests) == 1
 
 
-def test_what_may_be_repeated_is_and_what_may_not_is_not() -> None:
+def test_client_retries_only_idempotent_requests() -> None:
     whole = answer(200, {"a": 1})
     # Reset, cut in the middle of its head, of its body; then whole.
     cuts: list[bytes | None] = [None, whole[:9], whole[:-3]]
@@ -258,14 +258,14 @@ def test_what_may_be_repeated_is_and_what_may_not_is_not() -> None:
         assert len(player.requests) == 1
 
 
-def test_an_answer_that_is_cut_at_any_byte_is_never_taken_for_a_whole_one() -> None:
+def test_client_never_accepts_a_truncated_answer() -> None:
     whole = answer(200, {"a": [1, 2, 3]})
     for cut in range(len(whole)):
         with Player(lambda request, cut=cut: whole[:cut]) as player, pytest.raises(NoServer):
             client(player).post("/v1/x")
 
 
-def test_names_are_one_segment_and_queries_are_quoted() -> None:
+def test_client_quotes_path_segments_and_queries() -> None:
     with Player(lambda request: answer(200, {})) as player:
         client(player).get(f"/v1/sessions/{segment('a/../b?c#d é')}", {"after": "x&y=1\r\n", "limit": 3, "raw": None})
     assert player.requests[0].startswith(
@@ -273,7 +273,7 @@ def test_names_are_one_segment_and_queries_are_quoted() -> None:
     )
 
 
-def test_an_answer_without_a_body_is_none() -> None:
+def test_client_returns_none_for_an_answer_without_a_body() -> None:
     with Player(lambda request: b"HTTP/1.1 204 No Content\r\n\r\n") as player:
         assert client(player).request("DELETE", "/v1/x") is None
 
@@ -289,7 +289,7 @@ def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_exit_codes_of_no_server_and_of_a_bad_url() -> None:
+def test_cli_exits_3_without_a_server_and_2_on_a_bad_url() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     gone = run("ps", "--url", url, "--json")
@@ -302,7 +302,7 @@ def test_the_exit_codes_of_no_server_and_of_a_bad_url() -> None:
 
 
 @pytest.mark.thorough
-def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_cli_serve_that_cannot_start_says_why(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("[serve]\nprot = 3\n")
     misspelt = run("serve", "--config", str(config))
@@ -325,7 +325,7 @@ def refusal(address: str) -> bytes:
     return answer(409, said)
 
 
-def test_whoever_has_the_session_is_asked_from_then_on() -> None:
+def test_client_follows_a_session_to_its_owner() -> None:
     with (
         Player(lambda _: answer(200, {"of": "the owner"})) as owner,
         Player(lambda _: refusal(owner.url)) as base,
@@ -342,13 +342,13 @@ def test_whoever_has_the_session_is_asked_from_then_on() -> None:
 
 
 @pytest.mark.parametrize("address", ["http://10.0.0.1:1", "nonsense", "", "http://example.org", "file:///etc/passwd"])
-def test_an_owner_that_is_not_of_this_machine_is_not_gone_to(address: str) -> None:
+def test_client_does_not_follow_an_owner_on_another_machine(address: str) -> None:
     with Player(lambda _: refusal(address)) as base, pytest.raises(Problem) as caught:
         client(base).post("/v1/sessions/s/interrupt")
     assert caught.value.title == "NotOwner"
 
 
-def test_a_server_elsewhere_sends_us_nowhere() -> None:
+def test_client_follows_no_owner_named_by_a_remote_server() -> None:
     """What it names may be anything of ours, with our token."""
     elsewhere = ServerAddress("http://example.org", is_secure=False, host="example.org", port=80, prefix="", token=None)
     here = ServerAddress("http://localhost:1", is_secure=False, host="localhost", port=1, prefix="", token=None)
@@ -360,7 +360,7 @@ def test_a_server_elsewhere_sends_us_nowhere() -> None:
     assert owner.socket == "/run/something.sock"
 
 
-def test_an_owner_that_does_not_answer_is_named_and_how_to_end_it() -> None:
+def test_silent_owner_is_named_with_how_to_end_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         gone = f"http://127.0.0.1:{taken.getsockname()[1]}"
     announce(gone)
@@ -371,7 +371,7 @@ def test_an_owner_that_does_not_answer_is_named_and_how_to_end_it() -> None:
     assert len(base.requests) == 1 + len(clients.RETRY_SECONDS)
 
 
-def test_an_owner_that_goes_leaves_what_it_accepted_to_the_next() -> None:
+def test_client_returns_to_the_base_server_when_the_owner_goes() -> None:
     answers = iter([answer(202, {"turn": "t"})])
     gone: list[bool] = []
 
@@ -392,7 +392,7 @@ def test_an_owner_that_goes_leaves_what_it_accepted_to_the_next() -> None:
     assert "Idempotency-Key: the-key" in again
 
 
-def test_a_server_that_is_there_and_says_nothing_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_server_is_asked_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was stopped, say: the kernel takes the connection for it."""
     monkeypatch.setattr(clients, "LOOK_SECONDS_MAX", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -66,7 +66,7 @@ def answering(reply: bytes) -> Generator[str]:
 
 
 @pytest.mark.parametrize("reply", REPLIES, ids=[each.decode()[:20] for each in REPLIES])
-def test_unexpected_reply_is_told_in_words_by_every_verb(reply: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unexpected_reply_is_reported_in_words_by_every_verb(reply: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     with answering(reply) as url:
         for words in VERBS:
             # A verb that shows nothing of the reply has nothing to complain of.
@@ -78,7 +78,7 @@ def test_unexpected_reply_is_told_in_words_by_every_verb(reply: bytes, capsys: p
                 assert code == REFUSED, words
 
 
-def test_missing_member_is_named_at_any_depth() -> None:
+def test_unexpected_reply_names_a_missing_member_at_any_depth() -> None:
     reply = checked(decode('{"outcome": {"kind": "done"}}'))
     with pytest.raises(UnexpectedReply, match="it has no 'text'"):
         reply["outcome"]["text"]
@@ -94,12 +94,12 @@ def test_missing_member_is_named_at_any_depth() -> None:
         ('{"sessions": [{"queue": null}]}', "'queue' is nothing"),
     ],
 )
-def test_member_of_another_type_is_named(text: str, said: str) -> None:
+def test_unexpected_reply_names_a_member_of_another_type(text: str, said: str) -> None:
     with pytest.raises(UnexpectedReply, match=said):
         checked(decode(text))
 
 
-def test_json_of_an_agent_inside_a_reply_is_not_judged() -> None:
+def test_reply_check_ignores_json_of_an_agent() -> None:
     event = {"kind": "question.asked", "body": {"input": {"id": 5, "events": "x", "seq": None}}}
     assert checked(decode(json.dumps({"events": [event]}))) == {"events": [event]}
     assert isinstance(decode("{}"), ServerReply)

@@ -73,7 +73,7 @@ def read_until(stream: IO[str] | None, kind: str, turn: str | None = None) -> li
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("ends", ["stop", "kill"])
-def test_a_follower_joins_exactly_across_restarts(served: Served, ends: str) -> None:
+def test_cli_log_follow_joins_exactly_across_server_restarts(served: Served, ends: str) -> None:
     from banksman.testing import fake_agent
 
     command = fake_agent.command(memory=served.folder / "memory")
@@ -100,7 +100,7 @@ def test_a_follower_joins_exactly_across_restarts(served: Served, ends: str) -> 
 
 
 @pytest.mark.thorough
-def test_an_ask_whose_server_dies_learns_what_became_of_it(served: Served) -> None:
+def test_cli_ask_learns_the_outcome_when_its_server_is_restarted(served: Served) -> None:
     from banksman.testing import fake_agent
 
     run(served, "open", "claude", "--name", "dies", "--", *fake_agent.command())
@@ -129,7 +129,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_an_ask_whose_server_does_not_come_back_says_so_and_ends(served: Served, form: str) -> None:
+def test_cli_ask_exits_3_when_its_server_stays_away(served: Served, form: str) -> None:
     from banksman.testing import fake_agent
 
     run(served, "open", "claude", "--name", "left", "--", *fake_agent.command())
@@ -154,7 +154,7 @@ def test_an_ask_whose_server_does_not_come_back_says_so_and_ends(served: Served,
     served.start()
 
 
-def test_the_token_and_the_address_are_found_and_are_for_nobody_else(served: Served) -> None:
+def test_cli_token_and_discovery_file_are_private_and_found(served: Served) -> None:
     state = served.folder / "state" / "banksman"
     token = (state / "token").read_text().strip()
     for name in ("token", "server.json"):
@@ -173,7 +173,7 @@ def test_the_token_and_the_address_are_found_and_are_for_nobody_else(served: Ser
     assert json.loads(gone.stdout)["error"] == "NoServer"
 
 
-def test_drain_lets_what_runs_finish_and_ends_the_server(served: Served) -> None:
+def test_cli_drain_lets_turns_finish_and_ends_the_server(served: Served) -> None:
     from banksman.testing import fake_agent
 
     run(served, "open", "claude", "--name", "last", "--", *fake_agent.command())

@@ -56,7 +56,7 @@ def seqs(follower: EventFollower, count: int) -> list[int]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_reset", [False, True], ids=["end", "reset"])
-def test_a_stream_that_is_cut_at_every_byte_joins_exactly(is_reset: bool) -> None:
+def test_follower_of_a_stream_cut_at_any_byte_joins_exactly(is_reset: bool) -> None:
     last = 4
     whole = SSE + from_place("", last)
     # What is cut off later was not needed.
@@ -67,7 +67,7 @@ def test_a_stream_that_is_cut_at_every_byte_joins_exactly(is_reset: bool) -> Non
             assert len(player.requests) == 2
 
 
-def test_a_chunked_stream_that_is_cut_at_every_byte_joins_exactly() -> None:
+def test_follower_of_a_chunked_stream_cut_at_any_byte_joins_exactly() -> None:
     last = 3
     head = SSE.replace(b"Connection: close", b"Transfer-Encoding: chunked")
 
@@ -83,7 +83,7 @@ def test_a_chunked_stream_that_is_cut_at_every_byte_joins_exactly() -> None:
             assert seqs(follower(player), 3) == [1, 2, 3], cut
 
 
-def test_it_comes_back_when_the_server_says_that_it_goes() -> None:
+def test_follower_reconnects_when_the_server_closes() -> None:
     pauses: list[float] = []
     closing = (
         SSE + b"retry: 100\n\n" + stored(1) + made("stream.closing", reason="closing", retry_seconds=2.0) + stored(9)
@@ -95,7 +95,7 @@ def test_it_comes_back_when_the_server_says_that_it_goes() -> None:
     assert [1.5 <= pause <= 2.0 for pause in pauses] == [True]
 
 
-def test_a_loss_is_told_once_and_so_is_the_return() -> None:
+def test_follower_reports_a_loss_and_its_return_once() -> None:
     told: list[str] = []
 
     def on_lost(error: Exception) -> None:
@@ -116,28 +116,28 @@ def test_a_loss_is_told_once_and_so_is_the_return() -> None:
     assert told == ["Lost", "back"]
 
 
-def test_what_was_given_is_not_given_again() -> None:
+def test_follower_never_repeats_an_event() -> None:
     # A server that begins earlier than it was asked to, and says an event twice.
     answers = iter([SSE + stored(1) + stored(2) + stored(2), SSE + stored(1) + stored(2) + stored(3)])
     with Player(lambda request: next(answers)) as player:
         assert seqs(follower(player), 3) == [1, 2, 3]
 
 
-def test_a_hole_is_not_passed_over() -> None:
+def test_follower_reconnects_at_a_missing_event() -> None:
     answers = iter([SSE + stored(1) + stored(3) + stored(4)])
     with Player(lambda request: next(answers, SSE + from_place(request, 4))) as player:
         assert seqs(follower(player), 4) == [1, 2, 3, 4]
         assert [place_of(request) for request in player.requests] == [0, 1]
 
 
-def test_a_hole_that_stays_is_an_error() -> None:
+def test_follower_raises_when_an_event_stays_missing() -> None:
     said = SSE + b"".join(stored(seq) for seq in (1, 2, 5, 6))
     with Player(lambda request: said) as player, pytest.raises(StreamBroken, match="events 3 to 4"):
         seqs(follower(player), 9)
     assert len(player.requests) == 2
 
 
-def test_a_gap_is_told_once_and_goes_on_after_it() -> None:
+def test_follower_reports_a_gap_once_and_continues_after_it() -> None:
     gap = made("stream.gap", session="s", first=1, last=5)
     more = made("stream.gap", session="s", first=1, last=7)
     # It is cut before the first event after the gap, and retention goes on meanwhile.
@@ -156,14 +156,14 @@ def test_a_gap_is_told_once_and_goes_on_after_it() -> None:
     ]
 
 
-def test_it_begins_after_the_cursor_it_was_given_and_comes_back_after_the_one_it_has() -> None:
+def test_follower_begins_at_its_cursor_and_reconnects_at_the_latest() -> None:
     answers = iter([SSE + stored(4)])
     with Player(lambda request: next(answers, SSE + from_place(request, 5))) as player:
         assert seqs(follower(player, after="2.3"), 2) == [4, 5]
         assert [place_of(request) for request in player.requests] == [3, 4]
 
 
-def test_a_reader_that_stops_in_the_middle_goes_on_where_it_was() -> None:
+def test_follower_stopped_in_the_middle_resumes_there() -> None:
     with Player(lambda request: SSE + from_place(request, 5)) as player:
         reader = follower(player)
         events = reader.events()
@@ -174,7 +174,7 @@ def test_a_reader_that_stops_in_the_middle_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-def test_not_now_is_waited_for_once_it_was_there_and_not_at_first(status: int) -> None:
+def test_follower_waits_on_busy_answers_only_after_its_first_connection(status: int) -> None:
     busy = answer(status, {"title": "Busy", "detail": "later"}, headers="Retry-After: 3\r\n")
     pauses: list[float] = []
     answers = iter([SSE + stored(1), busy, busy])
@@ -188,7 +188,7 @@ def test_not_now_is_waited_for_once_it_was_there_and_not_at_first(status: int) -
         seqs(follower(player), 9)
 
 
-def test_a_no_is_final() -> None:
+def test_follower_treats_a_client_error_as_final() -> None:
     gone = answer(404, {"title": "NotFound", "detail": "there is no session s"})
     for status, kind in ((401, NotLetIn), (404, Problem), (410, Problem)):
         answers = iter([SSE + stored(1)])
@@ -198,7 +198,7 @@ def test_a_no_is_final() -> None:
         assert len(player.requests) == 2
 
 
-def test_a_server_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follower_gives_up_on_a_server_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
 
     def pause(seconds: float) -> None:
@@ -232,7 +232,7 @@ def test_a_server_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     ids=["nothing", "no event", "that it goes", "that it is there", "both", "what is known"],
 )
 @pytest.mark.parametrize("at_first", [False, True])
-def test_a_server_that_never_says_anything_is_given_up(
+def test_follower_gives_up_on_a_server_that_sends_nothing(
     monkeypatch: pytest.MonkeyPatch, said: bytes, at_first: bool
 ) -> None:
     """It answers, and lets go at once, each time: without an end this would never have one."""
@@ -257,7 +257,7 @@ def test_a_server_that_never_says_anything_is_given_up(
     assert len(pauses) < 400
 
 
-def test_a_quiet_session_is_followed_however_often_its_connection_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follower_keeps_following_a_quiet_session_with_cut_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a proxy, perhaps, that has less patience than there is between two events."""
     now = 0.0
     monkeypatch.setattr(event_stream.time, "monotonic", lambda: now)
@@ -277,7 +277,7 @@ def test_a_quiet_session_is_followed_however_often_its_connection_is_cut(monkeyp
     assert max(pauses) <= event_stream.PAUSE_SECONDS_MIN
 
 
-def test_a_silent_server_is_left_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follower_leaves_a_silent_server_and_reconnects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "SILENCE_SECONDS_MAX", 0.2)
     answers = iter([Silence(SSE + stored(1))])
     with Player(lambda request: next(answers, SSE + from_place(request, 2))) as player:
@@ -294,7 +294,7 @@ def test_a_silent_server_is_left_and_found_again(monkeypatch: pytest.MonkeyPatch
     ],
     ids=["another answer", "no JSON", "endless JSON", "no cursor"],
 )
-def test_what_is_no_stream_of_ours_is_an_error_and_not_tried_again(said: bytes) -> None:
+def test_follower_raises_on_a_foreign_stream_without_a_retry(said: bytes) -> None:
     with Player(lambda request: said) as player, pytest.raises(StreamBroken):
         seqs(follower(player), 9)
     assert len(player.requests) == 1

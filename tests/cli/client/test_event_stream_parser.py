@@ -48,7 +48,7 @@ CORPUS: list[tuple[str, bytes, list[SseMessage], str]] = [
 
 
 @pytest.mark.parametrize(("sent", "heard", "id"), [case[1:] for case in CORPUS], ids=[case[0] for case in CORPUS])
-def test_every_split_of_the_corpus_is_heard_alike(sent: bytes, heard: list[SseMessage], id: str) -> None:
+def test_sse_parser_ignores_how_the_corpus_is_split(sent: bytes, heard: list[SseMessage], id: str) -> None:
     # Whole, in every two and in every three parts, and byte by byte.
     splits = [[sent]] + [
         [sent[:first], sent[first:second], sent[second:]]
@@ -62,7 +62,7 @@ def test_every_split_of_the_corpus_is_heard_alike(sent: bytes, heard: list[SseMe
         assert parser.id == id
 
 
-def test_a_message_is_heard_with_the_byte_that_ends_it() -> None:
+def test_sse_parser_yields_a_message_with_its_last_byte() -> None:
     parser = SseParser()
     assert parser.feed(b"data: a\r") == []
     # A CR alone ends a line: nobody waits for the LF that may follow it.
@@ -87,7 +87,7 @@ def test_a_message_is_heard_with_the_byte_that_ends_it() -> None:
         (b"retry: 99999999", RETRY_MILLISECONDS_MAX),
     ],
 )
-def test_retry_is_digits_or_nothing(line: bytes, retry: int | None) -> None:
+def test_sse_parser_accepts_only_digits_as_retry(line: bytes, retry: int | None) -> None:
     parser = SseParser()
     # It holds without a message, and before the empty line.
     assert parser.feed(line + b"\n") == []
@@ -95,13 +95,13 @@ def test_retry_is_digits_or_nothing(line: bytes, retry: int | None) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"data: ", b": ", b"data:x\n", b"data\n", b"x"])
-def test_a_message_without_end_is_refused_and_does_not_grow(sent: bytes) -> None:
+def test_sse_parser_refuses_an_endless_message(sent: bytes) -> None:
     parser = SseParser(message_bytes_max=1000)
     with pytest.raises(OversizeMessage):
         list(map(parser.feed, itertools.repeat(sent, 2000)))
 
 
-def test_the_bound_itself_is_let_through() -> None:
+def test_sse_parser_accepts_a_message_of_exactly_the_limit() -> None:
     parser = SseParser(message_bytes_max=100)
     whole = b"data:" + b"x" * 95
     assert parser.feed(whole + b"\n\n") == [SseMessage("", "x" * 95, "")]
@@ -109,7 +109,7 @@ def test_the_bound_itself_is_let_through() -> None:
         parser.feed(whole + b"x\n\n")
 
 
-def test_comments_between_messages_do_not_add_up() -> None:
+def test_sse_parser_does_not_count_comments_between_messages() -> None:
     parser = SseParser(message_bytes_max=100)
     for _ in range(100):
         assert parser.feed(b": still here\n") == []
@@ -120,7 +120,7 @@ PIECES = [b"data: a", b"data", b"id: 1", b"id: \x00", b"event: e", b":", b"retry
 
 @settings(max_examples=sample(400), deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=4)), max_size=30), st.data())
-def test_any_bytes_in_any_split_are_heard_as_in_one(pieces: list[bytes], data: st.DataObject) -> None:
+def test_sse_parser_ignores_how_any_bytes_are_split(pieces: list[bytes], data: st.DataObject) -> None:
     sent = b"".join(pieces)
     whole = SseParser()
     heard = whole.feed(sent)
@@ -136,9 +136,7 @@ TEXT = st.text(st.characters(exclude_characters="\r\n\0", exclude_categories=["C
 
 @settings(max_examples=sample(200), deadline=None)
 @given(st.lists(st.tuples(TEXT, st.lists(TEXT, min_size=1, max_size=4), TEXT)), st.sampled_from(["\n", "\r", "\r\n"]))
-def test_what_is_written_by_the_rules_is_heard_as_it_was_meant(
-    said: list[tuple[str, list[str], str]], end: str
-) -> None:
+def test_sse_parser_reads_what_follows_the_standard(said: list[tuple[str, list[str], str]], end: str) -> None:
     lines: list[str] = []
     for event, data, id in said:
         lines += [f"event: {event}", *(f"data: {line}" for line in data), f"id: {id}", ""]

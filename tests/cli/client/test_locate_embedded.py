@@ -138,7 +138,7 @@ def kinds(terminal: Terminal, session: str) -> list[str]:
 
 
 # -- each verb --------------------------------------------------------------------------------------------------------
-def test_each_verb_does_without_a_server(terminal: Terminal) -> None:
+def test_embedded_host_serves_every_verb_and_announces_nothing(terminal: Terminal) -> None:
     assert terminal.run("ps").stdout == "nothing runs here; banksman open AGENT opens a session\n"
     session = terminal.open()
     assert terminal.agents() == [], "a session that nobody has asked anything has no process"
@@ -163,14 +163,14 @@ def test_each_verb_does_without_a_server(terminal: Terminal) -> None:
     assert not (terminal.state / "token").exists()
 
 
-def test_a_name_that_nobody_knows_is_refused_as_by_a_server(terminal: Terminal) -> None:
+def test_embedded_host_refuses_unknown_session_like_a_server(terminal: Terminal) -> None:
     refused = terminal.run("why", "nobody", "--json", code=4)
     assert json.loads(refused.stdout)["status"] == 404
     assert terminal.sockets() == []
 
 
 @pytest.mark.parametrize("words", [("drain",), ("page",), ("ask", "one", "hi", "--no-wait")])
-def test_what_only_a_server_can_do_is_refused(terminal: Terminal, words: Sequence[str]) -> None:
+def test_embedded_host_refuses_verbs_that_need_a_server(terminal: Terminal, words: Sequence[str]) -> None:
     terminal.open()
     refused = terminal.run(*words, code=3)
     assert "there is no server here" in refused.stderr
@@ -178,7 +178,7 @@ def test_what_only_a_server_can_do_is_refused(terminal: Terminal, words: Sequenc
     assert kinds(terminal, "one").count("turn.queued") == 0
 
 
-def test_who_stands_in_a_folder_that_is_gone_is_told_in_one_line(terminal: Terminal) -> None:
+def test_cli_open_in_a_deleted_folder_is_refused_in_one_line(terminal: Terminal) -> None:
     gone = terminal.folder / "gone"
     gone.mkdir()
     script = 'cd "$1" && rmdir "$1" && shift && exec "$@"'
@@ -198,7 +198,7 @@ def test_who_stands_in_a_folder_that_is_gone_is_told_in_one_line(terminal: Termi
         gone.mkdir()
 
 
-def test_a_store_that_cannot_be_opened_is_told_in_one_line(terminal: Terminal) -> None:
+def test_embedded_host_with_a_broken_store_fails_in_one_line(terminal: Terminal) -> None:
     terminal.state.mkdir(parents=True)
     (terminal.state / "store.db").write_bytes(os.urandom(20_000))
     refused = terminal.run("ps", code=4)
@@ -208,7 +208,7 @@ def test_a_store_that_cannot_be_opened_is_told_in_one_line(terminal: Terminal) -
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_start_that_takes_long_says_what_it_waits_for_to_a_person(terminal: Terminal, is_terminal: bool) -> None:
+def test_embedded_host_with_a_slow_start_says_so_on_a_terminal(terminal: Terminal, is_terminal: bool) -> None:
     terminal.open()
     ours, theirs = pty.openpty() if is_terminal else os.pipe()
     # Whoever makes a socket waits for whoever has the folder, for a second or two, and goes on without it then.
@@ -231,7 +231,7 @@ def test_a_start_that_takes_long_says_what_it_waits_for_to_a_person(terminal: Te
     assert is_terminal or said == b""
 
 
-def test_without_the_servers_packages_there_is_one_line_that_says_what_to_do(terminal: Terminal) -> None:
+def test_embedded_host_without_server_packages_says_what_to_install(terminal: Terminal) -> None:
     missing = terminal.folder / "missing"
     missing.mkdir()
     text = "raise ModuleNotFoundError(\"No module named 'starlette'\", name='starlette')\n"
@@ -244,7 +244,7 @@ def test_without_the_servers_packages_there_is_one_line_that_says_what_to_do(ter
 
 
 # -- two terminals ----------------------------------------------------------------------------------------------------
-def test_a_turn_in_one_terminal_is_interrupted_from_another(terminal: Terminal) -> None:
+def test_turn_in_one_terminal_is_interrupted_from_another(terminal: Terminal) -> None:
     terminal.open()
     with terminal.begin("ask", "one", "@@say begun\n@@hang") as asking:
         wait_line(asking.stdout, "begun")
@@ -256,7 +256,7 @@ def test_a_turn_in_one_terminal_is_interrupted_from_another(terminal: Terminal) 
     assert terminal.sockets() == []
 
 
-def test_a_session_in_one_terminal_is_opened_again_by_its_name_from_another(terminal: Terminal) -> None:
+def test_session_in_one_terminal_is_reopened_by_name_from_another(terminal: Terminal) -> None:
     session = terminal.open()
     with terminal.begin("ask", "one", "@@say begun\n@@hang") as asking:
         wait_line(asking.stdout, "begun")
@@ -265,7 +265,7 @@ def test_a_session_in_one_terminal_is_opened_again_by_its_name_from_another(term
         assert asking.wait(SECONDS_MAX) == 1
 
 
-def test_a_session_in_one_terminal_is_closed_from_another(terminal: Terminal) -> None:
+def test_session_in_one_terminal_is_closed_from_another(terminal: Terminal) -> None:
     terminal.open()
     with terminal.begin("ask", "one", "@@say begun\n@@hang") as asking:
         wait_line(asking.stdout, "begun")
@@ -274,7 +274,7 @@ def test_a_session_in_one_terminal_is_closed_from_another(terminal: Terminal) ->
     assert terminal.sockets() == []
 
 
-def test_a_question_in_one_terminal_is_answered_from_another(terminal: Terminal) -> None:
+def test_question_in_one_terminal_is_answered_from_another(terminal: Terminal) -> None:
     terminal.open()
     with terminal.begin("ask", "one", '@@ask Bash {"command": "ls"}\n@@say over') as asking:
         wait_line(asking.stderr, "banksman answer")
@@ -283,9 +283,7 @@ def test_a_question_in_one_terminal_is_answered_from_another(terminal: Terminal)
         assert (asking.returncode, out.splitlines()[-1]) == (0, "over")
 
 
-def test_who_asks_in_a_session_of_another_terminal_is_served_there_before_it_ends(
-    terminal: Terminal, tmp_path: Path
-) -> None:
+def test_ask_in_a_session_of_another_terminal_is_served_there(terminal: Terminal, tmp_path: Path) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
     terminal.open()
@@ -312,7 +310,7 @@ def wait_queued(terminal: Terminal, session: str, count: int = 1) -> None:
         assert time.monotonic() < deadline, "nothing waits"
 
 
-def test_who_waits_in_a_session_of_a_terminal_that_is_killed_goes_on_by_himself(terminal: Terminal) -> None:
+def test_ask_continues_by_itself_when_the_owning_terminal_is_killed(terminal: Terminal) -> None:
     terminal.open()
     with terminal.begin("ask", "one", "@@say begun\n@@hang") as first:
         wait_line(first.stdout, "begun")
@@ -325,7 +323,7 @@ def test_who_waits_in_a_session_of_a_terminal_that_is_killed_goes_on_by_himself(
     assert terminal.sockets() == []
 
 
-def test_a_host_that_says_not_where_it_is_is_named(terminal: Terminal) -> None:
+def test_owner_without_an_address_is_named_by_pid(terminal: Terminal) -> None:
     terminal.open()
     with host(terminal, "") as pid:
         refused = terminal.run("interrupt", "one", code=4)
@@ -335,7 +333,7 @@ def test_a_host_that_says_not_where_it_is_is_named(terminal: Terminal) -> None:
     assert terminal.run("ask", "one", "@@say hello").stdout == "hello\n"
 
 
-def test_an_address_that_the_store_has_is_not_sent_our_token(terminal: Terminal) -> None:
+def test_owner_address_from_the_store_is_not_sent_the_token(terminal: Terminal) -> None:
     """A store may be shared, and whoever has a session writes there where it is: that may be anybody's listener."""
     terminal.open()
     (terminal.state / "token").touch(0o600)
@@ -349,7 +347,7 @@ def test_an_address_that_the_store_has_is_not_sent_our_token(terminal: Terminal)
             listener.accept()
 
 
-def test_a_host_that_does_not_answer_is_named_and_how_to_end_it(terminal: Terminal) -> None:
+def test_owner_that_does_not_answer_is_named_with_how_to_end_it(terminal: Terminal) -> None:
     terminal.open()
     with host(terminal, f"unix:{terminal.folder / 'nowhere.sock'}") as pid:
         refused = terminal.run("interrupt", "one", code=4)
@@ -372,7 +370,7 @@ def host(terminal: Terminal, address: str) -> Generator[int]:
 
 
 # -- its end ----------------------------------------------------------------------------------------------------------
-def test_a_verb_that_is_killed_leaves_nothing_and_the_next_goes_on(terminal: Terminal) -> None:
+def test_killed_verb_leaves_nothing_and_the_next_continues(terminal: Terminal) -> None:
     terminal.open()
     terminal.run("ask", "one", "@@say before")
     with terminal.begin("ask", "one", "@@say begun\n@@hang") as asking:
@@ -390,7 +388,7 @@ def test_a_verb_that_is_killed_leaves_nothing_and_the_next_goes_on(terminal: Ter
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_verb_that_is_told_to_end_takes_its_socket_with_it(terminal: Terminal, number: signal.Signals) -> None:
+def test_verb_ended_by_a_signal_removes_its_socket(terminal: Terminal, number: signal.Signals) -> None:
     terminal.open()
     with terminal.begin("ask", "one", "@@say begun\n@@hang") as asking:
         wait_line(asking.stdout, "begun")
@@ -401,7 +399,7 @@ def test_a_verb_that_is_told_to_end_takes_its_socket_with_it(terminal: Terminal,
 
 
 @pytest.mark.parametrize("verb", ["ask", "run"])
-def test_who_is_told_to_end_again_and_again_still_takes_the_socket_along(terminal: Terminal, verb: str) -> None:
+def test_verb_ended_by_repeated_signals_removes_its_socket(terminal: Terminal, verb: str) -> None:
     if verb == "ask":
         terminal.open()
         words = ["ask", "one", "@@say begun\n@@hang"]
@@ -429,7 +427,7 @@ def test_ctrl_c_stops_the_turn(terminal: Terminal) -> None:
     assert terminal.run("ask", "one", "@@say on").stdout == "on\n"
 
 
-def test_ctrl_c_twice_does_not_wait_for_what_runs(terminal: Terminal) -> None:
+def test_ctrl_c_twice_does_not_wait_for_the_turn(terminal: Terminal) -> None:
     """An agent that hears no interrupt: its turn would be given five seconds to stop, and more to its process."""
     terminal.open()
     with terminal.begin("ask", "one", "@@say begun\n@@stop_reading\n@@hang") as asking:
@@ -445,7 +443,7 @@ def test_ctrl_c_twice_does_not_wait_for_what_runs(terminal: Terminal) -> None:
     assert terminal.sockets() == []
 
 
-def test_a_reader_that_has_enough_ends_the_turn_with_the_verb(terminal: Terminal) -> None:
+def test_closed_stdout_ends_the_turn_with_the_verb(terminal: Terminal) -> None:
     """There is nobody else to go on with it; and it is not waited for."""
     terminal.open()
     with terminal.begin("ask", "one", "@@stream 100 0.02 x\n@@hang", "--json") as asking:
@@ -458,7 +456,7 @@ def test_a_reader_that_has_enough_ends_the_turn_with_the_verb(terminal: Terminal
 
 
 # -- and a server -----------------------------------------------------------------------------------------------------
-def test_a_server_that_is_started_meanwhile_leaves_the_session_where_it_is(terminal: Terminal) -> None:
+def test_server_started_meanwhile_leaves_the_session_with_its_verb(terminal: Terminal) -> None:
     terminal.open()
     with terminal.begin("ask", "one", "@@say begun\n@@hang") as asking:
         wait_line(asking.stdout, "begun")
@@ -475,7 +473,7 @@ def test_a_server_that_is_started_meanwhile_leaves_the_session_where_it_is(termi
 
 
 @pytest.mark.parametrize(("closed", "code"), [("0<&-", 0), ("2>&-", 0), ("1>&-", 5), ("0<&- 1>&- 2>&-", 5)])
-def test_a_verb_that_was_started_without_its_fds_does_what_it_can(terminal: Terminal, closed: str, code: int) -> None:
+def test_verb_started_with_closed_fds_does_not_crash(terminal: Terminal, closed: str, code: int) -> None:
     """Else the loop of its host would have one of them, and whoever writes an error would write it there."""
     words = [*BANKSMAN, "run", "claude", "hi", "--", *fake_agent.command()]
     done = subprocess.run(
@@ -491,14 +489,14 @@ def test_a_verb_that_was_started_without_its_fds_does_what_it_can(terminal: Term
     assert "Traceback" not in done.stderr
 
 
-def test_an_agent_that_is_not_installed_is_told_with_how_to_get_it(terminal: Terminal) -> None:
+def test_missing_agent_is_reported_with_how_to_install_it(terminal: Terminal) -> None:
     done = terminal.run("run", "kimi", "hi", code=4, PATH="/nowhere")
     assert "there is no program 'kimi'" in done.stderr
     assert "banksman agents" in done.stderr
     assert "do you mean claude?" in terminal.run("run", "clude", "hi", code=4).stderr
 
 
-def test_what_a_killed_server_has_announced_is_not_believed(terminal: Terminal) -> None:
+def test_discovery_file_of_a_killed_server_is_ignored(terminal: Terminal) -> None:
     with Served(terminal.folder, store=None) as served:
         terminal.open()
         served.kill()
@@ -509,7 +507,7 @@ def test_what_a_killed_server_has_announced_is_not_believed(terminal: Terminal) 
 
 
 # -- the store --------------------------------------------------------------------------------------------------------
-def test_a_store_that_is_named_is_the_one(terminal: Terminal) -> None:
+def test_named_store_is_the_one_used(terminal: Terminal) -> None:
     other = f"sqlite:{terminal.folder / 'other.db'}"
     terminal.open("one")
     terminal.open("two", "--store", other)
@@ -520,7 +518,7 @@ def test_a_store_that_is_named_is_the_one(terminal: Terminal) -> None:
     assert terminal.run("why", "one", "--store", other, code=4).returncode == 4
 
 
-def test_a_server_is_asked_for_its_own_store_and_for_no_other(terminal: Terminal) -> None:
+def test_server_is_used_only_for_its_own_store(terminal: Terminal) -> None:
     own, other = (f"sqlite:{terminal.folder / name}" for name in ("own.db", "other.db"))
     with Served(terminal.folder, store=own):
         terminal.open("one")
@@ -535,12 +533,12 @@ def test_a_server_is_asked_for_its_own_store_and_for_no_other(terminal: Terminal
 
 
 @pytest.mark.parametrize("words", [("ps",), ("open", "claude"), ("log", "one"), ("why", "one"), ("close", "one")])
-def test_a_store_in_memory_is_refused_where_it_makes_no_sense(terminal: Terminal, words: Sequence[str]) -> None:
+def test_memory_store_is_refused_for_lasting_verbs(terminal: Terminal, words: Sequence[str]) -> None:
     refused = terminal.run(*words, "--store", "memory:", code=2)
     assert "a store in memory ends with this verb" in refused.stderr
 
 
-def test_a_url_and_a_store_contradict_each_other(terminal: Terminal) -> None:
+def test_url_and_store_together_are_refused(terminal: Terminal) -> None:
     refused = terminal.run("ps", "--url", "http://127.0.0.1:1", "--store", "sqlite:x", code=2)
     assert "either --url or --store" in refused.stderr
     # A flag is heard before a variable.

@@ -64,7 +64,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_the_matrix_says_what_each_can_do_and_which_are_here(machine: Machine) -> None:
+def test_cli_agents_lists_capabilities_and_installed_agents(machine: Machine) -> None:
     machine.has("gemini", "raise SystemExit('started')")
     done = machine.run()
     assert (done.returncode, done.stderr) == (0, "")
@@ -81,7 +81,7 @@ def test_the_matrix_says_what_each_can_do_and_which_are_here(machine: Machine) -
     assert "\x1b" not in done.stdout
 
 
-def test_a_narrow_terminal_has_a_paragraph_for_each(machine: Machine) -> None:
+def test_cli_agents_uses_paragraphs_on_a_narrow_terminal(machine: Machine) -> None:
     """A real terminal of 60 columns: no line is wider, and no word of it is a colour's."""
     leader, follower = pty.openpty()
     try:
@@ -111,12 +111,12 @@ def test_a_narrow_terminal_has_a_paragraph_for_each(machine: Machine) -> None:
 
 
 @pytest.mark.thorough
-def test_one_agent_is_told_with_all_that_is_known(machine: Machine) -> None:
+def test_cli_agents_of_one_agent_shows_all_that_is_known(machine: Machine) -> None:
     done = machine.run("opencode", COLUMNS="80")
     assert done.stdout.startswith(
         "opencode  OpenCode\n  install   npm install -g opencode-ai\n  command   opencode acp\n"
     )
-    assert "  repaired  end_turn after an interrupt is told as cancelled\n" in done.stdout
+    assert "  repaired  end_turn after an interrupt is reported as cancelled\n" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert list(machine.told("opencode")) == ["opencode"]
     unknown = machine.run("clod")
@@ -127,7 +127,7 @@ def test_one_agent_is_told_with_all_that_is_known(machine: Machine) -> None:
     assert "install" not in custom
 
 
-def test_a_users_own_are_among_them(machine: Machine) -> None:
+def test_cli_agents_includes_the_users_profiles(machine: Machine) -> None:
     machine.has("house", "")
     (machine.users / "house.toml").write_text('extends = "custom"\ncommand = ["house", "--acp"]\n')
     (machine.users / "qwen.toml").write_text('extends = "qwen"\nafter_interrupt = "keep"\n')
@@ -136,7 +136,7 @@ def test_a_users_own_are_among_them(machine: Machine) -> None:
     house, qwen, bad = told["house"], told["qwen"], told["bad"]
     assert (house["found"], house["command"], house["overrides"]) == (True, ["house", "--acp"], False)
     assert (qwen["source"], qwen["overrides"]) == (str(machine.users / "qwen.toml"), True)
-    assert qwen["repairs"] == ["tools that live on after an interrupt are reported, and kept"]
+    assert qwen["repairs"] == ["tools that are still running after an interrupt are reported, and kept"]
     assert told["gemini"]["source"] is None
     assert "bad.toml: there is no key ladder.grease (do you mean ladder.grace?" in bad["error"]
     assert (bad["found"], bad["capabilities"]) == (False, [])
@@ -149,7 +149,7 @@ def test_a_users_own_are_among_them(machine: Machine) -> None:
 
 
 @pytest.mark.thorough
-def test_nothing_is_started_unless_versions_are_asked_for(machine: Machine, tmp_path: Path) -> None:
+def test_cli_agents_starts_no_program_without_versions(machine: Machine, tmp_path: Path) -> None:
     mark = tmp_path / "started"
     note = f"import sys, os; open({str(mark)!r}, 'a').write(repr(sys.argv[1:]) + os.environ.get('CLAUDECODE', '-'))"
     machine.has("gemini", f"{note}; print(); print('0.61.0 \\x1b[31m')")
@@ -168,7 +168,7 @@ def test_nothing_is_started_unless_versions_are_asked_for(machine: Machine, tmp_
     assert "  version   it does not tell\n" in machine.run("qwen", "--versions").stdout
 
 
-def test_a_version_that_does_not_come_is_not_waited_for(
+def test_cli_agents_does_not_wait_for_a_hanging_version(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And nothing of the program is left, which the tests' own watch looks for."""
@@ -182,13 +182,13 @@ def test_a_version_that_does_not_come_is_not_waited_for(
     assert "  version   no answer in " in capsys.readouterr().out
 
 
-def test_a_launcher_tells_nothing_about_the_agent(machine: Machine) -> None:
+def test_cli_agents_takes_no_version_from_a_launcher(machine: Machine) -> None:
     machine.has("npx", "print('11.0.0')")
     (machine.users / "mine.toml").write_text('extends = "custom"\ncommand = ["npx", "-y", "mine"]\n')
     assert machine.told("mine", "--versions")["mine"]["version"] is None
 
 
-def test_the_help_says_where_ones_own_are(machine: Machine) -> None:
+def test_cli_agents_help_names_the_folder_of_user_profiles(machine: Machine) -> None:
     done = machine.run("--help")
     assert done.returncode == 0
     assert str(machine.users) in done.stdout

@@ -41,24 +41,24 @@ def wait_gone(marker: str, *, but: int = 0) -> None:
         time.sleep(0.01)  # They are nobody's children here: there is nothing to wait on.
 
 
-def test_output_and_code_pass_through() -> None:
+def test_exec_passes_output_and_exit_code_through() -> None:
     done = run("--", "sh", "-c", "cat; echo out; echo err >&2; exit 3", input="in\n")
     assert (done.returncode, done.stdout, done.stderr) == (3, "in\nout\n", "err\n")
 
 
-def test_the_double_dash_may_be_left_out_and_options_of_the_command_are_its_own() -> None:
+def test_exec_accepts_a_command_without_double_dash() -> None:
     assert run("sh", "-c", "exit 4").returncode == 4
     assert run("--timeout", "60", "sh", "-c", 'exit "$1"', "sh", "5").returncode == 5
 
 
 @pytest.mark.parametrize("option", ["--timeout", "--idle-timeout"])
-def test_either_timeout_is_124(option: str) -> None:
+def test_exec_exits_124_on_either_timeout(option: str) -> None:
     done = run(option, "0.2", "--", "sleep", "60")
     assert done.returncode == 124
     assert "timeout after" in done.stderr
 
 
-def test_our_own_failure_is_125() -> None:
+def test_exec_exits_125_on_its_own_failure() -> None:
     assert run("--no-such-option").returncode == 125
     assert run().returncode == 125
     assert run("--timeout", "-1", "--", "true").returncode == 125
@@ -67,19 +67,19 @@ def test_our_own_failure_is_125() -> None:
     assert run("--env", "novalue", "--", "true").returncode == 125
 
 
-def test_what_is_no_verb_is_wrong_usage() -> None:
+def test_cli_exits_2_on_unknown_verb() -> None:
     for words in ([], ["nosuchverb"]):
         assert subprocess.run([*BANKSMAN, *words], capture_output=True, check=False).returncode == 2
 
 
-def test_help_that_cannot_be_written_is_said_in_a_line() -> None:
+def test_cli_help_that_cannot_be_written_fails_in_one_line() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([*BANKSMAN, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 5
     assert done.stderr == "banksman: cannot write to stdout: No space left on device\n"
 
 
-def test_a_command_that_cannot_be_run_is_126_and_one_that_is_not_there_127(tmp_path: pathlib.Path) -> None:
+def test_exec_exits_126_for_unrunnable_and_127_for_missing_command(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")
     assert run("--", str(script)).returncode == 126
@@ -91,12 +91,12 @@ def test_a_command_that_cannot_be_run_is_126_and_one_that_is_not_there_127(tmp_p
     assert "install it" in missing.stderr
 
 
-def test_a_signal_is_128_and_its_number() -> None:
+def test_exec_exits_128_plus_signal_number() -> None:
     assert run("--", "sh", "-c", "kill -9 $$").returncode == 128 + 9
     assert run("--", "sh", "-c", "kill -TERM $$").returncode == 128 + 15
 
 
-def test_json_is_one_object_with_everything(marker: str) -> None:
+def test_exec_json_is_one_object_with_everything(marker: str) -> None:
     script = f"echo out; echo err >&2; setsid sh -c 'sleep 60; : {marker}' & exit 3"
     done = run("--json", "--linger", "0.1", "--", "sh", "-c", script)
     seen = json.loads(done.stdout)
@@ -111,7 +111,7 @@ def test_json_is_one_object_with_everything(marker: str) -> None:
     wait_gone(marker)
 
 
-def test_json_of_a_timeout_and_of_a_failure_to_start() -> None:
+def test_exec_json_reports_timeout_and_failure_to_start() -> None:
     timed_out = run("--json", "--timeout", "0.1", "--", "sleep", "60")
     assert timed_out.returncode == 124
     assert json.loads(timed_out.stdout)["ended"] == "timeout"
@@ -120,7 +120,7 @@ def test_json_of_a_timeout_and_of_a_failure_to_start() -> None:
     assert json.loads(failed.stdout)["error"] == "ProgramNotFound"
 
 
-def test_json_keeps_head_and_tail_and_names_the_file_with_the_rest() -> None:
+def test_exec_json_keeps_head_and_tail_and_names_the_spill_file() -> None:
     seen = json.loads(run("--json", "--output-bytes-max", "10", "--", "seq", "1000").stdout)["stdout"]
     path = pathlib.Path(seen["file"])
     try:
@@ -133,7 +133,7 @@ def test_json_keeps_head_and_tail_and_names_the_file_with_the_rest() -> None:
         path.unlink()
 
 
-def test_environment_and_folder(tmp_path: pathlib.Path) -> None:
+def test_exec_passes_environment_and_cwd(tmp_path: pathlib.Path) -> None:
     done = run("--cwd", str(tmp_path), "--env", "A=b=c", "--", "sh", "-c", 'echo "$A"; pwd')
     assert done.stdout == f"b=c\n{tmp_path}\n"
 
@@ -146,14 +146,14 @@ def start(*words: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_us_ends_the_tree_by_the_ladder(number: int, marker: str) -> None:
+def test_exec_ends_the_tree_by_the_ladder_on_a_signal(number: int, marker: str) -> None:
     with start(*stays(marker)) as child:
         child.send_signal(number)
         assert child.wait(30) == 128 + number
     assert marked(marker) == []
 
 
-def test_a_second_interrupt_kills_at_once(marker: str) -> None:
+def test_exec_kills_at_once_on_a_second_interrupt(marker: str) -> None:
     with start("--grace", "50", *stays(marker, "deaf")) as child:
         child.send_signal(signal.SIGINT)
         # The first is heard when the ladder has begun: the child that left its group is only reached by a later rung,
@@ -166,13 +166,13 @@ def test_a_second_interrupt_kills_at_once(marker: str) -> None:
     assert marked(marker) == []
 
 
-def test_killed_ourselves_nothing_is_left(marker: str) -> None:
+def test_exec_leaves_nothing_when_killed(marker: str) -> None:
     with start("--grace", "0.5", *stays(marker, "deaf")) as child:
         child.kill()
     wait_gone(marker)
 
 
-def test_a_reader_that_goes_away_ends_the_tree(marker: str) -> None:
+def test_exec_ends_the_tree_when_its_reader_goes_away(marker: str) -> None:
     child = subprocess.Popen(
         [*BANKSMAN, "exec", "--", "sh", "-c", "yes # " + marker], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -187,7 +187,7 @@ def test_a_reader_that_goes_away_ends_the_tree(marker: str) -> None:
 
 
 @pytest.mark.thorough
-def test_a_reader_that_is_slow_costs_neither_memory_nor_the_timeout(marker: str) -> None:
+def test_exec_with_a_slow_reader_bounds_memory_and_keeps_its_timeout(marker: str) -> None:
     child = subprocess.Popen(
         [*BANKSMAN, "exec", "--timeout", "1", "--", "sh", "-c", "yes # " + marker],
         stdout=subprocess.PIPE,
@@ -212,7 +212,7 @@ def wait_appears(marker: str) -> None:
         time.sleep(0.01)
 
 
-def test_help_teaches_and_loads_neither_asyncio_nor_argparse() -> None:
+def test_cli_help_loads_neither_asyncio_nor_argparse() -> None:
     script = (
         "import sys, banksman.cli; banksman.cli.main(['--help']); print({'asyncio', 'argparse'} & set(sys.modules))"
     )
@@ -222,7 +222,7 @@ def test_help_teaches_and_loads_neither_asyncio_nor_argparse() -> None:
     assert "example:" in run("--help").stdout
 
 
-def test_a_plain_command_is_run_without_what_it_does_not_need() -> None:
+def test_exec_of_a_plain_command_imports_only_what_it_needs() -> None:
     """Every import is a part of the start: `make bench` has the goal."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "banksman", "exec", "--", "true"],
@@ -237,14 +237,14 @@ def test_a_plain_command_is_run_without_what_it_does_not_need() -> None:
     assert not {"_ssl", "json", "tempfile", "msgspec", "banksman.process.portable"} & loaded
 
 
-def test_closed_stdin_is_no_stdin() -> None:
+def test_exec_treats_closed_stdin_as_empty() -> None:
     words = " ".join([*BANKSMAN, "exec", "--", "cat"])
     done = subprocess.run(["sh", "-c", f"{words} <&-"], capture_output=True, timeout=60, check=False, cwd=os.getcwd())
     assert done.returncode == 0
 
 
 @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>&-", ">&-"])
-def test_output_goes_nowhere_when_the_standard_fds_are_closed(closed: str) -> None:
+def test_exec_drops_output_when_standard_fds_are_closed(closed: str) -> None:
     """Else the loop has their numbers, and takes the bytes (15 is TERM) for signals that have come."""
     # Each of its writes has been taken from the pipe before the next one fits.
     script = "i=0; while [ $i -lt 40 ]; do printf '%8192s\\017'; printf '%8192s\\017' >&2; i=$((i+1)); done; exit 7"
@@ -252,7 +252,7 @@ def test_output_goes_nowhere_when_the_standard_fds_are_closed(closed: str) -> No
     assert subprocess.run(argv, capture_output=True, timeout=60, check=False).returncode == 7
 
 
-def test_output_that_cannot_be_written_is_our_failure_and_not_success() -> None:
+def test_exec_exits_125_when_output_cannot_be_written() -> None:
     with open("/dev/full", "wb") as full:
         for words in (["--", "echo", "hi"], ["--json", "--", "echo", "hi"]):
             argv = [*BANKSMAN, "exec", *words]
@@ -263,7 +263,7 @@ def test_output_that_cannot_be_written_is_our_failure_and_not_success() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
-def test_a_signal_that_was_ignored_at_the_start_stays_ignored(number: int, tmp_path: pathlib.Path) -> None:
+def test_exec_keeps_ignoring_a_signal_ignored_at_its_start(number: int, tmp_path: pathlib.Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     child = subprocess.Popen(
@@ -279,7 +279,7 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(number: int, tmp_p
         assert child.wait(30) == 3
 
 
-def test_a_machine_without_room_is_our_failure_in_one_line() -> None:
+def test_exec_out_of_fds_fails_in_one_line() -> None:
     limited = ["sh", "-c", 'ulimit -n 6; exec "$@"', "sh", *BANKSMAN, "exec", "--", "echo", "hi"]
     done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 125

@@ -33,20 +33,20 @@ def at_terminal(env: dict[str, str], *words: str) -> Terminal:
     return Terminal("exec", *words, env=env)
 
 
-def test_command_has_a_terminal_of_our_size_at_a_terminal(env: dict[str, str]) -> None:
+def test_exec_at_a_terminal_gives_the_command_a_pty_of_its_size(env: dict[str, str]) -> None:
     with at_terminal(env, "--", PYTHON, "-c", SIZE) as terminal:
         assert terminal.end() == 0
         assert terminal.text == "True True True 80 24"
 
 
-def test_command_has_pipes_at_a_terminal_with_no_pty(env: dict[str, str]) -> None:
+def test_exec_with_no_pty_gives_the_command_pipes(env: dict[str, str]) -> None:
     code = "import os; print(*map(os.isatty, range(3)))"
     with at_terminal(env, "--no-pty", "--", PYTHON, "-c", code) as terminal:
         assert terminal.end() == 0
         assert terminal.text == "True False False"
 
 
-def test_stderr_stays_apart_when_it_is_redirected(env: dict[str, str], tmp_path: Path) -> None:
+def test_exec_keeps_redirected_stderr_apart(env: dict[str, str], tmp_path: Path) -> None:
     words = "exec -- sh -c 'echo out; echo err >&2'"
     shell = ["sh", "-c", f"exec {' '.join(BANKSMAN)} {words} 2>{tmp_path}/err"]
     with Terminal(env=env, command=shell) as terminal:
@@ -67,14 +67,14 @@ def test_exec_runs_at_a_terminal_that_is_not_its_controlling_terminal(
         assert terminal.text == said
 
 
-def test_pty_is_given_to_a_command_in_a_pipeline_that_wants_one(env: dict[str, str]) -> None:
+def test_exec_with_pty_gives_a_pty_in_a_pipeline(env: dict[str, str]) -> None:
     command = [*BANKSMAN, "exec", "--pty", "--", PYTHON, "-c", "import os; print(input(), os.isatty(1))"]
     done = subprocess.run(command, input=b"typed\n", capture_output=True, timeout=SECONDS_MAX, check=False, env=env)
     assert done.returncode == 0
     assert b"typed True" in done.stdout
 
 
-def test_ctrl_c_interrupts_a_repl_that_lives_on(env: dict[str, str]) -> None:
+def test_exec_ctrl_c_interrupts_a_repl_that_lives_on(env: dict[str, str]) -> None:
     with at_terminal(env, "--", PYTHON, "-q", "-i") as terminal:
         terminal.wait_text(">>>")
         # Python's readline prints the prompt before it waits, and sees a signal between the two only with the next key.
@@ -86,7 +86,7 @@ def test_ctrl_c_interrupts_a_repl_that_lives_on(env: dict[str, str]) -> None:
         assert terminal.end() == 0
 
 
-def test_three_ctrl_c_end_a_command_that_ignores_them(env: dict[str, str]) -> None:
+def test_exec_third_ctrl_c_ends_a_command_that_ignores_them(env: dict[str, str]) -> None:
     with at_terminal(env, "--", PYTHON, "-c", DEAF) as terminal:
         terminal.wait_text("ready")
         terminal.type(3 * CTRL_C)
@@ -94,7 +94,7 @@ def test_three_ctrl_c_end_a_command_that_ignores_them(env: dict[str, str]) -> No
         assert "stopped after" in terminal.text
 
 
-def test_window_size_is_forwarded_and_the_exit_code_is_the_commands(env: dict[str, str]) -> None:
+def test_exec_forwards_window_size_and_exit_code(env: dict[str, str]) -> None:
     with at_terminal(env, "--", PYTHON, "-c", RESIZED) as terminal:
         terminal.wait_text("ready")
         terminal.resize(100, 30)
@@ -103,7 +103,7 @@ def test_window_size_is_forwarded_and_the_exit_code_is_the_commands(env: dict[st
 
 
 # -- file descriptors ------------------------------------------------------------------------------------------------
-def test_recursive_make_under_exec_uses_the_jobserver(env: dict[str, str], tmp_path: Path) -> None:
+def test_exec_of_recursive_make_uses_the_jobserver(env: dict[str, str], tmp_path: Path) -> None:
     run = f"{' '.join(BANKSMAN)} exec --"
     (tmp_path / "Makefile").write_text(f"all:\n\t+{run} $(MAKE) inner\ninner: a b\na b:\n\t@echo $@\n")
     done = subprocess.run(
@@ -114,21 +114,21 @@ def test_recursive_make_under_exec_uses_the_jobserver(env: dict[str, str], tmp_p
     assert {"a", "b"} <= set(done.stdout.split())
 
 
-def test_fds_are_passed_on_under_their_numbers(env: dict[str, str]) -> None:
+def test_exec_passes_fds_under_their_numbers(env: dict[str, str]) -> None:
     shell = f"{' '.join(BANKSMAN)} exec --pass-fds 7,9 -- sh -c 'cat <&7 >&9' 7<<E 9>&1\npassed\nE\n"
     done = subprocess.run(["sh", "-c", shell], capture_output=True, timeout=SECONDS_MAX, check=False, env=env)
     assert (done.returncode, done.stdout) == (0, b"passed\n"), done.stderr
 
 
 @pytest.mark.parametrize("given", ["8", "x", "3,"])
-def test_fds_that_are_not_open_are_refused(env: dict[str, str], given: str) -> None:
+def test_exec_refuses_fds_that_are_not_open(env: dict[str, str], given: str) -> None:
     command = [*BANKSMAN, "exec", "--pass-fds", given, "--", "true"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False, env=env)
     assert done.returncode == 125
     assert "pass" in done.stderr
 
 
-def test_jobserver_fds_that_are_closed_are_not_passed_on(env: dict[str, str]) -> None:
+def test_exec_does_not_pass_closed_jobserver_fds(env: dict[str, str]) -> None:
     """Nor is one of our own that happens to have that number."""
     count = "import os; print(sorted(fd for fd in range(64) if os.path.exists(f'/proc/self/fd/{fd}')))"
     flags = {"MAKEFLAGS": " -j4 --jobserver-auth=3,4"}

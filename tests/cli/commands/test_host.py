@@ -69,20 +69,20 @@ def told(verb: str, *words: str) -> Any:
         ],
     ),
 )
-def test_what_cannot_be_is_refused_before_anything_begins(words: tuple[str, ...], said: str) -> None:
+def test_cli_host_refuses_impossible_settings_before_it_begins(words: tuple[str, ...], said: str) -> None:
     done = run("host", *words)
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_room_is_for_a_store_that_others_share() -> None:
+def test_cli_serve_refuses_room_without_a_shared_store() -> None:
     done = run("serve", "--port", "0", "--room", "3")
     assert done.returncode == 2
     assert "shares its store" in done.stderr
 
 
-def test_without_the_package_it_is_said_how_to_get_it(tmp_path: Path) -> None:
+def test_cli_host_without_nats_package_says_what_to_install(tmp_path: Path) -> None:
     # In the place of the real one, as if there were none.
     (tmp_path / "nats.py").write_text("raise ModuleNotFoundError(\"No module named 'nats'\", name='nats')\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -93,7 +93,7 @@ def test_without_the_package_it_is_said_how_to_get_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_verbs_ask_the_hosts_of_a_store_without_any_server(many: Fleet) -> None:
+def test_cli_verbs_reach_hosts_of_a_store_without_a_server(many: Fleet) -> None:
     many.host("build-1", "gpu", room=3)
     store = ("--store", many.store)
     (host, *fronts) = sorted(told("hosts", *store)["hosts"], key=lambda host: -host["room"])
@@ -112,7 +112,7 @@ def test_verbs_ask_the_hosts_of_a_store_without_any_server(many: Fleet) -> None:
     assert shown.stdout.splitlines()[0].split()[:5] == ["NAME", "HOST", "STATE", "USED", "ROOM"]
 
 
-def test_a_password_in_the_address_is_told_to_nobody(many: Fleet) -> None:
+def test_server_settings_hide_password_of_the_store_address(many: Fleet) -> None:
     front = many.front()
     server = front.get("/v1/server")
     assert "?" not in server["store"]
@@ -128,12 +128,12 @@ def test_a_password_in_the_address_is_told_to_nobody(many: Fleet) -> None:
         ({"sessions": 2, "hosts": [], "waiting": 2}, "No other host can take its sessions now: 2 wait until another"),
     ],
 )
-def test_drain_says_who_takes_the_sessions_or_that_they_wait(told: dict[str, Any], said: str) -> None:
+def test_cli_drain_says_which_host_takes_the_sessions(told: dict[str, Any], said: str) -> None:
     assert said in drain.outlook("a", told)
 
 
 @pytest.mark.thorough
-def test_drain_by_name_sends_a_host_away_and_twice_told_it_goes_at_once(many: Fleet) -> None:
+def test_cli_drain_by_name_ends_a_host_and_a_second_signal_at_once(many: Fleet) -> None:
     first, second = many.host("first"), many.host("second")
     done = run("drain", "first", "--store", many.store)
     assert (done.returncode, done.stdout) == (0, "first takes nothing new, and exits: it has no sessions\n"), done

@@ -69,7 +69,7 @@ def objects(text: str) -> list[Any]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_open_ask_and_close(served: Served) -> None:
+def test_cli_open_ask_close_and_forget_a_session(served: Served) -> None:
     done = run(served, "open", "claude", "--name", "whole", "--", *AGENT)
     assert done.returncode == 0, done
     session = done.stdout.strip()
@@ -85,7 +85,7 @@ def test_open_ask_and_close(served: Served) -> None:
     assert gone.stdout == ""
 
 
-def test_open_says_the_id_and_works_in_the_folder_it_was_called_in(served: Served, tmp_path: Path) -> None:
+def test_cli_open_prints_the_id_and_uses_the_current_folder(served: Served, tmp_path: Path) -> None:
     done = run(served, "open", "claude", "--json", "--", *AGENT, cwd=tmp_path)
     session = objects(done.stdout)[0]
     opening = objects(run(served, "log", session["id"], "--json").stdout)[0]
@@ -93,7 +93,7 @@ def test_open_says_the_id_and_works_in_the_folder_it_was_called_in(served: Serve
     assert opening["body"]["command"] == AGENT
 
 
-def test_ask_takes_the_prompt_from_stdin_and_opens_a_session_once(served: Served) -> None:
+def test_cli_ask_reads_the_prompt_from_stdin_and_opens_once(served: Served) -> None:
     for said in ("one", "two"):
         words = ("ask", "piped", "-", "--open", "claude", "--format", "quiet", "--", *AGENT)
         done = run(served, *words, input=said)
@@ -102,12 +102,12 @@ def test_ask_takes_the_prompt_from_stdin_and_opens_a_session_once(served: Served
     assert len(named) == 1
 
 
-def test_a_prompt_may_begin_with_a_dash(served: Served) -> None:
+def test_cli_ask_accepts_a_prompt_that_begins_with_a_dash(served: Served) -> None:
     served.open(name="dash")
     assert run(served, "ask", "dash", "--", "-n is a flag").stdout == "-n is a flag\n"
 
 
-def test_ask_in_json_is_the_events_of_the_turn_and_then_its_outcome(served: Served) -> None:
+def test_cli_ask_json_is_the_events_of_the_turn_then_its_outcome(served: Served) -> None:
     served.open(name="json")
     run(served, "ask", "json", "before")
     done = run(served, "ask", "json", "@@say hello", "--json")
@@ -118,14 +118,14 @@ def test_ask_in_json_is_the_events_of_the_turn_and_then_its_outcome(served: Serv
     assert (last["state"], last["outcome"]["kind"], last["outcome"]["text"]) == ("ended", "done", "hello")
 
 
-def test_a_turn_that_fails_is_1(served: Served) -> None:
+def test_cli_ask_exits_1_when_the_turn_fails(served: Served) -> None:
     served.open(name="fails")
     done = run(served, "ask", "fails", "@@exit 3")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("failed")
 
 
-def test_no_wait_returns_the_turn_and_a_key_finds_it_again(served: Served) -> None:
+def test_cli_ask_no_wait_returns_the_turn_and_a_key_finds_it_again(served: Served) -> None:
     session = served.open(name="key")
     first = run(served, "ask", "key", "@@say hello", "--key", "k", "--no-wait")
     turn = first.stdout.strip()
@@ -138,7 +138,7 @@ def test_no_wait_returns_the_turn_and_a_key_finds_it_again(served: Served) -> No
     assert [each["turn"] for each in queued] == [turn]
 
 
-def test_ctrl_c_stops_the_turn(served: Served) -> None:
+def test_cli_ask_ctrl_c_stops_the_turn(served: Served) -> None:
     session = served.open(name="stop")
     with begin(served, "ask", "stop", "@@say begun\n@@hang", "--json") as asking:
         wait_line(asking.stdout, '"text":"begun"')
@@ -152,7 +152,7 @@ def test_ctrl_c_stops_the_turn(served: Served) -> None:
     assert run(served, "ask", session, "hi").stdout == "hi\n"
 
 
-def test_ctrl_c_twice_leaves_at_once(served: Served) -> None:
+def test_cli_ask_ctrl_c_twice_leaves_at_once(served: Served) -> None:
     served.open(name="leave")
     with begin(served, "ask", "leave", "@@on_interrupt ignored\n@@say begun\n@@hang") as asking:
         wait_line(asking.stdout, "begun")
@@ -164,7 +164,7 @@ def test_ctrl_c_twice_leaves_at_once(served: Served) -> None:
         assert (asking.returncode, told) == (130, "")
 
 
-def test_interrupt_stops_what_runs_and_withdraws_what_waits(served: Served) -> None:
+def test_cli_interrupt_stops_the_running_and_withdraws_a_waiting_turn(served: Served) -> None:
     session = served.open(name="interrupts")
     run(served, "ask", "interrupts", "@@hang", "--no-wait")
     waiting = run(served, "ask", "interrupts", "later", "--no-wait").stdout.strip()
@@ -175,7 +175,7 @@ def test_interrupt_stops_what_runs_and_withdraws_what_waits(served: Served) -> N
     assert run(served, "interrupt", session, waiting, "--format", "quiet").stdout == ""
 
 
-def test_a_question_is_shown_and_answered(served: Served) -> None:
+def test_cli_ask_shows_a_question_and_cli_answer_answers_it(served: Served) -> None:
     served.open(name="asks")
     with begin(served, "ask", "asks", '@@ask Bash {"command": "ls"}\n@@say over') as asking:
         assert "Bash: ls" in wait_line(asking.stderr, "question:")
@@ -195,7 +195,7 @@ def test_a_question_is_shown_and_answered(served: Served) -> None:
     assert (nothing.returncode, "no question is open" in nothing.stderr) == (2, True)
 
 
-def test_question_is_shown_in_full_by_ask_why_and_answer(served: Served) -> None:
+def test_cli_ask_why_and_answer_show_a_question_in_full(served: Served) -> None:
     served.open(name="asks-code")
     given = {"description": "print the date", "code": "import shutil\nshutil.rmtree('/home')"}
     shown = ["│ code:", "│   import shutil", "│   shutil.rmtree('/home')", "│ the agent says: print the date"]
@@ -217,7 +217,7 @@ def test_question_is_shown_in_full_by_ask_why_and_answer(served: Served) -> None
         assert asking.wait(SECONDS_MAX) == 0
 
 
-def test_ps_and_why_tell_what_is_going_on(served: Served) -> None:
+def test_cli_ps_and_why_show_holder_queue_and_commands(served: Served) -> None:
     session = served.open(name="busy")
     holder = run(served, "ask", "busy", "@@hang", "--no-wait").stdout.strip()
     waiting = run(served, "ask", "busy", "later", "--no-wait", "--priority", "background").stdout.strip()
@@ -242,7 +242,7 @@ def test_ps_and_why_tell_what_is_going_on(served: Served) -> None:
     assert "also the commands that have ended" in run(served, "ps", "--help").stdout
 
 
-def test_stacks_say_where_the_server_stands(served: Served) -> None:
+def test_cli_why_stacks_shows_tasks_of_the_server(served: Served) -> None:
     served.open(name="stacks")
     assert "task " in run(served, "why", "--stacks").stdout
     both = run(served, "why", "stacks", "--stacks", "--json")
@@ -252,7 +252,7 @@ def test_stacks_say_where_the_server_stands(served: Served) -> None:
 
 
 @pytest.mark.thorough
-def test_log_pages_and_limits(served: Served) -> None:
+def test_cli_log_pages_and_limits(served: Served) -> None:
     served.open(name="logged")
     run(served, "ask", "logged", "@@stream 3 0\n@@say hello")
     events = objects(run(served, "log", "logged", "--json").stdout)
@@ -273,7 +273,7 @@ def test_log_pages_and_limits(served: Served) -> None:
     assert run(served, "log", "logged", "--after", "x\r\ny", "--follow").returncode == 4
 
 
-def test_a_followed_log_goes_on_until_ctrl_c(served: Served) -> None:
+def test_cli_log_follow_continues_until_ctrl_c(served: Served) -> None:
     served.open(name="followed")
     with begin(served, "log", "followed", "--follow", "--json") as following:
         wait_line(following.stdout, "session.opened")
@@ -288,7 +288,7 @@ def test_a_followed_log_goes_on_until_ctrl_c(served: Served) -> None:
 
 
 @pytest.mark.thorough
-def test_a_followed_log_ends_when_its_session_is_deleted(served: Served) -> None:
+def test_cli_log_follow_ends_when_its_session_is_deleted(served: Served) -> None:
     served.open(name="deleted")
     with begin(served, "log", "deleted", "--follow") as following:
         wait_line(following.stdout, "session.opened")
@@ -300,7 +300,7 @@ def test_a_followed_log_ends_when_its_session_is_deleted(served: Served) -> None
 
 
 @pytest.mark.thorough
-def test_what_an_agent_says_does_not_reach_the_terminal_as_a_command(served: Served) -> None:
+def test_cli_escapes_terminal_sequences_of_an_agent(served: Served) -> None:
     evil = "\x1b]0;title\x07\x1b[2Jred\x9b31m\u202edlrow\x7f\r.\ttab"
     served.open(name="evil")
     done = run(served, "ask", "evil", f"@@say {evil}")
@@ -313,7 +313,7 @@ def test_what_an_agent_says_does_not_reach_the_terminal_as_a_command(served: Ser
     assert "\x1b" not in run(served, "ps").stdout
 
 
-def test_a_reader_that_has_enough_ends_it_quietly(served: Served) -> None:
+def test_cli_log_ends_quietly_when_its_reader_has_enough(served: Served) -> None:
     served.open(name="pipe")
     run(served, "ask", "pipe", "@@stream 3000 0")
     for words in (["log", "pipe", "--json"], ["log", "pipe", "--json", "--follow"]):
@@ -333,7 +333,7 @@ def test_a_reader_that_has_enough_ends_it_quietly(served: Served) -> None:
 @pytest.mark.parametrize(
     "words", one_in(4, [(("log", "full"),), (("log", "full", "--json"),), (("ps",),), (("why", "nobody", "--json"),)])
 )
-def test_a_stdout_that_takes_nothing_is_one_line_and_a_code(served: Served, words: tuple[str, ...]) -> None:
+def test_cli_exits_5_in_one_line_when_stdout_cannot_be_written(served: Served, words: tuple[str, ...]) -> None:
     served.open(name="full")
     line = " ".join([*BANKSMAN, *words])
     is_refused = "nobody" in words
@@ -352,13 +352,13 @@ def test_a_stdout_that_takes_nothing_is_one_line_and_a_code(served: Served, word
     assert "5 stdout could not be written" in run(served, words[0], "--help").stdout
 
 
-def test_a_locale_without_the_letters_is_no_failure(served: Served) -> None:
+def test_cli_escapes_letters_missing_in_the_locale(served: Served) -> None:
     served.open(name="ascii")
     done = run(served, "ask", "ascii", "@@say h\u00e9 \u2026", env=environment(served, PYTHONIOENCODING="ascii"))
     assert (done.returncode, done.stdout) == (0, "h\\xe9 \\u2026\n")
 
 
-def test_refusals_and_strangers(served: Served) -> None:
+def test_cli_exits_4_on_refusal_and_3_on_wrong_token(served: Served) -> None:
     assert run(served, "why", "nobody").returncode == 4
     refused = run(served, "ask", "nobody", "hi", "--json")
     assert refused.returncode == 4
@@ -371,7 +371,7 @@ def test_refusals_and_strangers(served: Served) -> None:
     assert TOKEN not in out.stderr
 
 
-def test_page_prints_a_link_that_logs_a_browser_in(served: Served) -> None:
+def test_cli_page_prints_a_link_that_logs_a_browser_in(served: Served) -> None:
     by_socket = run(served, "page").stdout.strip()
     by_url = objects(run(served, "page", "--json", "--url", served.url).stdout)[0]["link"]
     for link in (by_socket, by_url):
@@ -380,7 +380,7 @@ def test_page_prints_a_link_that_logs_a_browser_in(served: Served) -> None:
         assert served.post("/v1/login", {"code": code}, token=False)["token"].startswith("bmp_")
 
 
-def test_the_url_that_the_server_prints_can_be_pasted(served: Served) -> None:
+def test_cli_url_with_a_token_can_be_pasted(served: Served) -> None:
     variables = environment(served, BANKSMAN_TOKEN="", XDG_STATE_HOME="/nowhere/at/all")
     done = run(served, "ps", "--json", "--url", f"{served.url}/#token={TOKEN}", env=variables)
     assert (done.returncode, done.stderr) == (0, "")
@@ -388,12 +388,12 @@ def test_the_url_that_the_server_prints_can_be_pasted(served: Served) -> None:
     assert (refused.returncode, "wrong-one" in refused.stderr) == (3, False)
 
 
-def test_every_way_of_being_busy_is_named(served: Served) -> None:
+def test_cli_ask_help_names_every_busy_policy(served: Served) -> None:
     told = " ".join(run(served, "ask", "--help").stdout.split())
     assert "enqueue, reject, interrupt, steer or collect" in told
 
 
-def test_help_and_a_wrong_flag_have_their_exit_codes(served: Served) -> None:
+def test_cli_ask_help_exits_0_and_a_wrong_flag_2(served: Served) -> None:
     done = run(served, "ask", "--help")
     assert done.returncode == 0
     assert done.stdout.rstrip().splitlines()[-1].startswith("  banksman ask")

@@ -117,7 +117,7 @@ def wait_gone(*pids: int) -> None:
 
 
 # -- a machine that is well ------------------------------------------------------------------------------------------
-def test_on_a_new_machine_nothing_is_wrong_and_nothing_is_made(machine: Machine) -> None:
+def test_doctor_on_a_new_machine_finds_nothing_and_makes_nothing(machine: Machine) -> None:
     before = machine.files()
     done = machine.run()
     assert (done.returncode, done.stderr) == (0, "")
@@ -128,7 +128,7 @@ def test_on_a_new_machine_nothing_is_wrong_and_nothing_is_made(machine: Machine)
     assert machine.files() == before
 
 
-def test_a_state_folder_that_cannot_be_made_is_wrong(machine: Machine) -> None:
+def test_doctor_reports_a_state_folder_that_cannot_be_made(machine: Machine) -> None:
     """Where even root cannot write."""
     [(verdict, seen, fix)] = machine.of("state folder", XDG_STATE_HOME="/proc/1/nothing")
     assert verdict == "wrong"
@@ -136,7 +136,7 @@ def test_a_state_folder_that_cannot_be_made_is_wrong(machine: Machine) -> None:
     assert "XDG_STATE_HOME" in (fix or "")
 
 
-def test_a_server_that_runs_is_found_and_not_disturbed(machine: Machine) -> None:
+def test_doctor_finds_a_running_server_without_disturbing_it(machine: Machine) -> None:
     with serving(machine) as served:
         session = served.open()
         served.outcome(session, served.ask(session, "hello"))
@@ -155,7 +155,7 @@ def test_a_server_that_runs_is_found_and_not_disturbed(machine: Machine) -> None
 
 
 # -- what is wrong ---------------------------------------------------------------------------------------------------
-def test_what_others_may_read_or_change_is_wrong(machine: Machine) -> None:
+def test_doctor_reports_files_that_others_may_read_or_change(machine: Machine) -> None:
     token = machine.state / "token"
     token.write_text("a-token-of-the-tests\n")
     token.chmod(0o644)
@@ -175,7 +175,7 @@ def test_what_others_may_read_or_change_is_wrong(machine: Machine) -> None:
     )
 
 
-def test_settings_that_are_wrong_are_told_and_keep_nothing_from_being_looked_at(machine: Machine) -> None:
+def test_doctor_reports_wrong_settings_and_checks_the_rest(machine: Machine) -> None:
     machine.config.write_text("[serve]\nprot = 1\n")
     checks = machine.look()["checks"]
     ((verdict, seen, fix),) = [(c["verdict"], c["seen"], c["fix"]) for c in checks if c["name"] == "settings"]
@@ -196,7 +196,7 @@ def test_settings_that_are_wrong_are_told_and_keep_nothing_from_being_looked_at(
     ]
 
 
-def test_a_server_that_was_named_and_is_not_there_is_wrong(machine: Machine) -> None:
+def test_doctor_reports_a_named_server_that_is_not_there(machine: Machine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     ((verdict, seen, fix),) = machine.of("server", BANKSMAN_URL=f"http://127.0.0.1:{port}/#token=hunter2hunter2")
@@ -209,12 +209,12 @@ def test_a_server_that_was_named_and_is_not_there_is_wrong(machine: Machine) -> 
         assert "BANKSMAN_TOKEN" in (fix or "")
 
 
-def test_too_few_fds_are_wrong(machine: Machine) -> None:
+def test_doctor_reports_too_few_fds(machine: Machine) -> None:
     ((verdict, seen, _),) = machine.of("fd limit", under=("prlimit", "--nofile=500:500", "--"))
     assert (verdict, seen) == ("wrong", "500 at once, 500 if asked for")
 
 
-def test_a_profile_that_is_wrong_is_told(machine: Machine) -> None:
+def test_doctor_reports_a_malformed_profile(machine: Machine) -> None:
     folder = machine.config.parent / "agents"
     folder.mkdir()
     (folder / "mine.toml").write_text("comand = ['x']\n")
@@ -243,7 +243,7 @@ def with_history(machine: Machine) -> Path:
         ("UPDATE sessions SET seq = seq - 3", "the session's row ends at"),
     ],
 )
-def test_damaged_session_is_told_and_the_store_left_as_it_is(machine: Machine, harm: str, told: str) -> None:
+def test_doctor_reports_a_damaged_session_and_changes_nothing(machine: Machine, harm: str, told: str) -> None:
     with serving(machine) as served:
         session = served.open()
         served.outcome(session, served.ask(session, "hello"))
@@ -260,7 +260,7 @@ def test_damaged_session_is_told_and_the_store_left_as_it_is(machine: Machine, h
 
 
 @pytest.mark.parametrize("is_all", [True, False], ids=["every page", "one page"])
-def test_a_damaged_store_is_told_and_left_as_it_is(machine: Machine, is_all: bool) -> None:
+def test_doctor_reports_a_damaged_store_and_changes_nothing(machine: Machine, is_all: bool) -> None:
     path = with_history(machine)
     assert machine.of("store")[0][0] == "ok"
     with contextlib.closing(sqlite3.connect(path)) as store:
@@ -279,7 +279,7 @@ def test_a_damaged_store_is_told_and_left_as_it_is(machine: Machine, is_all: boo
     assert machine.files() == before
 
 
-def test_a_store_of_another_program_or_of_a_newer_banksman_is_told(machine: Machine) -> None:
+def test_doctor_reports_a_store_of_another_program_or_newer_banksman(machine: Machine) -> None:
     path = machine.state / "store.db"
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE mine (x)")
@@ -299,7 +299,7 @@ def test_a_store_of_another_program_or_of_a_newer_banksman_is_told(machine: Mach
     assert "newer Banksman (schema 999" in seen
 
 
-def test_the_store_that_is_set_is_the_one_that_is_looked_at(machine: Machine) -> None:
+def test_doctor_checks_the_configured_store(machine: Machine) -> None:
     elsewhere = machine.folder / "elsewhere.db"
     machine.config.write_text(f'store = "sqlite:{elsewhere}?level=full&keep_bytes=1000"\n')
     assert machine.of("store") == [("ok", f"{elsewhere} (there is none yet)", None)]
@@ -308,7 +308,7 @@ def test_the_store_that_is_set_is_the_one_that_is_looked_at(machine: Machine) ->
 
 
 # -- what dead hosts left --------------------------------------------------------------------------------------------
-def test_what_a_killed_server_left_is_looked_at_without_a_change_and_swept_on_request(machine: Machine) -> None:
+def test_doctor_sweep_removes_what_a_killed_server_left(machine: Machine) -> None:
     with serving(machine) as served:
         session = served.open(HANGS, name="fix-ci")
         turn = served.ask(session, "work")
@@ -337,7 +337,7 @@ def test_what_a_killed_server_left_is_looked_at_without_a_change_and_swept_on_re
     assert machine.look("--sweep")["swept"] == []
 
 
-def test_a_process_whose_host_and_keeper_were_killed_is_found_and_ended(machine: Machine) -> None:
+def test_doctor_sweep_ends_a_process_whose_host_and_keeper_were_killed(machine: Machine) -> None:
     with serving(machine) as served:
         session = served.open(HANGS, name="fix-ci")
         turn = served.ask(session, "work")
@@ -372,7 +372,7 @@ def test_a_process_whose_host_and_keeper_were_killed_is_found_and_ended(machine:
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_a_session_that_a_living_host_has_is_not_touched(machine: Machine) -> None:
+def test_doctor_sweep_leaves_a_session_of_a_live_host_alone(machine: Machine) -> None:
     with serving(machine) as served:
         session = served.open(HANGS)
         turn = served.ask(session, "work")
@@ -381,7 +381,7 @@ def test_a_session_that_a_living_host_has_is_not_touched(machine: Machine) -> No
         assert served.get(f"/v1/sessions/{session}")["holder"] == turn
 
 
-def test_files_with_output_are_removed_when_they_are_certainly_nobodys(machine: Machine) -> None:
+def test_doctor_sweep_removes_only_orphaned_output_files(machine: Machine) -> None:
     def file(name: str, *, hours: float, mode: int = 0o600) -> Path:
         path = machine.temporary / name
         path.write_text("output")
@@ -417,7 +417,7 @@ asyncio.run(main())
 """
 
 
-def test_spill_file_of_a_killed_process_is_named_and_swept(machine: Machine) -> None:
+def test_doctor_sweep_removes_the_spill_file_of_a_killed_process(machine: Machine) -> None:
     env = {**os.environ, "TMPDIR": str(machine.temporary)}
     killed = subprocess.run([sys.executable, "-c", SPILLS], env=env, capture_output=True, text=True, check=False)
     left = Path(killed.stdout.strip())
@@ -441,7 +441,7 @@ def dead_pid() -> int:
 
 
 @pytest.mark.parametrize("socket_name", ["0badb007-1-00000000.sock", None], ids=["another boot", "no socket"])
-def test_what_may_be_the_word_of_another_machine_is_not_swept(machine: Machine, socket_name: str | None) -> None:
+def test_doctor_sweep_keeps_a_discovery_file_of_another_machine(machine: Machine, socket_name: str | None) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     said: dict[str, Any] = {"url": f"http://127.0.0.1:{port}", "pid": dead_pid(), "started": 1.0}
@@ -457,7 +457,7 @@ def test_what_may_be_the_word_of_another_machine_is_not_swept(machine: Machine, 
     assert path.exists()
 
 
-def test_what_cannot_be_looked_at_keeps_nothing_else_from_being_swept(machine: Machine) -> None:
+def test_doctor_sweep_continues_past_an_unreadable_folder(machine: Machine) -> None:
     (machine.state / "sockets").symlink_to("sockets")
     old = machine.temporary / "banksman-abcd_123.out"
     old.write_text("output")
@@ -472,7 +472,7 @@ def test_what_cannot_be_looked_at_keeps_nothing_else_from_being_swept(machine: M
     assert "leftovers" in [c["name"] for c in machine.look("--sweep", HOME="/", XDG_STATE_HOME="")["checks"]]
 
 
-def test_what_is_gone_or_stays_keeps_no_other_file_from_being_removed(tmp_path: Path) -> None:
+def test_unlinked_continues_past_missing_and_failing_files(tmp_path: Path) -> None:
     stays, old = tmp_path / "a folder", tmp_path / "old"
     stays.mkdir()
     old.write_text("output")
@@ -504,7 +504,7 @@ def keepers_of(host: int) -> list[int]:
     return found
 
 
-def test_keepers_of_other_hosts_are_seen_by_the_doctor_and_not_by_these_tests(machine: Machine, tmp_path: Path) -> None:
+def test_doctor_sees_keepers_of_other_hosts(machine: Machine, tmp_path: Path) -> None:
     """Whatever other tests leave for a moment: a keeper that is stopped, and whose host is dead."""
     with Served(tmp_path / "another") as other:
         other.outcome(session := other.open(), other.ask(session, "hello"))

@@ -90,7 +90,7 @@ async def make_streams(store: str) -> None:
         await nats.close()
 
 
-def test_one_that_is_well(nats_three: Servers, prefix: str) -> None:
+def test_doctor_of_a_healthy_cluster_reports_ok(nats_three: Servers, prefix: str) -> None:
     store = nats_three.store(prefix)
     asyncio.run(make_streams(store))
     found = doctor(store, *by_monitors(nats_three))
@@ -101,7 +101,7 @@ def test_one_that_is_well(nats_three: Servers, prefix: str) -> None:
     assert of(found, f"stream {prefix}-events, 3 replicas") == ("ok", "")
 
 
-def test_it_makes_nothing(nats_one: Servers, prefix: str) -> None:
+def test_doctor_makes_no_stream(nats_one: Servers, prefix: str) -> None:
     for _ in range(2):
         assert of(doctor(nats_one.store(prefix)), "has no sessions yet")[0] == "ok"
 
@@ -115,7 +115,7 @@ async def delete_stream(store: str, name: str) -> None:
         await nats.close()
 
 
-def test_a_stream_that_somebody_has_deleted_is_missed(nats_one: Servers, prefix: str) -> None:
+def test_doctor_reports_a_deleted_stream(nats_one: Servers, prefix: str) -> None:
     store = nats_one.store(prefix)
     for kind, fix in (("hosts", "restart one host"), ("events", "stop all hosts"), ("records", "stop all hosts")):
         asyncio.run(make_streams(store))
@@ -125,7 +125,7 @@ def test_a_stream_that_somebody_has_deleted_is_missed(nats_one: Servers, prefix:
         assert fix in said
 
 
-def test_without_a_replica_it_says_what_that_means(nats_one: Servers, nats_three: Servers, prefix: str) -> None:
+def test_doctor_reports_streams_without_a_replica(nats_one: Servers, nats_three: Servers, prefix: str) -> None:
     store = nats_one.store(prefix)
     asyncio.run(make_streams(store))
     verdict, fix = of(doctor(store), f"stream {prefix}-events has no replica: one node's death stops everything")
@@ -138,14 +138,14 @@ def test_without_a_replica_it_says_what_that_means(nats_one: Servers, nats_three
     assert fix == f"nats stream edit {prefix}-events --replicas 3"
 
 
-def test_one_that_syncs_now_and_then_is_wrong() -> None:
+def test_doctor_reports_a_server_that_syncs_at_intervals() -> None:
     with Servers(sync_interval=None) as servers:
         verdict, fix = of(doctor(servers.store(), *by_monitors(servers)), "syncs every 120 s", "power cut")
         assert verdict == "wrong"
         assert "sync_interval: always" in fix
 
 
-def test_where_it_cannot_be_known_it_says_so(nats_one: Servers, nats_three: Servers, prefix: str) -> None:
+def test_doctor_notes_an_unknown_sync_setting(nats_one: Servers, nats_three: Servers, prefix: str) -> None:
     """Also if some other server answers there."""
     for words in ((), by_monitors(nats_three)):
         verdict, fix = of(doctor(nats_one.store(prefix), *words), "is not known", "no client is told")
@@ -153,7 +153,7 @@ def test_where_it_cannot_be_known_it_says_so(nats_one: Servers, nats_three: Serv
         assert "--monitor" in fix
 
 
-def test_nobody_there() -> None:
+def test_doctor_reports_an_unreachable_server() -> None:
     (port,) = free_ports(1)
     found = doctor(f"nats://127.0.0.1:{port}")
     verdict, fix = of(found, f"127.0.0.1:{port} does not answer", "refused")
@@ -162,7 +162,7 @@ def test_nobody_there() -> None:
     assert of(found, "no server answers")[0] == "wrong"
 
 
-def test_one_of_three_is_down_and_one_is_not_named(nats_three: Servers, prefix: str) -> None:
+def test_doctor_reports_a_server_that_is_down_or_unnamed(nats_three: Servers, prefix: str) -> None:
     store = nats_three.store(prefix)
     asyncio.run(make_streams(store))
     gone = (nats_three.leader_of(f"{prefix}-events") + 1) % 3
@@ -181,7 +181,7 @@ def test_one_of_three_is_down_and_one_is_not_named(nats_three: Servers, prefix: 
     assert "name all" in fix
 
 
-def test_most_are_down() -> None:
+def test_doctor_reports_a_cluster_without_quorum() -> None:
     with Servers(3) as servers:
         # Those that are left do not lead, and cannot begin to.
         leader = servers.meta_leader()
@@ -191,14 +191,14 @@ def test_most_are_down() -> None:
         assert of(doctor(servers.store()), "JetStream has not answered")[0] == "wrong"
 
 
-def test_another_lease_than_the_clusters(nats_one: Servers, prefix: str) -> None:
+def test_doctor_reports_a_lease_unlike_the_clusters(nats_one: Servers, prefix: str) -> None:
     asyncio.run(make_streams(nats_one.store(prefix, lease=5)))
     verdict, fix = of(doctor(nats_one.store(prefix, lease=60)), "dead after 5 s", "lease=60")
     assert verdict == "wrong"
     assert fix.startswith("say lease=5")
 
 
-def test_not_let_in_and_no_secret_is_said() -> None:
+def test_doctor_reports_refused_credentials_without_showing_them() -> None:
     with Servers(user="me", password="a/secret") as servers:
         found = doctor(servers.store().replace("a%2Fsecret", "another-secret"))
         assert of(found, "does not let us in")[0] == "wrong"
@@ -206,13 +206,13 @@ def test_not_let_in_and_no_secret_is_said() -> None:
         assert of(doctor(servers.store()), "has no sessions yet")[0] == "ok"
 
 
-def test_by_token() -> None:
+def test_doctor_accepts_a_token_in_the_address() -> None:
     with Servers(token="a/word") as servers:
         assert of(doctor(servers.store()), "has no sessions yet")[0] == "ok"
         assert of(doctor(servers.store().partition("?")[0]), "does not let us in")[0] == "wrong"
 
 
-def test_by_tls_and_by_a_certificate_of_ours(tmp_path: Path) -> None:
+def test_doctor_accepts_tls_and_a_client_certificate(tmp_path: Path) -> None:
     theirs, ours = certificate(tmp_path, "theirs"), certificate(tmp_path, "ours")
     with Servers(tls=theirs) as servers:
         assert of(doctor(servers.store(ca=theirs.cert)), "has no sessions yet")[0] == "ok"
@@ -223,13 +223,13 @@ def test_by_tls_and_by_a_certificate_of_ours(tmp_path: Path) -> None:
         assert of(doctor(servers.store(ca=theirs.cert)), "tls://")[0] == "wrong"
 
 
-def test_keys_that_cannot_be_used_are_told(tmp_path: Path, nats_one: Servers) -> None:
+def test_doctor_reports_unusable_key_files(tmp_path: Path, nats_one: Servers) -> None:
     for setting in ("creds", "nkey", "ca", "cert"):
         found = doctor(nats_one.store("p", **{setting: tmp_path / "missing"}).replace("nats://", "tls://"))
         assert "wrong" in {verdict for verdict, _, _ in found}, setting
 
 
-def test_one_that_takes_only_small_messages() -> None:
+def test_doctor_reports_a_small_max_payload() -> None:
     with Servers(more="max_payload: 65536") as servers:
         verdict, fix = of(doctor(servers.store()), "takes messages of 65536 bytes at most")
         assert verdict == "wrong"
@@ -252,7 +252,7 @@ def introduction(**said: object) -> bytes:
     ],
     ids=["too old", "without JetStream", "HTTP", "a list", "half"],
 )
-def test_what_is_too_old_or_something_else(said: bytes, seen: str, does: str) -> None:
+def test_doctor_reports_an_old_or_foreign_server(said: bytes, seen: str, does: str) -> None:
     """No server that old is at hand. This one is no fake of a server: it introduces itself so, and says no more."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         child = os.fork()
@@ -275,15 +275,15 @@ def test_what_is_too_old_or_something_else(said: bytes, seen: str, does: str) ->
 
 
 @pytest.mark.parametrize("store", ["nats://", "nats://h/p?lease=never", "redis://h"])
-def test_what_is_no_store(store: str) -> None:
+def test_doctor_reports_a_malformed_store_address(store: str) -> None:
     assert any(verdict == "wrong" for verdict, _, _ in doctor(store))
 
 
-def test_a_file_that_is_named_is_looked_at(tmp_path: Path) -> None:
+def test_doctor_checks_a_named_sqlite_file(tmp_path: Path) -> None:
     assert of(doctor(f"sqlite:{tmp_path / 'a.db'}"), str(tmp_path / "a.db"), "none yet")[0] == "ok"
 
 
-def test_without_the_client_it_says_what_to_install(nats_one: Servers) -> None:
+def test_doctor_without_the_nats_client_says_what_to_install(nats_one: Servers) -> None:
     code = f"""
 import sys
 sys.modules["nats"] = None
@@ -298,13 +298,13 @@ sys.exit(main(["doctor", "--json", "--store", {nats_one.store()!r}]))
 
 
 # -- who can come in -------------------------------------------------------------------------------------------------
-def test_access_without_credentials_is_wrong(nats_one: Servers, prefix: str) -> None:
+def test_doctor_reports_access_without_credentials(nats_one: Servers, prefix: str) -> None:
     verdict, fix = of(doctor(nats_one.store(prefix)), "lets clients in without credentials")
     assert verdict == "wrong"
     assert "password" in fix
 
 
-def test_access_is_wrong_when_credentials_are_known_but_not_required(prefix: str) -> None:
+def test_doctor_reports_credentials_that_are_not_required(prefix: str) -> None:
     """The URL has a password. A stranger comes in without one, into the same account; then into another."""
     account = "{ jetstream: enabled, users: [{ user: us, password: secret }, { user: any, password: any }] }"
     for strangers, verdict in (("any", "wrong"), ("other", "ok")):
@@ -315,7 +315,7 @@ def test_access_is_wrong_when_credentials_are_known_but_not_required(prefix: str
             assert of(doctor(store), "credentials")[0] == verdict
 
 
-def test_access_without_tls_is_wrong_unless_it_is_loopback() -> None:
+def test_doctor_reports_access_without_tls_unless_on_loopback() -> None:
     server = NatsServer("10.0.0.1:4222", id="a", version=(2, 12))
     here = NatsServer("127.0.0.1:4222", id="b", version=(2, 12))
     local = NatsServer("[::1]:4222", id="c", version=(2, 12))
@@ -325,7 +325,7 @@ def test_access_without_tls_is_wrong_unless_it_is_loopback() -> None:
 
 
 # -- what is in it ---------------------------------------------------------------------------------------------------
-async def test_damaged_sessions_and_unreadable_records_are_told(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
+async def test_doctor_reports_damaged_sessions_and_records(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
     store = nats_one.store(prefix)
     async with opened(nats_one, tmp_path, prefix) as log:
         nats = log._nats  # pyright: ignore[reportPrivateUsage]
@@ -359,7 +359,7 @@ def _is_whole(store: str) -> None:
     assert of(doctor(store), "4 sessions, whole")[0] == "ok"
 
 
-async def test_remains_of_a_deletion_are_told(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
+async def test_doctor_reports_remains_of_a_deletion(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
     async with opened(nats_one, tmp_path, prefix) as log:
         nats = log._nats  # pyright: ignore[reportPrivateUsage]
         await (await Writer.claim(log)).commit(os.urandom(1 << 20))

@@ -50,7 +50,7 @@ def fill(store: str, mib: float) -> None:
     asyncio.run(put())
 
 
-def test_how_full_a_server_is_is_told_in_time(small: Servers) -> None:
+def test_doctor_reports_how_full_a_server_is(small: Servers) -> None:
     store, monitors = small.store("x"), small.monitors()
     account, server = seen(store, *monitors)
     assert (account.verdict, account.seen) == (
@@ -68,7 +68,7 @@ def test_how_full_a_server_is_is_told_in_time(small: Servers) -> None:
     assert "nothing is accepted any more" in server.seen
 
 
-def test_the_bound_of_an_account_needs_no_monitoring_port() -> None:
+def test_doctor_reports_account_limit_without_a_monitoring_port() -> None:
     with Servers(1, more=ACCOUNTS) as servers:
         store = servers.store("x").replace("nats://", "nats://banksman:a-password@")
         fill(store, 1.75)
@@ -78,6 +78,6 @@ def test_the_bound_of_an_account_needs_no_monitoring_port() -> None:
         assert account.seen == "this account keeps 1.8 MiB, 88% of 2.0 MiB"
 
 
-def test_the_package_of_a_shared_store_is_named_with_its_version() -> None:
+def test_doctor_names_the_nats_package_with_its_version() -> None:
     (found,) = machine.packages()
     assert f"nats-py {metadata.version('nats-py')}" in found.seen

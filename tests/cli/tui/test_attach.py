@@ -55,7 +55,7 @@ def phase(served: Served, session: str) -> str:
     return served.get(f"/v1/sessions/{session}")["phase"]
 
 
-def test_a_line_is_asked_and_ctrl_d_leaves(served: Served, env: dict[str, str]) -> None:
+def test_attach_asks_a_typed_line_and_ctrl_d_leaves(served: Served, env: dict[str, str]) -> None:
     session = served.open(name="talk")
     served.outcome(session, served.ask(session, "said before"))
     with Terminal("attach", "talk", env=env) as terminal:
@@ -74,7 +74,7 @@ def test_a_line_is_asked_and_ctrl_d_leaves(served: Served, env: dict[str, str]) 
 
 
 @pytest.mark.thorough
-def test_what_is_typed_is_not_torn_by_what_is_said(served: Served, env: dict[str, str]) -> None:
+def test_attach_keeps_the_typed_line_while_output_arrives(served: Served, env: dict[str, str]) -> None:
     session = served.open()
     with Terminal("attach", session, env=env) as terminal:
         ready(terminal)
@@ -97,7 +97,7 @@ def test_what_is_typed_is_not_torn_by_what_is_said(served: Served, env: dict[str
         assert terminal.end() == 0
 
 
-def test_the_line_can_be_edited(served: Served, env: dict[str, str]) -> None:
+def test_attach_line_can_be_edited(served: Served, env: dict[str, str]) -> None:
     session = served.open()
     with Terminal("attach", session, env=env, columns=30) as terminal:
         ready(terminal)
@@ -132,7 +132,7 @@ def test_the_line_can_be_edited(served: Served, env: dict[str, str]) -> None:
         assert terminal.end() == 0
 
 
-def test_a_question_is_answered_by_a_key_and_only_when_the_line_is_empty(served: Served, env: dict[str, str]) -> None:
+def test_attach_answers_a_question_by_key_only_on_an_empty_line(served: Served, env: dict[str, str]) -> None:
     session = served.open()
     with Terminal("attach", session, env=env) as terminal:
         ready(terminal)
@@ -153,7 +153,7 @@ def test_a_question_is_answered_by_a_key_and_only_when_the_line_is_empty(served:
 
 
 @pytest.mark.thorough
-def test_question_shows_code_that_will_run_and_marks_the_agents_words(served: Served, env: dict[str, str]) -> None:
+def test_attach_question_shows_code_and_marks_the_agents_words(served: Served, env: dict[str, str]) -> None:
     session = served.open()
     given = {"description": "print the date", "code": "import shutil\nshutil.rmtree('/home')"}
     with Terminal("attach", session, env=env) as terminal:
@@ -171,7 +171,7 @@ def test_question_shows_code_that_will_run_and_marks_the_agents_words(served: Se
 
 
 @pytest.mark.thorough
-def test_question_longer_than_the_screen_is_written_in_full_above(served: Served, env: dict[str, str]) -> None:
+def test_attach_question_longer_than_the_screen_is_written_in_full(served: Served, env: dict[str, str]) -> None:
     session = served.open()
     given = {"file_path": "notes.txt", "content": "".join(f"line {number} of it\n" for number in range(60))}
     with Terminal("attach", session, env=env, rows=20) as terminal:
@@ -188,7 +188,7 @@ def test_question_longer_than_the_screen_is_written_in_full_above(served: Served
         assert terminal.end() == 0
 
 
-def test_a_question_from_before_is_there_and_one_that_another_answers_goes(served: Served, env: dict[str, str]) -> None:
+def test_attach_shows_an_earlier_question_until_it_is_answered_elsewhere(served: Served, env: dict[str, str]) -> None:
     session = served.open()
     served.ask(session, '@@ask Bash {"command": "ls"}\n@@say over')
     question = wait_until(lambda: served.get(f"/v1/sessions/{session}/questions")["questions"], "no question")[0]
@@ -201,7 +201,7 @@ def test_a_question_from_before_is_there_and_one_that_another_answers_goes(serve
         assert terminal.end() == 0
 
 
-def test_ctrl_c_stops_what_runs_and_then_leaves(served: Served, env: dict[str, str]) -> None:
+def test_attach_ctrl_c_stops_the_turn_and_then_leaves(served: Served, env: dict[str, str]) -> None:
     session = served.open()
     with Terminal("attach", session, env=env) as terminal:
         ready(terminal)
@@ -219,7 +219,7 @@ def test_ctrl_c_stops_what_runs_and_then_leaves(served: Served, env: dict[str, s
     assert phase(served, session) == "idle"
 
 
-def test_ctrl_c_twice_leaves_and_the_session_goes_on(served: Served, env: dict[str, str]) -> None:
+def test_attach_ctrl_c_twice_leaves_and_the_session_continues(served: Served, env: dict[str, str]) -> None:
     session = served.open(options={"drain_seconds": 60})
     turn = served.ask(session, "@@on_interrupt ignored\n@@say begun\n@@hang")
     with Terminal("attach", session, env=env) as terminal:
@@ -235,7 +235,7 @@ def test_ctrl_c_twice_leaves_and_the_session_goes_on(served: Served, env: dict[s
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("ends", ["kill", "stop"])
-def test_a_lost_connection_is_told_and_nothing_is_lost_or_said_twice(tmp_path: Path, ends: str) -> None:
+def test_attach_reports_a_lost_connection_and_loses_or_repeats_nothing(tmp_path: Path, ends: str) -> None:
     command = fake_agent.command(memory=tmp_path / "memory")
     with Served(tmp_path / "served") as served:
         session = served.post("/v1/sessions", {"command": command, "name": "lasting"})["id"]
@@ -260,7 +260,7 @@ def test_a_lost_connection_is_told_and_nothing_is_lost_or_said_twice(tmp_path: P
 
 
 @pytest.mark.thorough
-def test_a_line_that_could_not_be_sent_is_given_back(tmp_path: Path) -> None:
+def test_attach_gives_back_a_line_that_could_not_be_sent(tmp_path: Path) -> None:
     with Served(tmp_path / "served") as served:
         session = served.open()
         with Terminal("attach", session, env=variables(served)) as terminal:
@@ -276,7 +276,7 @@ def test_a_line_that_could_not_be_sent_is_given_back(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("columns", [40, 20])
-def test_a_narrow_terminal_stays_readable(served: Served, env: dict[str, str], columns: int) -> None:
+def test_attach_stays_readable_on_a_narrow_terminal(served: Served, env: dict[str, str], columns: int) -> None:
     session = served.open()
     with Terminal("attach", session, env=env, columns=columns, rows=12) as terminal:
         ready(terminal)
@@ -291,7 +291,7 @@ def test_a_narrow_terminal_stays_readable(served: Served, env: dict[str, str], c
 
 
 @pytest.mark.thorough
-def test_it_goes_with_the_size_of_the_window(served: Served, env: dict[str, str]) -> None:
+def test_attach_follows_the_window_size(served: Served, env: dict[str, str]) -> None:
     session = served.open()
     with Terminal("attach", session, env=env, columns=80) as terminal:
         ready(terminal)
@@ -306,7 +306,7 @@ def test_it_goes_with_the_size_of_the_window(served: Served, env: dict[str, str]
 
 
 @pytest.mark.thorough
-def test_it_can_be_put_aside_and_taken_up_again(served: Served, env: dict[str, str]) -> None:
+def test_attach_can_be_suspended_and_resumed(served: Served, env: dict[str, str]) -> None:
     session = served.open()
     shell = ["bash", "--norc", "--noprofile", "-i"]
     with Terminal(command=shell, env={**env, "PS1": "shell: ", "HISTFILE": ""}, columns=100) as terminal:
@@ -329,7 +329,7 @@ def test_it_can_be_put_aside_and_taken_up_again(served: Served, env: dict[str, s
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_the_terminal_is_restored_when_it_is_ended(served: Served, env: dict[str, str], number: int) -> None:
+def test_attach_restores_the_terminal_when_ended_by_a_signal(served: Served, env: dict[str, str], number: int) -> None:
     session = served.open()
     with Terminal("attach", session, env=env) as terminal:
         ready(terminal)
@@ -337,7 +337,7 @@ def test_the_terminal_is_restored_when_it_is_ended(served: Served, env: dict[str
         assert terminal.end() == 128 + number
 
 
-def test_sequences_of_the_agent_do_not_act(served: Served, env: dict[str, str]) -> None:
+def test_attach_escapes_terminal_sequences_of_the_agent(served: Served, env: dict[str, str]) -> None:
     session = served.open()
     with Terminal("attach", session, env=env, columns=100) as terminal:
         ready(terminal)
@@ -352,7 +352,7 @@ def test_sequences_of_the_agent_do_not_act(served: Served, env: dict[str, str]) 
 
 
 @pytest.mark.thorough
-def test_not_at_a_terminal_it_is_only_watched(served: Served, env: dict[str, str]) -> None:
+def test_attach_without_a_terminal_only_watches(served: Served, env: dict[str, str]) -> None:
     session = served.open()
     with subprocess.Popen(
         [*BANKSMAN, "attach", session],

@@ -41,7 +41,7 @@ def test_run_needs_no_server_and_leaves_nothing(env: dict[str, str], folder: Pat
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_stops_it_and_twice_ends_it(env: dict[str, str], folder: Path, times: int) -> None:
+def test_run_ctrl_c_stops_the_turn_and_twice_ends_it(env: dict[str, str], folder: Path, times: int) -> None:
     prompt = "@@on_interrupt ignored\n@@hold 60 setsid\n" if times == 2 else ""
     prompt += "@@say begun\n@@hang"
     with Terminal("run", "claude", prompt, *AGENT, env=env, cwd=folder) as terminal:
@@ -58,7 +58,7 @@ def test_ctrl_c_stops_it_and_twice_ends_it(env: dict[str, str], folder: Path, ti
 
 
 @pytest.mark.thorough
-def test_another_terminal_answers_and_interrupts(env: dict[str, str], folder: Path) -> None:
+def test_attach_from_another_terminal_answers_and_interrupts(env: dict[str, str], folder: Path) -> None:
     prompt = '@@ask Bash {"command": "ls"}\n@@say answered\n@@hang'
     words = ("run", "claude", prompt, "--name", "shared", *AGENT)
     with Terminal(*words, env=env, cwd=folder) as first:

@@ -31,12 +31,12 @@ COLUMNS = st.integers(1, 40)
 
 
 # -- widths ----------------------------------------------------------------------------------------------------------
-def test_letters_have_their_width() -> None:
+def test_width_counts_wide_and_combining_letters() -> None:
     assert [width(text) for text in ("abc", "日本", "🙂", "e\u0301", "한")] == [3, 4, 2, 1, 2]
 
 
 @given(LETTERS, COLUMNS)
-def test_what_is_cut_fits_and_says_so(text: str, columns: int) -> None:
+def test_cut_fits_the_columns_and_marks_the_cut(text: str, columns: int) -> None:
     short = cut(text, columns)
     assert width(short) <= columns
     assert short == text if width(text) <= columns else short.endswith("…")
@@ -44,20 +44,20 @@ def test_what_is_cut_fits_and_says_so(text: str, columns: int) -> None:
 
 
 @given(LETTERS, st.integers(2, 40))
-def test_rows_are_all_of_it_and_fit(text: str, columns: int) -> None:
+def test_rows_keep_the_whole_text_and_fit(text: str, columns: int) -> None:
     found = list(rows(text, columns))
     assert "".join(found) == text
     assert all(width(row) <= columns for row in found)
 
 
 @given(LETTERS, st.integers(4, 40))
-def test_what_is_wrapped_fits_and_loses_no_letter(text: str, columns: int) -> None:
+def test_wrapped_text_fits_and_loses_no_letter(text: str, columns: int) -> None:
     found = wrapped(text, columns, indent="  ")
     assert all(width(row) <= columns for row in found)
     assert "".join("".join(found).split()) == "".join(text.split())
 
 
-def test_words_are_kept_whole_and_units_with_their_number() -> None:
+def test_wrapped_text_keeps_words_and_units_whole() -> None:
     assert wrapped("one two three", 9) == ["one two", "three"]
     assert wrapped("it took 44 s", 11) == ["it took", "44 s"]
     assert wrapped("  indented", 40) == ["  indented"]
@@ -80,7 +80,7 @@ KEYS = [
 
 
 @given(st.lists(st.integers(0, len(TYPED)), max_size=6))
-def test_keys_are_the_same_wherever_the_bytes_are_split(places: list[int]) -> None:
+def test_key_decoder_ignores_how_bytes_are_split(places: list[int]) -> None:
     decoder = Decoder()
     found: list[str] = []
     before = 0
@@ -93,7 +93,7 @@ def test_keys_are_the_same_wherever_the_bytes_are_split(places: list[int]) -> No
 
 
 @given(st.binary(max_size=200), st.integers(1, 7))
-def test_any_bytes_are_some_keys(data: bytes, size: int) -> None:
+def test_key_decoder_accepts_any_bytes(data: bytes, size: int) -> None:
     decoder = Decoder()
     for place in range(0, len(data), size):
         for key in decoder.feed(data[place : place + size]):
@@ -101,7 +101,7 @@ def test_any_bytes_are_some_keys(data: bytes, size: int) -> None:
     decoder.flush()
 
 
-def test_an_escape_is_a_key_when_nothing_follows() -> None:
+def test_key_decoder_yields_escape_when_nothing_follows() -> None:
     decoder = Decoder()
     assert decoder.feed(b"\x1b") == []
     assert decoder.is_waiting
@@ -109,7 +109,7 @@ def test_an_escape_is_a_key_when_nothing_follows() -> None:
     assert decoder.feed(b"\x1b") + decoder.feed(b"[A") == [KeyPress("up")]
 
 
-def test_a_paste_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_decoder_bounds_a_paste(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyboard, "PASTE_BYTES_MAX", 10)
     decoder = Decoder()
     found = decoder.feed(b"\x1b[200~" + b"x" * 50) + decoder.feed(b"x" * 50 + b"\x1b[201~a")
@@ -125,7 +125,7 @@ STROKES = st.one_of(
 
 
 @given(st.lists(STROKES, max_size=80), COLUMNS)
-def test_whatever_is_typed_the_row_fits_and_the_cursor_is_in_it(strokes: list[str], columns: int) -> None:
+def test_line_editor_row_fits_and_contains_the_cursor(strokes: list[str], columns: int) -> None:
     editor = LineEditor()
     for stroke in strokes:
         editor.take(stroke)
@@ -142,7 +142,7 @@ def typed(editor: LineEditor, *strokes: str) -> LineEditor:
     return editor
 
 
-def test_the_usual_keys_do_the_usual() -> None:
+def test_line_editor_handles_the_usual_keys() -> None:
     assert typed(LineEditor(), "abc", KeyPress("left"), KeyPress("backspace"), "X").text == "aXc"
     assert typed(LineEditor(), "ab", KeyPress("home"), KeyPress("delete"), KeyPress("end"), "!").text == "b!"
     assert typed(LineEditor(), "one two  ", KeyPress("erase-word")).text == "one "
@@ -153,7 +153,7 @@ def test_the_usual_keys_do_the_usual() -> None:
     assert typed(LineEditor(), Pasted("a\r\nb\rc")).text == "a\nb\nc"
 
 
-def test_what_was_entered_can_be_had_again() -> None:
+def test_line_editor_history_recalls_entered_lines() -> None:
     editor = typed(LineEditor(), "one", KeyPress("enter"), "two", KeyPress("enter"), "now")
     assert typed(editor, KeyPress("up")).text == "two"
     assert typed(editor, KeyPress("up"), KeyPress("up"), KeyPress("up")).text == "one"
@@ -163,7 +163,7 @@ def test_what_was_entered_can_be_had_again() -> None:
     assert typed(editor, *[KeyPress("up")] * (HISTORY_MAX + 50)).text == "10"
 
 
-def test_a_line_has_a_bound_and_is_given_back_only_to_an_empty_one() -> None:
+def test_line_editor_bounds_its_line_and_puts_back_only_into_an_empty_one() -> None:
     editor = typed(LineEditor(), Pasted("x" * (LINE_CHARACTERS_MAX + 5)), "y")
     assert len(editor.text) == LINE_CHARACTERS_MAX
     editor.put_back("other")
@@ -174,7 +174,7 @@ def test_a_line_has_a_bound_and_is_given_back_only_to_an_empty_one() -> None:
 
 
 # -- questions -------------------------------------------------------------------------------------------------------
-def test_a_question_has_letters_and_numbers() -> None:
+def test_question_is_chosen_by_letter_or_number() -> None:
     asked = question_of({"question": "q-1", "wants": "permission", "tool": "Bash", "input": {"command": "ls"}}, "t")
     assert asked.line() == "Bash: ls — allow? [a]llow / [d]eny / [i]nterrupt"
     chosen = [asked.chosen(key) for key in ("a", "D", "1", "3")]
@@ -182,7 +182,7 @@ def test_a_question_has_letters_and_numbers() -> None:
     assert [asked.chosen(key) for key in ("x", "0", "4", KeyPress("enter"), Pasted("a b"), "²")] == [None] * 6
 
 
-def test_the_agents_own_options_are_offered() -> None:
+def test_question_offers_the_agents_options() -> None:
     options = [
         {"optionId": "once", "name": "Allow once", "kind": "allow_once"},
         {"optionId": "ever", "name": "Always", "kind": "allow_always"},
@@ -202,7 +202,7 @@ def test_the_agents_own_options_are_offered() -> None:
     ]
 
 
-def test_a_form_cannot_be_filled_in_by_a_key() -> None:
+def test_question_with_a_form_cannot_be_accepted_by_key() -> None:
     asked = question_of({"question": "q", "wants": "elicitation", "details": {"message": "Which one?"}}, "t")
     assert "Which one?" in asked.line()
     assert asked.chosen("a") is None
@@ -216,12 +216,12 @@ def row(state: str, **more: Any) -> SessionRow:
     return SessionRow(**every)
 
 
-def test_who_needs_somebody_is_first() -> None:
+def test_session_table_ranks_sessions_that_need_attention_first() -> None:
     assert [each.state for each in sorted(map(row, reversed(ORDER)), key=lambda each: each.rank)] == list(ORDER)
     assert row("a-new-one").rank > row("gone").rank
 
 
-def test_columns_go_in_the_order_that_is_said() -> None:
+def test_session_table_drops_columns_in_the_documented_order() -> None:
     more = {"processes": 3, "memory_bytes": 5 << 20, "name": "日本" * 20, "host": "build-1"}
     one = row("running", prompt="do it " * 40, since=10.0, **more)
     shown: list[set[str]] = []
@@ -284,7 +284,7 @@ def told(agent: str, *events: dict[str, Any]) -> Noted:
     return screen
 
 
-def test_pieces_are_told_as_they_come_and_the_whole_only_adds_what_they_did_not_say() -> None:
+def test_told_text_adds_from_the_whole_only_what_pieces_missed() -> None:
     pieces = [update(partial=[chunk(piece)]) for piece in ("he", "llo")]
     assert told("claude", *pieces).out == "hello\n"
     assert told("claude", *pieces, update(updates=[chunk("hello there", messageId="m")])).out == "hello there\n"
@@ -293,7 +293,7 @@ def test_pieces_are_told_as_they_come_and_the_whole_only_adds_what_they_did_not_
     assert told("claude", *twice).out == "hello\nhello\n"
 
 
-def test_an_agent_that_speaks_in_pieces_goes_on_where_it_was() -> None:
+def test_told_text_of_a_piecewise_agent_continues_across_tools() -> None:
     said = [update(updates=[chunk(piece)]) for piece in ("he", "llo")]
     tool = update(updates=[{"sessionUpdate": "tool_call", "toolCallId": "c", "title": "ls", "status": "completed"}])
     assert told("gemini", *said, tool, *said).out == "hello\nhello\n"
@@ -301,7 +301,7 @@ def test_an_agent_that_speaks_in_pieces_goes_on_where_it_was() -> None:
     assert told("gemini", *named).out == "ab\nc\n"
 
 
-def test_a_tool_is_one_line() -> None:
+def test_told_tool_is_one_line() -> None:
     call = {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "Bash: ls", "status": "in_progress"}
     begun = update(at=1.0, updates=[call])
 
@@ -315,7 +315,7 @@ def test_a_tool_is_one_line() -> None:
     assert told("claude", ended("completed")).lines == []
 
 
-def test_what_is_going_on_fits_any_width() -> None:
+def test_status_row_fits_any_width() -> None:
     status = ScreenStatus("Ctrl-C interrupts")
     status.busy("Bash: make test")
     assert "Ctrl-C interrupts" in status.row(80)
@@ -323,7 +323,7 @@ def test_what_is_going_on_fits_any_width() -> None:
         assert width(status.row(columns)) <= columns
 
 
-def test_times_and_tokens_in_words() -> None:
+def test_words_for_times_and_tokens_are_readable() -> None:
     assert [seconds_in_words(each) for each in (0.4, 59, 61, 3661, 200_000)] == [
         "0 s",
         "59 s",
@@ -353,7 +353,7 @@ class Pipe(keyboard.Keyboard):
         pass
 
 
-def test_a_question_whose_answer_was_not_sent_is_asked_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_question_whose_answer_was_not_sent_is_asked_again(capsys: pytest.CaptureFixture[str]) -> None:
     """Really not: nobody listens there."""
     with socket.create_server(("127.0.0.1", 0)) as gone:
         place = named(f"http://127.0.0.1:{gone.getsockname()[1]}")
@@ -382,7 +382,7 @@ def test_a_question_whose_answer_was_not_sent_is_asked_again(capsys: pytest.Capt
     os.close(pipe.typing)
 
 
-def test_who_types_is_heard_while_events_never_end() -> None:
+def test_screen_loop_hears_keys_while_events_never_end() -> None:
     pipe = Pipe()
     with ScreenLoop() as loop:
         loop.listen(pipe)

@@ -40,7 +40,7 @@ def letters(value: Any) -> str:
 
 @settings(max_examples=40)
 @given(st.dictionaries(NAMES, VALUES, max_size=4), st.integers(8, 60))
-def test_every_letter_of_the_input_is_shown(members: dict[str, Any], columns: int) -> None:
+def test_question_view_shows_every_letter_of_the_input(members: dict[str, Any], columns: int) -> None:
     question = asked(**members)
     rows = list(block_rows(subject_of(question), columns))
     assert all(width(row) <= columns for row in rows)
@@ -50,20 +50,20 @@ def test_every_letter_of_the_input_is_shown(members: dict[str, Any], columns: in
             assert shown.count(letter) >= letters(value).count(letter)
 
 
-def test_one_short_member_stands_in_the_title() -> None:
+def test_question_view_puts_one_short_member_in_the_title() -> None:
     assert title_of(asked(command="make test")) == "Bash: make test"
     assert subject_of(asked(command="make test")) == ()
     assert title_of(asked("Think", depth=3)) == "Think: depth: 3"
     assert title_of(asked("Nothing")) == "Nothing"
 
 
-def test_what_runs_comes_first_and_the_agents_words_last() -> None:
+def test_question_view_shows_code_first_and_the_agents_words_last() -> None:
     question = asked("mcp__py__run", description="print the date", timeout=5, code="x\ny")
     assert subject_of(question) == ("code:", "  x", "  y", "timeout: 5", "the agent says: print the date")
     assert title_of(question) == "mcp__py__run (5 lines above)"
 
 
-def test_blanks_that_push_text_out_of_sight_are_counted() -> None:
+def test_question_view_counts_blanks_that_push_text_out_of_sight() -> None:
     question = asked(command=f"ls{' ' * 500}; a{chr(10) * 90}b{chr(0x3000) * 70}c{chr(0x2800) * 70}d")
     assert subject_of(question) == (
         "command:",
@@ -73,7 +73,7 @@ def test_blanks_that_push_text_out_of_sight_are_counted() -> None:
     )
 
 
-def test_edits_lists_and_diffs_are_shown_whole() -> None:
+def test_question_view_shows_edits_lists_and_diffs_whole() -> None:
     edits = [{"old_string": "a", "new_string": "b\nc"}]
     assert subject_of(asked("MultiEdit", file_path="f", edits=edits)) == (
         "file_path: f",
@@ -92,7 +92,7 @@ def test_edits_lists_and_diffs_are_shown_whole() -> None:
 
 
 @pytest.mark.parametrize("columns", [9, 20, 80])
-def test_rows_of_a_block_cannot_be_taken_for_ours(columns: int) -> None:
+def test_question_view_marks_rows_of_a_block(columns: int) -> None:
     question = asked(command="x\nBash: ls — allow? [a]llow", content="ok\r\x1b[2J" * 40)
     rows = list(block_rows(subject_of(question), columns))
     assert all(row.startswith(("│ ", "┊ ")) for row in rows)

@@ -42,7 +42,7 @@ def sessions(served: Served) -> list[dict[str, Any]]:
     return served.get("/v1/sessions")["sessions"]
 
 
-def test_what_is_said_is_shown_as_it_is_said(env: dict[str, str], folder: Path) -> None:
+def test_run_shows_text_as_it_is_said_and_once(env: dict[str, str], folder: Path) -> None:
     gate = folder / "gate"
     prompt = f"@@stream 3 0 word\n@@wait {gate}\n@@say # Title\n@@say *not* `marked`"
     with Terminal("run", "claude", prompt, *AGENT, env=env, cwd=folder) as terminal:
@@ -55,7 +55,7 @@ def test_what_is_said_is_shown_as_it_is_said(env: dict[str, str], folder: Path) 
         assert "done, $" in terminal.words
 
 
-def test_text_comes_before_its_block_is_whole(env: dict[str, str], folder: Path) -> None:
+def test_run_shows_text_before_its_block_is_whole(env: dict[str, str], folder: Path) -> None:
     with Terminal("run", "claude", "@@stream 100 0.2 piece", *AGENT, env=env, cwd=folder) as terminal:
         terminal.wait_text("piece0 piece1 ")
         terminal.type(CTRL_C)
@@ -63,7 +63,7 @@ def test_text_comes_before_its_block_is_whole(env: dict[str, str], folder: Path)
         assert "piece99" not in terminal.words
 
 
-def test_nothing_is_left_when_it_is_over(env: dict[str, str], folder: Path, served: Served) -> None:
+def test_run_leaves_nothing_when_it_is_over(env: dict[str, str], folder: Path, served: Served) -> None:
     with Terminal("run", "claude", "@@hold 60 setsid\n@@say over", *AGENT, env=env, cwd=folder) as terminal:
         terminal.wait_said("over")
         assert terminal.end() == 0
@@ -71,7 +71,7 @@ def test_nothing_is_left_when_it_is_over(env: dict[str, str], folder: Path, serv
     assert last_event(served) == "session.closed"
 
 
-def test_a_tool_is_a_line_with_its_time(env: dict[str, str], folder: Path) -> None:
+def test_run_shows_a_tool_as_one_line_with_its_time(env: dict[str, str], folder: Path) -> None:
     gate = folder / "gate"
     prompt = f'@@tool_use Bash {{"command": "make test"}}\n@@wait {gate}\n@@tool_result ok\n@@say over'
     with Terminal("run", "claude", prompt, *AGENT, env=env, cwd=folder) as terminal:
@@ -83,7 +83,7 @@ def test_a_tool_is_a_line_with_its_time(env: dict[str, str], folder: Path) -> No
         assert "Ctrl-C interrupts" not in terminal.text
 
 
-def test_ctrl_c_stops_the_turn_and_tells_the_receipt(env: dict[str, str], folder: Path, served: Served) -> None:
+def test_run_ctrl_c_stops_the_turn_and_shows_the_receipt(env: dict[str, str], folder: Path, served: Served) -> None:
     with Terminal("run", "claude", "@@say begun\n@@hang", *AGENT, env=env, cwd=folder) as terminal:
         terminal.wait_text("begun")
         assert processes_in(folder)
@@ -96,7 +96,7 @@ def test_ctrl_c_stops_the_turn_and_tells_the_receipt(env: dict[str, str], folder
     assert processes_in(folder) == []
 
 
-def test_ctrl_c_twice_ends_the_session_and_its_whole_tree(env: dict[str, str], folder: Path, served: Served) -> None:
+def test_run_ctrl_c_twice_ends_session_and_whole_tree(env: dict[str, str], folder: Path, served: Served) -> None:
     prompt = "@@on_interrupt ignored\n@@hold 60 setsid\n@@say begun\n@@hang"
     with Terminal("run", "claude", prompt, *AGENT, env=env, cwd=folder) as terminal:
         terminal.wait_text("begun")
@@ -114,7 +114,7 @@ def test_ctrl_c_twice_ends_the_session_and_its_whole_tree(env: dict[str, str], f
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("columns", [40, 20])
-def test_a_narrow_terminal_stays_readable(env: dict[str, str], folder: Path, columns: int) -> None:
+def test_run_stays_readable_on_a_narrow_terminal(env: dict[str, str], folder: Path, columns: int) -> None:
     gate = folder / "gate"
     prompt = (
         f'@@think hm\n@@tool_use Bash {{"command": "make all the tests"}}\n@@wait {gate}\n@@tool_result ok\n@@say done'
@@ -132,7 +132,7 @@ def test_a_narrow_terminal_stays_readable(env: dict[str, str], folder: Path, col
 
 
 @pytest.mark.parametrize("key", ["a", "1", "d"])
-def test_a_question_is_answered_by_a_key(env: dict[str, str], folder: Path, key: str) -> None:
+def test_run_question_is_answered_by_a_key(env: dict[str, str], folder: Path, key: str) -> None:
     prompt = '@@ask Bash {"command": "make test"}\n@@say over'
     with Terminal("run", "claude", prompt, *AGENT, env=env, cwd=folder) as terminal:
         terminal.wait_text("Bash: make test — allow? [a]llow / [d]eny / [i]nterrupt")
@@ -143,7 +143,7 @@ def test_a_question_is_answered_by_a_key(env: dict[str, str], folder: Path, key:
 
 
 @pytest.mark.thorough
-def test_question_shows_the_end_of_a_command_that_is_padded_with_blanks(env: dict[str, str], folder: Path) -> None:
+def test_run_question_shows_the_end_of_a_command_padded_with_blanks(env: dict[str, str], folder: Path) -> None:
     given = {"command": f"ls{' ' * 3000}; rm -rf /home", "description": "list files"}
     prompt = f"@@ask Bash {json.dumps(given)}\n@@say over"
     with Terminal("run", "claude", prompt, *AGENT, env=env, cwd=folder) as terminal:
@@ -154,7 +154,7 @@ def test_question_shows_the_end_of_a_command_that_is_padded_with_blanks(env: dic
         assert terminal.end() == 0
 
 
-def test_question_is_told_in_full_when_nobody_can_be_asked(env: dict[str, str], folder: Path) -> None:
+def test_run_question_is_printed_in_full_without_a_terminal(env: dict[str, str], folder: Path) -> None:
     given = {"file_path": "x", "old_string": "a\nb", "new_string": "evil " * 1000}
     prompt = f"@@ask Edit {json.dumps(given)}\n@@say over"
     done = piped(env, "run", "claude", prompt, "--on-question", "fail", *AGENT, cwd=folder)
@@ -162,7 +162,7 @@ def test_question_is_told_in_full_when_nobody_can_be_asked(env: dict[str, str], 
     assert "│   a\n│   b\n" in done.stderr
 
 
-def test_a_question_may_stop_the_turn(env: dict[str, str], folder: Path) -> None:
+def test_run_question_may_stop_the_turn(env: dict[str, str], folder: Path) -> None:
     with Terminal("run", "claude", '@@ask Bash {"command": "x"}', *AGENT, env=env, cwd=folder) as terminal:
         terminal.wait_text("[i]nterrupt")
         terminal.type("i")
@@ -170,7 +170,7 @@ def test_a_question_may_stop_the_turn(env: dict[str, str], folder: Path) -> None
         assert "interrupted" in terminal.text
 
 
-def test_a_question_is_asked_at_the_terminal_when_stdin_was_the_prompt(env: dict[str, str], folder: Path) -> None:
+def test_run_question_is_asked_at_the_terminal_when_stdin_was_the_prompt(env: dict[str, str], folder: Path) -> None:
     read, write = os.pipe()
     os.write(write, b'@@ask Bash {"command": "ls"}\n@@say over')
     os.close(write)
@@ -184,14 +184,14 @@ def test_a_question_is_asked_at_the_terminal_when_stdin_was_the_prompt(env: dict
         os.close(read)
 
 
-def test_no_prompt_at_a_terminal_says_both_ways(env: dict[str, str], folder: Path) -> None:
+def test_run_without_a_prompt_at_a_terminal_says_both_ways(env: dict[str, str], folder: Path) -> None:
     with Terminal("run", "claude", env=env, cwd=folder) as terminal:
         assert terminal.end() == 2
         assert 'banksman run claude "PROMPT"' in terminal.words
         assert "on stdin" in terminal.words
 
 
-def test_sequences_of_the_agent_do_not_act(env: dict[str, str], folder: Path) -> None:
+def test_run_escapes_terminal_sequences_of_the_agent(env: dict[str, str], folder: Path) -> None:
     tool = json.dumps({"command": HOSTILE})
     prompt = f"@@say before\n@@tool_use Bash {tool}\n@@tool_result ok\n@@think {HOSTILE}\n@@say {HOSTILE}"
     with Terminal("run", "claude", prompt, *AGENT, env=env, cwd=folder) as terminal:
@@ -204,7 +204,7 @@ def test_sequences_of_the_agent_do_not_act(env: dict[str, str], folder: Path) ->
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("more", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_no_sequence_for_who_wants_none(env: dict[str, str], folder: Path, more: dict[str, str]) -> None:
+def test_run_prints_no_sequence_when_colour_is_off(env: dict[str, str], folder: Path, more: dict[str, str]) -> None:
     # Silent for longer than it takes to be told what is going on.
     prompt = '@@tool_use Bash {"command": "x"}\n@@stream 2 1.5\n@@tool_result ok\n@@say over'
     with Terminal("run", "claude", prompt, *AGENT, env={**env, **more}, cwd=folder) as terminal:
@@ -213,7 +213,7 @@ def test_no_sequence_for_who_wants_none(env: dict[str, str], folder: Path, more:
         assert b"\x1b" not in terminal.said
 
 
-def test_piped_it_is_words_and_only_the_agents_on_stdout(env: dict[str, str], folder: Path) -> None:
+def test_run_piped_prints_only_the_agents_text_on_stdout(env: dict[str, str], folder: Path) -> None:
     prompt = f'@@tool_use Bash {{"command": "x"}}\n@@tool_result ok\n@@say {HOSTILE}\n@@say over'
     done = piped(env, "run", "claude", "-", *AGENT, cwd=folder, input=prompt)
     assert done.returncode == 0
@@ -223,7 +223,7 @@ def test_piped_it_is_words_and_only_the_agents_on_stdout(env: dict[str, str], fo
     assert piped(env, "run", "claude", "@@say a\n@@say b", "--format", "quiet", *AGENT, cwd=folder).stdout == "b\n"
 
 
-def test_json_is_the_events_and_then_the_outcome(env: dict[str, str], folder: Path) -> None:
+def test_run_json_is_the_events_then_the_outcome(env: dict[str, str], folder: Path) -> None:
     done = piped(env, "run", "claude", "hello", "--json", *AGENT, cwd=folder)
     *events, last = [json.loads(line) for line in done.stdout.splitlines()]
     assert events[-1]["kind"] == "turn.ended"
@@ -233,7 +233,7 @@ def test_json_is_the_events_and_then_the_outcome(env: dict[str, str], folder: Pa
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("how", "code"), [("allow", 0), ("deny", 0), ("fail", 1)])
-def test_what_becomes_of_a_question_can_be_said_before(env: dict[str, str], folder: Path, how: str, code: int) -> None:
+def test_run_on_question_flag_decides_a_question(env: dict[str, str], folder: Path, how: str, code: int) -> None:
     prompt = '@@ask Bash {"command": "ls"}\n@@say over'
     done = piped(env, "run", "claude", prompt, "--on-question", how, *AGENT, cwd=folder)
     assert done.returncode == code, done
@@ -241,7 +241,7 @@ def test_what_becomes_of_a_question_can_be_said_before(env: dict[str, str], fold
 
 
 @pytest.mark.thorough
-def test_a_turn_that_takes_too_long_is_stopped(env: dict[str, str], folder: Path, served: Served) -> None:
+def test_run_timeout_stops_the_turn(env: dict[str, str], folder: Path, served: Served) -> None:
     done = piped(env, "run", "claude", "@@hang", "--timeout", "0.5", *AGENT, cwd=folder)
     assert (done.returncode, "by the overall clock" in done.stderr) == (1, True)
     named = piped(env, "run", "claude", "@@hang", "--timeout", "0.5", "--name", "slow", *AGENT, cwd=folder)
@@ -255,7 +255,7 @@ def test_a_turn_that_takes_too_long_is_stopped(env: dict[str, str], folder: Path
 
 
 @pytest.mark.thorough
-def test_usage(env: dict[str, str], folder: Path) -> None:
+def test_run_exit_codes_of_wrong_usage(env: dict[str, str], folder: Path) -> None:
     assert piped(env, "run", "claude", "x", "--timeout", "0", *AGENT).returncode == 2
     assert piped(env, "run", "claude", "x", "--").returncode == 2
     assert piped(env, "run", "claude", "-", input=" \n").returncode == 2

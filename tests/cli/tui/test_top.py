@@ -39,7 +39,7 @@ def states(terminal: Terminal) -> list[str]:
     return [line.split()[0] for line in lines[head + 1 : -1] if line]
 
 
-def test_states_appear_as_they_come_and_who_needs_somebody_is_first(fresh: Served) -> None:
+def test_top_shows_states_live_with_those_that_need_attention_first(fresh: Served) -> None:
     with Terminal("top", env=variables(fresh), columns=140) as terminal:
         terminal.wait_text("no sessions yet")
         fresh.open(name="lazy")
@@ -64,7 +64,7 @@ def test_states_appear_as_they_come_and_who_needs_somebody_is_first(fresh: Serve
 
 
 @pytest.mark.thorough
-def test_who_attaches_and_leaves_again_leaves_no_reader_behind(tmp_path: Path) -> None:
+def test_top_leaves_no_reader_behind_after_an_attach(tmp_path: Path) -> None:
     with Served(tmp_path / "served", heartbeat_seconds=0.2) as served:
         served.open(name="lazy")
         with Terminal("top", env=variables(served), columns=120) as terminal:
@@ -83,7 +83,7 @@ def test_who_attaches_and_leaves_again_leaves_no_reader_behind(tmp_path: Path) -
             assert terminal.end() == 0
 
 
-def test_a_turn_is_stopped_after_a_yes(served: Served, env: dict[str, str]) -> None:
+def test_top_interrupts_a_turn_after_confirmation(served: Served, env: dict[str, str]) -> None:
     session = served.open(name="stopme")
     turn = served.ask(session, "@@hang")
     with Terminal("top", env=env, columns=120) as terminal:
@@ -107,7 +107,7 @@ def test_a_turn_is_stopped_after_a_yes(served: Served, env: dict[str, str]) -> N
         assert terminal.end() == 130
 
 
-def test_enter_attaches_and_comes_back(served: Served, env: dict[str, str]) -> None:
+def test_top_enter_attaches_and_returns(served: Served, env: dict[str, str]) -> None:
     session = served.open(name="entered")
     with Terminal("top", env=env, columns=120) as terminal:
         terminal.wait_text("entered")
@@ -127,7 +127,7 @@ def test_enter_attaches_and_comes_back(served: Served, env: dict[str, str]) -> N
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("columns", [40, 20])
-def test_a_narrow_terminal_drops_columns_in_order(served: Served, env: dict[str, str], columns: int) -> None:
+def test_top_drops_columns_in_order_on_a_narrow_terminal(served: Served, env: dict[str, str], columns: int) -> None:
     served.open(name="narrow-one")
     with Terminal("top", env=env, columns=columns, rows=10) as terminal:
         terminal.wait_text("STATE")
@@ -140,7 +140,7 @@ def test_a_narrow_terminal_drops_columns_in_order(served: Served, env: dict[str,
 
 
 @pytest.mark.thorough
-def test_it_goes_with_the_size_of_the_window(served: Served, env: dict[str, str]) -> None:
+def test_top_follows_the_window_size(served: Served, env: dict[str, str]) -> None:
     served.open(name="sized")
     with Terminal("top", env=env, columns=140, rows=30) as terminal:
         terminal.wait_text("MEMORY")
@@ -157,7 +157,7 @@ def test_it_goes_with_the_size_of_the_window(served: Served, env: dict[str, str]
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_the_terminal_is_restored_when_it_is_ended(served: Served, env: dict[str, str], number: int) -> None:
+def test_top_restores_the_terminal_when_ended_by_a_signal(served: Served, env: dict[str, str], number: int) -> None:
     with Terminal("top", env=env) as terminal:
         terminal.wait_text("banksman top")
         terminal.process.send_signal(number)
@@ -166,7 +166,7 @@ def test_the_terminal_is_restored_when_it_is_ended(served: Served, env: dict[str
 
 
 @pytest.mark.thorough
-def test_it_can_be_put_aside_and_taken_up_again(served: Served, env: dict[str, str]) -> None:
+def test_top_can_be_suspended_and_resumed(served: Served, env: dict[str, str]) -> None:
     shell = ["bash", "--norc", "--noprofile", "-i"]
     with Terminal(command=shell, env={**env, "PS1": "shell: ", "HISTFILE": ""}, columns=100) as terminal:
         terminal.wait_text("shell:")
@@ -185,7 +185,7 @@ def test_it_can_be_put_aside_and_taken_up_again(served: Served, env: dict[str, s
 
 
 @pytest.mark.thorough
-def test_a_server_that_goes_is_told_and_waited_for(fresh: Served) -> None:
+def test_top_reports_a_lost_server_and_waits_for_it(fresh: Served) -> None:
     fresh.open(name="before")
     with Terminal("top", env=variables(fresh), columns=100) as terminal:
         terminal.wait_text("before")
@@ -200,7 +200,7 @@ def test_a_server_that_goes_is_told_and_waited_for(fresh: Served) -> None:
 
 
 @pytest.mark.thorough
-def test_what_others_say_does_not_act(fresh: Served) -> None:
+def test_top_escapes_terminal_sequences_of_prompts(fresh: Served) -> None:
     session = fresh.open(name="evil")
     fresh.ask(session, "\x1b[2J\x1b]0;mine\x07 prompt\n@@hang")
     with Terminal("top", env=variables(fresh), columns=140) as terminal:
@@ -218,7 +218,7 @@ def piped(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_piped_or_once_it_is_one_plain_table(fresh: Served) -> None:
+def test_top_piped_or_once_prints_one_plain_table(fresh: Served) -> None:
     env = variables(fresh)
     assert "banksman run" in piped(env).stdout
     session = fresh.open(name="plain")
@@ -238,7 +238,7 @@ def test_piped_or_once_it_is_one_plain_table(fresh: Served) -> None:
 
 
 @pytest.mark.thorough
-def test_any_table_fits_the_terminal_and_a_pipe_gets_all_of_it(served: Served, env: dict[str, str]) -> None:
+def test_top_table_fits_the_terminal_and_is_whole_in_a_pipe(served: Served, env: dict[str, str]) -> None:
     name = "日本語の長い名前" * 3
     served.open(name=name)
     with Terminal("top", "--once", env=env, columns=90) as terminal:

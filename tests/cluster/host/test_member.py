@@ -33,7 +33,7 @@ async def read_all(front: Here, session: str) -> list[str]:
     return [event.kind for event in events]
 
 
-async def test_a_session_is_placed_and_asked_through_a_front_end(
+async def test_front_end_places_a_session_and_forwards_asks_to_its_host(
     nats_one: Servers, prefix: str, tmp_path: Path
 ) -> None:
     url = store(nats_one, prefix)
@@ -54,9 +54,7 @@ async def test_a_session_is_placed_and_asked_through_a_front_end(
         assert one.member.has_room
 
 
-async def test_one_that_was_opened_here_is_answered_for_when_it_is_open(
-    nats_one: Servers, prefix: str, tmp_path: Path
-) -> None:
+async def test_session_opened_on_host_is_answered_for_at_once(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
     url = store(nats_one, prefix)
     async with here(url, "front") as front, here(url, "one", room=2) as one:
         for _ in range(5):
@@ -66,7 +64,7 @@ async def test_one_that_was_opened_here_is_answered_for_when_it_is_open(
         assert await front.cluster.bus.ask_owner(f"host:{one.cluster.hosts.id}", b'{"do": "who"}', timeout=SECONDS_MAX)
 
 
-async def test_a_host_takes_no_more_than_it_has_room_for(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
+async def test_host_takes_no_more_sessions_than_its_room(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
     url = store(nats_one, prefix)
     async with here(url, "front") as front, here(url, "one", room=2) as one, here(url, "two", room=3) as two:
         async with asyncio.TaskGroup() as group:
@@ -81,7 +79,7 @@ async def test_a_host_takes_no_more_than_it_has_room_for(nats_one: Servers, pref
         assert (await front.place(tmp_path))[1] == names[0]
 
 
-async def test_what_a_killed_host_had_goes_on_elsewhere(
+async def test_sessions_of_killed_host_continue_elsewhere(
     nats_one: Servers, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # By the news of its death, and not by a look now and then.
@@ -118,7 +116,7 @@ async def test_what_a_killed_host_had_goes_on_elsewhere(
                 await read_all(front, session)
 
 
-async def test_what_a_host_had_that_died_unseen_is_found(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
+async def test_session_of_host_that_died_unobserved_is_found(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
     """Nobody was there to hear of its death."""
     url = store(nats_one, prefix, LEASE)
     async with there(url, "old", room=1) as old:
@@ -130,7 +128,7 @@ async def test_what_a_host_had_that_died_unseen_is_found(nats_one: Servers, pref
             assert new.host.our_sessions()[0].id == session
 
 
-async def test_a_frozen_host_is_taken_over_from_and_is_not_heard_when_it_wakes(
+async def test_frozen_host_loses_its_session_and_its_late_writes(
     nats_one: Servers, prefix: str, tmp_path: Path
 ) -> None:
     url = store(nats_one, prefix, LEASE)
@@ -150,7 +148,7 @@ async def test_a_frozen_host_is_taken_over_from_and_is_not_heard_when_it_wakes(
             await read_all(front, session)
 
 
-async def test_a_drained_host_passes_on_what_it_has_and_who_waits_there(
+async def test_drained_host_hands_over_its_sessions_and_waiting_asks(
     nats_one: Servers, prefix: str, tmp_path: Path
 ) -> None:
     # So long that nobody would find by itself what is passed on.
@@ -182,7 +180,7 @@ async def test_a_drained_host_passes_on_what_it_has_and_who_waits_there(
             assert (await front.place(tmp_path))[1] == "new"
 
 
-async def test_one_that_is_closed_while_its_host_drains_stays_closed(
+async def test_session_closed_while_its_host_drains_stays_closed(
     nats_one: Servers, prefix: str, tmp_path: Path
 ) -> None:
     url = store(nats_one, prefix, LEASE)
@@ -204,7 +202,7 @@ async def test_one_that_is_closed_while_its_host_drains_stays_closed(
             assert [session.id for session in new.host.our_sessions()] == [other]
 
 
-async def test_past_its_time_a_drain_stops_what_runs(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
+async def test_drain_stops_running_turns_at_its_timeout(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
     url = store(nats_one, prefix)
     async with here(url, "front") as front, here(url, "old", room=1) as old, here(url, "new", room=0):
         session, _ = await front.place(tmp_path)
@@ -216,7 +214,7 @@ async def test_past_its_time_a_drain_stops_what_runs(nats_one: Servers, prefix: 
         assert old.member.used == 0
 
 
-async def test_a_session_whose_folder_is_not_there_waits_and_says_so(
+async def test_session_waits_and_reports_stuck_when_its_folder_is_missing(
     nats_one: Servers, prefix: str, tmp_path: Path
 ) -> None:
     url = store(nats_one, prefix, LEASE)
@@ -239,7 +237,7 @@ async def test_a_session_whose_folder_is_not_there_waits_and_says_so(
         await until(lambda: records.stuck_of(session) is None)
 
 
-async def test_a_session_that_does_not_mind_its_folder_moves_without_it(
+async def test_session_with_any_workspace_moves_without_its_folder(
     nats_one: Servers, prefix: str, tmp_path: Path
 ) -> None:
     url = store(nats_one, prefix)
@@ -255,7 +253,7 @@ async def test_a_session_that_does_not_mind_its_folder_moves_without_it(
             assert (await front.ask(session, do="ask", prompt="hello", key="1"))["outcome"] == "done"
 
 
-async def test_one_that_leaves_while_its_host_still_opens_another_is_offered(
+async def test_session_is_offered_when_drain_overlaps_another_open(
     nats_one: Servers, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = store(nats_one, prefix)
@@ -281,7 +279,7 @@ async def test_one_that_leaves_while_its_host_still_opens_another_is_offered(
             await until(lambda: {each.id for each in new.host.our_sessions()} == {session, other})
 
 
-async def test_one_that_was_left_and_never_offered_is_found(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
+async def test_session_left_and_never_offered_is_found(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
     """Whoever drains may die between the two: then it is seen by those who look, once in a lease."""
     url = store(nats_one, prefix, LEASE)
     async with here(url, "front") as front, here(url, "one", room=1) as one:
@@ -291,7 +289,7 @@ async def test_one_that_was_left_and_never_offered_is_found(nats_one: Servers, p
         assert (await front.ask(session, do="ask", prompt="hello", key="1"))["host"] == "one"
 
 
-async def test_who_loses_its_lease_is_silent_and_begins_anew(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
+async def test_host_without_lease_stops_and_registers_anew(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
     """Its own clock says so: the servers may still believe in it."""
     url = store(nats_one, prefix, LEASE)
     async with here(url, "front") as front, here(url, "one", room=4) as one:
@@ -309,7 +307,7 @@ async def test_who_loses_its_lease_is_silent_and_begins_anew(nats_one: Servers, 
         assert await front.cluster.bus.ask_owner(f"host:{one.cluster.hosts.id}", b'{"do": "who"}', timeout=SECONDS_MAX)
 
 
-async def test_when_a_node_dies_no_session_is_lost_and_new_ones_are_placed(
+async def test_node_death_loses_no_session_and_placement_continues(
     nats_three: Servers, prefix: str, tmp_path: Path
 ) -> None:
     """The one that leads the queues, which others have to agree about first."""

@@ -37,9 +37,7 @@ async def said(*prompts: str, is_closed: bool = False) -> list[Entry]:
         pytest.param(["@@hang"], True, False, id="it was closed"),
     ],
 )
-async def test_who_claimed_it_and_gave_it_back_has_not_ended_what_is_open_in_it(
-    prompts: list[str], is_closed: bool, expected: bool
-) -> None:
+async def test_released_claim_does_not_end_open_turns(prompts: list[str], is_closed: bool, expected: bool) -> None:
     log = MemoryLog()
     writer = await Writer.claim(log)
     await writer.commit(*await said(*prompts, is_closed=is_closed))

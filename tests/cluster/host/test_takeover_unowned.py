@@ -44,7 +44,7 @@ def known(id: str, epoch: int, *, is_here: bool = True) -> KnownSession:
     return KnownSession(id, None, "claude", epoch, 1, 1, owner, created=1.0, changed=1.0)
 
 
-def test_what_is_on_its_way_here_is_not_let_go_of() -> None:
+def test_scan_releases_a_session_owned_by_record_alone_only_after_grace() -> None:
     strays, grace = takeover.UnownedSince(), takeover.GRACE_SECONDS
     mine, others = known("s-1", 1), known("s-2", 1, is_here=False)
     assert strays.look([mine, others], [], 0.0) == []
@@ -61,7 +61,7 @@ def test_what_is_on_its_way_here_is_not_let_go_of() -> None:
     assert strays.look([again], [], 3 * grace + 4) == []
 
 
-def test_who_leaves_or_only_reads_speaks_for_nobody() -> None:
+def test_draining_hosts_and_readers_speak_for_no_session() -> None:
     def host(id: str, *, room: int = 1, is_draining: bool = False) -> HostSeen:
         return HostSeen(id, id, 1, (), (), room, 0, "1", is_draining, since=1.0, seen=1.0)
 
@@ -77,7 +77,7 @@ def test_who_leaves_or_only_reads_speaks_for_nobody() -> None:
 
 
 @pytest.mark.parametrize("how", ["claimed", "recorded", "advanced"])
-async def test_what_is_a_hosts_by_its_record_alone_is_let_go_of(
+async def test_session_owned_by_record_alone_is_released(
     how: str, nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a host that lives nobody takes it over: it would be nobody's for as long."""
@@ -103,7 +103,7 @@ async def test_what_is_a_hosts_by_its_record_alone_is_let_go_of(
         assert await log_of(two).claim("s-1")
 
 
-async def test_a_release_that_comes_late_takes_nothing_from_a_claim(nats_one: Servers, prefix: str) -> None:
+async def test_late_release_does_not_end_a_newer_claim(nats_one: Servers, prefix: str) -> None:
     """What was seen of a stray is of one epoch; whoever has claimed it since has another."""
     async with here(store(nats_one, prefix), "one", room=1) as one:
         log = log_of(one)
@@ -119,7 +119,7 @@ async def test_a_release_that_comes_late_takes_nothing_from_a_claim(nats_one: Se
         assert (now.epoch, now.owner is not None) == (epoch, True)
 
 
-async def test_those_that_were_left_long_ago_are_offered_some_with_each_look(
+async def test_scan_offers_long_unowned_sessions_a_few_per_look(
     nats_one: Servers, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(takeover, "LATELY_SECONDS", -1e6)
@@ -134,7 +134,7 @@ async def test_those_that_were_left_long_ago_are_offered_some_with_each_look(
             assert {session.id for session in new.host.our_sessions()} == sessions
 
 
-async def test_of_those_that_others_speak_for_none_keeps_the_rest_waiting(
+async def test_scan_is_not_held_up_by_sessions_of_other_speakers(
     nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(takeover, "LOOKS_MAX", 2)
@@ -148,7 +148,7 @@ async def test_of_those_that_others_speak_for_none_keeps_the_rest_waiting(
         assert [each.id for each in all_of_them._next_of([*some, late])] == ["s-9", "s-1", "s-2"]  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_one_whose_job_was_lost_is_offered_again(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
+async def test_session_whose_job_was_lost_is_offered_again(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
     url = store(nats_one, prefix)
     async with here(url, "old") as old:
         nats = log_of(old)._nats  # pyright: ignore[reportPrivateUsage]

@@ -67,7 +67,7 @@ async def copied(front: Here, session: str, turn: str) -> TranscriptHead:
             await asyncio.sleep(0.02)  # Nobody tells when it is there.
 
 
-async def test_the_next_host_goes_on_with_the_conversation(
+async def test_takeover_host_resumes_the_conversation_from_the_transcript_copy(
     nats_one: Servers, prefix: str, tmp_path: Path, homes: tuple[Path, Path]
 ) -> None:
     url = store(nats_one, prefix)
@@ -96,7 +96,7 @@ async def test_the_next_host_goes_on_with_the_conversation(
 
 
 @pytest.mark.thorough
-async def test_without_a_copy_the_log_says_that_the_context_is_lost(
+async def test_takeover_without_a_transcript_copy_logs_context_lost(
     nats_one: Servers, prefix: str, tmp_path: Path, homes: tuple[Path, Path]
 ) -> None:
     """Both hosts are told not to copy: the one that has it does not give it, and what was there would not be taken."""
@@ -118,7 +118,7 @@ async def test_without_a_copy_the_log_says_that_the_context_is_lost(
 
 
 @pytest.mark.thorough
-async def test_what_a_copy_does_not_have_is_said(
+async def test_takeover_reports_turns_missing_from_the_transcript_copy(
     nats_one: Servers, prefix: str, tmp_path: Path, homes: tuple[Path, Path]
 ) -> None:
     """Its host dies in the middle of a turn: that one is not in the copy, and its outcome is unknown."""
@@ -148,7 +148,7 @@ async def test_what_a_copy_does_not_have_is_said(
         assert unknown == [second["turn"]]
 
 
-async def test_one_that_comes_back_knows_what_was_said_elsewhere(
+async def test_returning_host_resumes_with_what_was_said_elsewhere(
     nats_one: Servers, prefix: str, tmp_path: Path, homes: tuple[Path, Path]
 ) -> None:
     """It left a transcript here that has grown elsewhere since."""
@@ -171,7 +171,7 @@ async def test_one_that_comes_back_knows_what_was_said_elsewhere(
         assert len(kept_by(homes[0])) == len(kept_by(homes[1])) == 1
 
 
-async def test_one_that_leaves_is_not_offered_before_its_copy_is_there(
+async def test_drain_offers_a_session_only_after_its_transcript_is_copied(
     nats_one: Servers, prefix: str, tmp_path: Path, homes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with here(store(nats_one, prefix, 60), "one", room=1) as one:
@@ -193,7 +193,7 @@ async def test_one_that_leaves_is_not_offered_before_its_copy_is_there(
         assert await one.cluster.transcripts.get(session.id) is not None
 
 
-async def test_a_copy_goes_with_its_session(
+async def test_transcript_copy_is_deleted_with_its_session(
     nats_one: Servers, prefix: str, tmp_path: Path, homes: tuple[Path, Path]
 ) -> None:
     async with here(store(nats_one, prefix), "one", room=1) as one:
@@ -205,7 +205,7 @@ async def test_a_copy_goes_with_its_session(
         assert await one.cluster.transcripts.get(session.id) is None
 
 
-async def test_one_that_is_too_long_stays_and_the_turn_ends_well(
+async def test_transcript_that_is_too_long_is_not_copied_and_the_turn_ends_well(
     nats_one: Servers,
     prefix: str,
     tmp_path: Path,
@@ -225,7 +225,7 @@ async def test_one_that_is_too_long_stays_and_the_turn_ends_well(
         assert await two.cluster.transcripts.get(session.id) is None
 
 
-async def test_what_holds_a_secret_of_the_host_is_not_copied(
+async def test_transcript_holding_a_host_secret_is_not_copied(
     nats_one: Servers, prefix: str, tmp_path: Path, homes: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with here(store(nats_one, prefix), "one", room=1, secrets=["hunter22"]) as one:
@@ -242,7 +242,7 @@ async def test_what_holds_a_secret_of_the_host_is_not_copied(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("mirrors", [True, False])
-def test_it_goes_with_a_drain_unless_the_settings_say_otherwise(
+def test_transcript_moves_with_a_drain_unless_mirroring_is_off(
     nats_one: Servers,
     prefix: str,
     tmp_path: Path,
@@ -271,7 +271,7 @@ def test_it_goes_with_a_drain_unless_the_settings_say_otherwise(
 ENV = {b"HOME": b"/home/u"}
 
 
-def test_the_place_is_the_one_that_claude_has() -> None:
+def test_transcript_path_is_the_one_claude_uses() -> None:
     patterns = known_agents.load("claude").transcripts
     found = profile.transcript_path(patterns, cwd="/tmp/agents_ws.d/x", conversation="c-1", env=ENV)
     assert found == Path("/home/u/.claude/projects/-tmp-agents-ws-d-x/c-1.jsonl")
@@ -287,7 +287,7 @@ def test_the_place_is_the_one_that_claude_has() -> None:
     "conversation",
     ["", "..", ".", "../x", "a/b", "/etc/passwd", "a\0b", "a\n", "a.jsonl", "x" * 129, "~", "{cwd_slug}"],
 )
-def test_a_name_that_is_no_word_has_no_place(conversation: str) -> None:
+def test_transcript_path_is_none_for_unsafe_conversation_name(conversation: str) -> None:
     patterns = known_agents.load("claude").transcripts
     assert profile.transcript_path(patterns, cwd="/", conversation=conversation, env=ENV) is None
 
@@ -303,7 +303,7 @@ def test_a_name_that_is_no_word_has_no_place(conversation: str) -> None:
         "~u/{conversation}",
     ],
 )
-def test_a_pattern_that_leads_elsewhere_is_refused(pattern: str) -> None:
+def test_profile_refuses_transcript_pattern_that_escapes(pattern: str) -> None:
     text = f'command = ["x"]\ndialect = "claude"\ntranscripts = [{json.dumps(pattern)}]\n'
     with pytest.raises(known_agents.UsageError, match="transcripts cannot hold"):
         known_agents.parse_text(text, name="x", said_as="x")
@@ -314,7 +314,7 @@ def head_of(text: bytes, mtime_ns: int = 5) -> TranscriptHead:
     return TranscriptHead(1, "c", 1, "t", len(text), mtime_ns)
 
 
-def test_what_is_there_is_replaced_only_by_what_goes_on_from_it(tmp_path: Path) -> None:
+def test_transcript_write_replaces_only_an_older_copy(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "c.jsonl"
     assert write(path, head_of(b"1\n"), b"1\n") is CopyResult.WRITTEN
     assert [stat.S_IMODE(each.stat().st_mode) for each in (path, path.parent, path.parent.parent)] == [
@@ -336,7 +336,7 @@ def test_what_is_there_is_replaced_only_by_what_goes_on_from_it(tmp_path: Path) 
     assert os.listdir(path.parent) == ["c.jsonl"]
 
 
-def test_a_link_or_a_pipe_in_its_place_is_neither_read_nor_written_to(tmp_path: Path) -> None:
+def test_transcript_copy_refuses_symlink_and_pipe(tmp_path: Path) -> None:
     aim, link, pipe = tmp_path / "aim", tmp_path / "link.jsonl", tmp_path / "pipe.jsonl"
     aim.write_bytes(b"mine\n")
     link.symlink_to(aim)
@@ -349,7 +349,7 @@ def test_a_link_or_a_pipe_in_its_place_is_neither_read_nor_written_to(tmp_path: 
     assert aim.read_bytes() == b"mine\n"
 
 
-def test_half_a_line_is_not_copied(tmp_path: Path) -> None:
+def test_transcript_copy_leaves_out_a_half_line(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
     path.write_bytes(b'{"a": 1}\n{"b"')
     found = read(path)
@@ -373,7 +373,7 @@ PACKED = zlib.compress(b"1\n")
         b'[1, "c", 1, "t", 2, 0]\n' + PACKED[:-1],
     ],
 )
-def test_what_is_no_copy_is_not_taken_for_one(data: bytes) -> None:
+def test_transcript_unpack_refuses_malformed_copy(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         unpack(data)
     assert unpack(b'[1, "c", 1, "t", 2, 0]\n' + PACKED) == (TranscriptHead(1, "c", 1, "t", 2, 0), b"1\n")

@@ -31,7 +31,7 @@ async def put(store: str, subject: str, data: bytes) -> None:
 
 
 @pytest.mark.thorough
-def test_one_that_is_damaged_says_so_to_who_asks_in_it_and_the_others_go_on(nats_one: Servers, tmp_path: Path) -> None:
+def test_damaged_session_answers_store_damaged_and_others_continue(nats_one: Servers, tmp_path: Path) -> None:
     prefix = some_prefix()
     with fleet(tmp_path, nats_one, prefix) as many:
         host, front = many.host("host"), many.front()
@@ -63,7 +63,7 @@ async def last_event(store: str, prefix: str, session: str) -> object:
 
 
 @pytest.mark.thorough
-def test_second_deletion_over_http_removes_what_the_first_left(nats_one: Servers, tmp_path: Path) -> None:
+def test_second_delete_over_http_removes_what_the_first_left(nats_one: Servers, tmp_path: Path) -> None:
     prefix = some_prefix()
     with fleet(tmp_path, nats_one, prefix) as many:
         many.host("host")

@@ -68,7 +68,7 @@ async def put_through(*requests: ForwardedRequest) -> list[ForwardedResponse]:
         return [response_of(await context.application(request.encoded())) for request in requests]
 
 
-async def test_a_request_as_bytes_is_answered_as_one_by_a_socket() -> None:
+async def test_forwarded_request_is_answered_like_one_from_a_socket() -> None:
     body = msgspec.json.encode({"command": fake_agent.command({}), "name": "one"})
     opened, seen, missing = await put_through(
         ForwardedRequest("POST", "/v1/sessions", {"content-type": "application/json"}, body),
@@ -81,13 +81,13 @@ async def test_a_request_as_bytes_is_answered_as_one_by_a_socket() -> None:
     assert (missing.status, missing.title) == (404, "NotFound")
 
 
-async def test_nothing_but_sessions_is_asked_over_the_bus() -> None:
+async def test_forwarded_request_is_refused_outside_sessions() -> None:
     paths = ("/v1/commands", "/metrics", "/v1/stacks", "/v1/sessionsandmore", "/", "/v1/login")
     answers = await put_through(*(ForwardedRequest("GET", path) for path in paths))
     assert {answer.status for answer in answers} == {403}
 
 
-async def test_a_stream_is_not_asked_for_over_the_bus() -> None:
+async def test_forwarded_request_for_a_stream_gets_a_page() -> None:
     """Nobody could end it: the one who asks is not seen to leave."""
     body = msgspec.json.encode({"command": fake_agent.command({}), "name": "one"})
     _, page = await put_through(
@@ -97,7 +97,7 @@ async def test_a_stream_is_not_asked_for_over_the_bus() -> None:
     assert page.headers["content-type"] == "application/json"
 
 
-async def test_what_is_no_request_is_refused() -> None:
+async def test_forwarded_request_refuses_malformed_bytes() -> None:
     for data in (b"", b"\xff\xfe", b"[]", b'{"method": 1}'):
         async with Host("memory:") as host:
             context = embedded.context_of(host, ServerSettings(store="memory:"), lambda _: None)
@@ -106,14 +106,14 @@ async def test_what_is_no_request_is_refused() -> None:
             assert response_of(await context.application(data)).status == 400
 
 
-async def test_an_answer_without_end_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forwarded_answer_beyond_the_size_limit_becomes_answer_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwarded_request, "ANSWER_BYTES_MAX", 10)
     (answer,) = await put_through(ForwardedRequest("GET", "/v1/sessions"))
     assert (answer.status, answer.title) == (500, "AnswerTooLarge")
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
-def test_a_session_is_with_a_host_and_asked_through_any_front_end(fronts: tuple[Served, Served]) -> None:
+def test_session_on_a_host_is_reachable_through_any_front_end(fronts: tuple[Served, Served]) -> None:
     first, second = fronts
     before = [each["id"] for each in first.get("/v1/sessions")["sessions"]]
     session = first.open(name="shared")
@@ -129,7 +129,7 @@ def test_a_session_is_with_a_host_and_asked_through_any_front_end(fronts: tuple[
     assert first.get(f"/v1/sessions/{session}/why")["pids"]
 
 
-def test_an_interrupt_and_a_close_reach_the_owner(fronts: tuple[Served, Served]) -> None:
+def test_interrupt_and_close_through_front_end_reach_the_owner(fronts: tuple[Served, Served]) -> None:
     front, _ = fronts
     session = front.open({"prompt long": ["stream 2000 0.05"]})
     turn = front.ask(session, "long")
@@ -142,7 +142,7 @@ def test_an_interrupt_and_a_close_reach_the_owner(fronts: tuple[Served, Served])
 
 
 @pytest.mark.thorough
-def test_a_killed_host_is_followed_by_another_and_an_ask_waits_for_it(many: Fleet) -> None:
+def test_ask_waits_for_takeover_when_its_host_is_killed(many: Fleet) -> None:
     hosts = {name: many.host(name) for name in ("a", "b")}
     front = many.front()
     session = front.open()
@@ -161,7 +161,7 @@ def test_a_killed_host_is_followed_by_another_and_an_ask_waits_for_it(many: Flee
 
 
 @pytest.mark.thorough
-def test_an_owner_that_is_silent_is_unreachable_and_not_gone(soon_lost: Fleet) -> None:
+def test_session_of_silent_host_is_unreachable_and_not_gone(soon_lost: Fleet) -> None:
     host = soon_lost.host("a")
     front = soon_lost.front()
     session = front.open()
@@ -182,9 +182,7 @@ def test_an_owner_that_is_silent_is_unreachable_and_not_gone(soon_lost: Fleet) -
 
 
 @pytest.mark.thorough
-def test_one_that_is_silent_while_its_lease_stands_is_unreachable_and_comes_back(
-    tmp_path: Path, nats_one: Servers
-) -> None:
+def test_session_of_silent_host_with_valid_lease_is_unreachable_and_returns(tmp_path: Path, nats_one: Servers) -> None:
     with fleet(tmp_path, nats_one, some_prefix(), lease=15) as many:
         host = many.host("a")
         front = many.front()
@@ -199,7 +197,7 @@ def test_one_that_is_silent_while_its_lease_stands_is_unreachable_and_comes_back
         assert front.get(f"/v1/sessions/{session}")["host"] == "a"
 
 
-def test_an_ask_wakes_a_session_that_nobody_has_on_a_host_with_room(many: Fleet) -> None:
+def test_ask_wakes_an_unowned_session_on_a_host_with_room(many: Fleet) -> None:
     many.host("a")
     front = many.front()
     session = front.open(name="asleep")
@@ -215,7 +213,7 @@ def test_an_ask_wakes_a_session_that_nobody_has_on_a_host_with_room(many: Fleet)
 
 
 @thorough
-def test_one_key_is_one_turn_through_two_front_ends(fronts: tuple[Served, Served]) -> None:
+def test_idempotency_key_is_one_turn_through_two_front_ends(fronts: tuple[Served, Served]) -> None:
     first, second = fronts
     key = {"Idempotency-Key": "one-and-only"}
     session = first.post("/v1/sessions", {"command": fake_agent.command({})}, headers=key)["id"]
@@ -227,7 +225,7 @@ def test_one_key_is_one_turn_through_two_front_ends(fronts: tuple[Served, Served
 
 
 @thorough
-def test_labels_are_respected_and_what_nobody_has_is_refused_at_once(many: Fleet) -> None:
+def test_labels_choose_the_host_and_unknown_labels_are_refused_at_once(many: Fleet) -> None:
     many.host("plain")
     many.host("strong", "gpu", "repo=x")
     front = many.front()
@@ -240,7 +238,7 @@ def test_labels_are_respected_and_what_nobody_has_is_refused_at_once(many: Fleet
 
 
 @pytest.mark.thorough
-def test_without_room_nobody_takes_it_and_that_is_said(soon_lost: Fleet) -> None:
+def test_open_is_refused_with_no_host_when_no_host_has_room(soon_lost: Fleet) -> None:
     front = soon_lost.front()
     refused = front.request("POST", "/v1/sessions", {"command": fake_agent.command({})})
     assert (refused.status, refused.json["title"]) == (503, "NoHost")
@@ -254,7 +252,7 @@ def test_without_room_nobody_takes_it_and_that_is_said(soon_lost: Fleet) -> None
     assert [each["name"] for each in front.get("/v1/sessions")["sessions"]] == ["first"]
 
 
-def test_a_server_with_room_is_a_host_too(many: Fleet) -> None:
+def test_front_end_with_room_is_a_host_too(many: Fleet) -> None:
     both = many.front("both", room=4)
     session = both.open()
     assert both.outcome(session, both.ask(session, "hi"))["text"] == "hi"
@@ -262,7 +260,7 @@ def test_a_server_with_room_is_a_host_too(many: Fleet) -> None:
     assert (host["name"], host["room"], host["used"], host["here"], host["draining"]) == ("both", 4, 1, True, False)
 
 
-def test_a_drained_host_leaves_its_sessions_to_another_and_exits(many: Fleet) -> None:
+def test_drained_host_process_hands_over_its_sessions_and_exits(many: Fleet) -> None:
     hosts = {name: many.host(name) for name in ("a", "b")}
     front = many.front()
     session = front.open({"prompt long": ["stream 20 0.05"]})
@@ -278,7 +276,7 @@ def test_a_drained_host_leaves_its_sessions_to_another_and_exits(many: Fleet) ->
 
 
 @pytest.mark.thorough
-def test_what_one_front_end_has_told_the_other_knows(fronts: tuple[Served, Served]) -> None:
+def test_session_opened_at_one_front_end_is_known_to_the_other(fronts: tuple[Served, Served]) -> None:
     first, second = fronts
     for number in range(10):
         assert second.get(f"/v1/sessions/{first.open()}/events")["events"]
@@ -290,7 +288,7 @@ def _deaf(_: StreamMirror, message: object) -> None:
     pass
 
 
-async def test_who_has_not_heard_of_a_session_yet_finds_it_by_asking_the_leader(
+async def test_host_finds_an_unheard_session_by_asking_the_leader(
     nats_one: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = nats_one.store(some_prefix(), lease=60)
@@ -310,7 +308,7 @@ async def test_who_has_not_heard_of_a_session_yet_finds_it_by_asking_the_leader(
 
 
 @pytest.mark.thorough
-def test_whether_an_interrupt_was_done_is_said_to_be_unknown_where_nobody_knows(soon_lost: Fleet) -> None:
+def test_interrupt_of_silent_host_is_answered_as_unanswered(soon_lost: Fleet) -> None:
     host = soon_lost.host("a")
     front = soon_lost.front()
     session = front.open({"prompt": ["stream 2000 0.05"]})
@@ -326,9 +324,7 @@ def test_whether_an_interrupt_was_done_is_said_to_be_unknown_where_nobody_knows(
 
 
 @pytest.mark.thorough
-def test_a_session_whose_folder_is_nowhere_else_waits_visibly_and_goes_on_when_it_is_there(
-    many: Fleet, tmp_path: Path
-) -> None:
+def test_session_with_missing_folder_waits_visibly_until_it_is_back(many: Fleet, tmp_path: Path) -> None:
     hosts = {name: many.host(name) for name in ("a", "b")}
     front = many.front()
     folder = tmp_path / "work"

@@ -29,7 +29,7 @@ def many(tmp_path: Path, nats_one: Servers) -> Iterator[Fleet]:
         yield found
 
 
-def test_who_waits_at_a_server_that_loses_its_lease_hears_no_outcome_but_that_of_the_log(tmp_path: Path) -> None:
+def test_waiter_at_host_that_loses_its_lease_gets_the_logged_outcome(tmp_path: Path) -> None:
     with (
         Servers(1) as servers,
         fleet(tmp_path, servers, some_prefix(), lease=5) as many,
@@ -51,7 +51,7 @@ def test_who_waits_at_a_server_that_loses_its_lease_hears_no_outcome_but_that_of
         assert outcomes == [other.outcome(session, turn) for turn in (running, waiting)]
 
 
-def test_an_ask_that_would_have_begun_while_nobody_could_know_is_done_elsewhere(tmp_path: Path) -> None:
+def test_ask_not_started_before_host_loss_runs_elsewhere(tmp_path: Path) -> None:
     """Its start is in no log, so it was not sent."""
     script = {"prompt short": ["stream 10 0.05"]}
     with Servers(1) as servers, fleet(tmp_path, servers, some_prefix(), lease=5) as many:
@@ -71,7 +71,7 @@ def test_an_ask_that_would_have_begun_while_nobody_could_know_is_done_elsewhere(
         assert both.outcome(session, waiting)["text"] == "waits"
 
 
-def test_what_no_host_has_that_a_session_needs_is_said_and_it_goes_on_when_one_has(many: Fleet) -> None:
+def test_session_without_a_matching_host_reports_it_and_waits_for_one(many: Fleet) -> None:
     many.host("plain")
     strong = many.host("strong", "gpu")
     front = many.front()
@@ -86,7 +86,7 @@ def test_what_no_host_has_that_a_session_needs_is_said_and_it_goes_on_when_one_h
     assert front.outcome(session, front.ask(session, "hi"))["text"] == "hi"
 
 
-def test_one_that_is_closed_after_its_host_has_died_is_closed(many: Fleet) -> None:
+def test_session_closed_after_its_host_died_is_closed(many: Fleet) -> None:
     host = many.host("a")
     front = many.front()
     session = front.open()
@@ -102,7 +102,7 @@ def test_one_that_is_closed_after_its_host_has_died_is_closed(many: Fleet) -> No
     until(lambda: front.get(f"/v1/sessions/{session}")["host"] is None, "nobody has it")
 
 
-def test_a_front_end_that_is_cut_off_says_unreachable_and_under_which_key_to_come_again(tmp_path: Path) -> None:
+def test_cut_off_front_end_answers_unreachable_with_a_key_to_retry(tmp_path: Path) -> None:
     with Servers(1) as servers, fleet(tmp_path, servers, some_prefix(), lease=5) as many:
         many.host("a")
         front = many.front()
@@ -132,7 +132,7 @@ def test_a_front_end_that_is_cut_off_says_unreachable_and_under_which_key_to_com
 
 
 @pytest.mark.parametrize("room", [0, 4])
-def test_a_conversation_that_another_session_drives_is_refused_at_once(many: Fleet, room: int) -> None:
+def test_open_refuses_conversation_driven_by_another_session(many: Fleet, room: int) -> None:
     if not room:
         many.host("a")
     front = many.front(room=room)

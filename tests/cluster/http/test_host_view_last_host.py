@@ -62,7 +62,7 @@ def seen(*cards: HostReport, now: HostReport | None = None) -> fleets.HostView:
     return fleets.HostView(Seen(*cards), lambda: now or cards[0])
 
 
-def test_each_session_finds_the_host_that_has_what_it_needs() -> None:
+def test_takers_match_each_session_to_a_host_with_its_labels() -> None:
     found = seen(
         HostReport("leaves", room=8, used=4),
         HostReport("plain", room=2, used=0),
@@ -77,7 +77,7 @@ def test_each_session_finds_the_host_that_has_what_it_needs() -> None:
     assert found.takers([], but="h-0") == []
 
 
-def test_of_ourselves_it_is_what_is_so_and_not_what_was_heard() -> None:
+def test_host_view_shows_own_state_instead_of_its_last_report() -> None:
     """What we say is heard by us, too, and a moment later."""
     heard = HostReport("a-machine")
     found = seen(
@@ -90,7 +90,7 @@ def test_of_ourselves_it_is_what_is_so_and_not_what_was_heard() -> None:
 
 # -- processes ---------------------------------------------------------------------------------------------------------
 @pytest.mark.thorough
-def test_what_waits_when_the_last_host_has_gone_is_seen_and_is_served_by_the_next(many: Fleet) -> None:
+def test_queue_left_by_the_last_host_is_listed_and_served_by_the_next(many: Fleet) -> None:
     last = many.host("last")
     front = many.front()
     session = front.open({"prompt long": ["stream 20 0.02"]}, name="left")
@@ -110,7 +110,7 @@ def test_what_waits_when_the_last_host_has_gone_is_seen_and_is_served_by_the_nex
     assert front.outcome(session, waiting)["text"] == "waits"
 
 
-def test_a_program_that_only_looks_is_no_host(many: Fleet) -> None:
+def test_reading_program_is_not_listed_as_a_host(many: Fleet) -> None:
     front = many.front()
 
     async def look() -> list[str]:

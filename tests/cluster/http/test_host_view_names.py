@@ -44,7 +44,7 @@ class Renamed(Seen):
         del self._hosts[1]
 
 
-def test_a_host_is_called_as_it_calls_itself_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_name_follows_its_latest_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleets, "NAMES_SECONDS", 0.0)
     hosts = Renamed(HostReport("ours"), HostReport("machine"))
     found = fleets.HostView(hosts, lambda: HostReport("ours"))
@@ -57,7 +57,7 @@ def test_a_host_is_called_as_it_calls_itself_now(monkeypatch: pytest.MonkeyPatch
     assert found.name_of(known_at("h-0")) == "ours"
 
 
-def test_by_a_name_those_are_meant_that_take_sessions() -> None:
+def test_host_name_selects_hosts_that_take_sessions() -> None:
     verb, front = HostReport("machine"), HostReport("machine", (fleets.FRONT,))
     host, other = HostReport("machine", room=8), HostReport("machine", room=2)
 
@@ -83,13 +83,13 @@ def test_by_a_name_those_are_meant_that_take_sessions() -> None:
         ),
     ],
 )
-def test_who_lacks_an_agent_is_not_told_of_labels(need: list[str], hint: str) -> None:
+def test_missing_agent_hint_does_not_mention_labels(need: list[str], hint: str) -> None:
     with pytest.raises(Problem) as caught:
         seen(HostReport("front"), HostReport("host", room=1)).check_satisfiable(need)
     assert caught.value.hint == hint
 
 
-async def test_the_first_word_of_a_host_has_its_name(nats_one: Servers, tmp_path: Path) -> None:
+async def test_host_first_heartbeat_carries_its_name(nats_one: Servers, tmp_path: Path) -> None:
     prefix = some_prefix()
     names: list[str] = []
 

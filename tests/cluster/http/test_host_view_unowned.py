@@ -40,7 +40,7 @@ async def listed(host: Host, looks: UnownedSessions) -> dict[str | None, tuple[s
     return {status.name: (status.state, [each.prompt for each in status.queue]) for status in statuses}
 
 
-async def test_who_waits_in_a_session_that_nobody_has_is_listed(tmp_path: Path) -> None:
+async def test_unowned_session_with_waiting_asks_is_listed_as_queued(tmp_path: Path) -> None:
     store = f"sqlite:{tmp_path / 'store.db'}"
     async with Host(store) as host:
         await left(host, "waits", "runs", "second", "third")
@@ -59,7 +59,7 @@ async def test_who_waits_in_a_session_that_nobody_has_is_listed(tmp_path: Path) 
         assert (status.phase, status.state, len(status.queue)) == ("asleep", "queued", 2)
 
 
-async def test_a_list_looks_at_few_and_goes_on_with_the_others_the_next_time(
+async def test_unowned_sessions_are_looked_at_a_few_per_listing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_view, "LOOKS_MAX", 1)
@@ -76,7 +76,7 @@ async def test_a_list_looks_at_few_and_goes_on_with_the_others_the_next_time(
         assert await listed(host, looks) == waits
 
 
-async def test_what_was_remembered_of_it_ends_with_the_next_who_has_it(tmp_path: Path) -> None:
+async def test_unowned_session_cache_ends_with_its_next_owner(tmp_path: Path) -> None:
     async with Host(f"sqlite:{tmp_path / 'store.db'}") as host:
         await left(host, "x", "runs", "second")
         looks = UnownedSessions(host)

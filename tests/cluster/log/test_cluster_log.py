@@ -58,7 +58,7 @@ async def opened(servers: Servers, folder: Path, prefix: str, lease: float = 10)
 
 
 @pytest.mark.parametrize("nodes", one_in(2, ["nats_one", "nats_three"]))
-async def test_of_fifty_hosts_that_claim_at_once_one_gets_it_each_time(
+async def test_concurrent_claims_of_fifty_hosts_have_one_winner(
     nodes: str, request: pytest.FixtureRequest, tmp_path: Path, prefix: str
 ) -> None:
     servers: Servers = request.getfixturevalue(nodes)
@@ -81,7 +81,7 @@ async def test_of_fifty_hosts_that_claim_at_once_one_gets_it_each_time(
 
 
 @pytest.mark.thorough
-async def test_what_is_not_answered_is_unknown_and_is_stored_once(tmp_path: Path, prefix: str) -> None:
+async def test_unanswered_append_is_stored_exactly_once(tmp_path: Path, prefix: str) -> None:
     with Servers(1) as servers:
         async with opened(servers, tmp_path, prefix, lease=30) as log:
             writer = await Writer.claim(log)
@@ -102,7 +102,7 @@ async def test_what_is_not_answered_is_unknown_and_is_stored_once(tmp_path: Path
 
 
 @pytest.mark.thorough
-async def test_a_host_that_cannot_be_heard_is_fenced_at_six_tenths_of_its_lease_and_begins_anew(
+async def test_cut_off_host_is_fenced_at_six_tenths_of_its_lease_and_registers_anew(
     tmp_path: Path, prefix: str
 ) -> None:
     lease = 3.0
@@ -157,7 +157,7 @@ async def test_a_host_that_cannot_be_heard_is_fenced_at_six_tenths_of_its_lease_
             assert await journal.rows() == ([], [])
 
 
-async def test_a_lease_that_ends_is_seen_by_the_others_and_the_session_is_theirs(
+async def test_expired_lease_is_seen_by_other_hosts_which_may_claim_its_session(
     nats_one: Servers, tmp_path: Path, prefix: str
 ) -> None:
     """The first handle is one in a process of its own, which is killed."""
@@ -186,7 +186,7 @@ async def test_a_lease_that_ends_is_seen_by_the_others_and_the_session_is_theirs
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", ["ended", "deleted"])
-async def test_a_lease_that_the_servers_have_ended_is_lost_though_our_clock_says_no(
+async def test_lease_ended_by_the_servers_is_lost_despite_our_clock(
     how: str, nats_one: Servers, tmp_path: Path, prefix: str
 ) -> None:
     """As after the sleep of a machine, whose clock stood still; and where somebody has deleted the whole stream."""
@@ -211,7 +211,7 @@ async def test_a_lease_that_the_servers_have_ended_is_lost_though_our_clock_says
 
 
 @pytest.mark.thorough
-async def test_servers_that_are_full_are_named_and_not_the_network(tmp_path: Path, prefix: str) -> None:
+async def test_full_servers_are_reported_instead_of_the_network(tmp_path: Path, prefix: str) -> None:
     with Servers(1, file_bytes_max=1 << 20) as servers:
         async with opened(servers, tmp_path, prefix, lease=2) as log:
             guard = Guarded()
@@ -227,7 +227,7 @@ async def test_servers_that_are_full_are_named_and_not_the_network(tmp_path: Pat
             assert "network" not in str(guard.error)
 
 
-async def test_who_is_cut_off_does_not_say_that_the_others_are_up(tmp_path: Path, prefix: str) -> None:
+async def test_cut_off_host_view_shows_other_hosts_as_silent(tmp_path: Path, prefix: str) -> None:
     with Servers(1) as servers:
         async with opened(servers, tmp_path, prefix, lease=1) as log:
             fleet = HostView(log.hosts, lambda: HostReport("one"))
@@ -246,7 +246,7 @@ async def test_who_is_cut_off_does_not_say_that_the_others_are_up(tmp_path: Path
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_claimed", [False, True])
-async def test_what_a_host_left_in_its_journal_finds_its_place_or_becomes_a_report(
+async def test_journal_of_dead_host_is_replayed_or_becomes_a_report(
     is_claimed: bool, tmp_path: Path, prefix: str
 ) -> None:
     folder = tmp_path / "journals"
@@ -292,7 +292,7 @@ async def test_what_a_host_left_in_its_journal_finds_its_place_or_becomes_a_repo
         assert list(folder.glob("*.journal")) == []
 
 
-async def test_servers_that_lost_what_they_acknowledged_are_found_out_and_what_came_last_is_kept(
+async def test_servers_that_lost_acknowledged_events_are_detected_and_append_reported(
     nats_one: Servers, tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publisher, "SHORT_SECONDS_MAX", 0.2)
@@ -311,7 +311,7 @@ async def test_servers_that_lost_what_they_acknowledged_are_found_out_and_what_c
 # What is too large.
 
 
-async def test_what_is_too_large_for_a_message_is_read_as_any_other(
+async def test_chunk_too_large_for_a_message_is_read_like_any_other(
     nats_one: Servers, tmp_path: Path, prefix: str
 ) -> None:
     large = os.urandom(3 << 20)
@@ -373,7 +373,7 @@ async def test_delete_finishes_what_an_earlier_try_began(
         assert data(await everything(other)) == [b"new"]
 
 
-async def test_second_deletion_removes_what_the_first_left_and_says_that_there_is_no_session(
+async def test_second_delete_removes_what_the_first_left_and_raises_not_found(
     nats_one: Servers, tmp_path: Path, prefix: str
 ) -> None:
     """The record goes first. Whoever tries again does not find the session by then."""
@@ -391,7 +391,7 @@ async def test_second_deletion_removes_what_the_first_left_and_says_that_there_i
         assert await nats.last(f"{prefix}-events", f"{prefix}.ev.s") is None
 
 
-async def test_rename_whose_answer_is_late_is_done_and_not_refused(
+async def test_rename_succeeds_when_its_answer_is_late(
     nats_one: Servers, tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(nats_one, tmp_path, prefix) as log:
@@ -412,7 +412,7 @@ async def test_rename_whose_answer_is_late_is_done_and_not_refused(
             await log.rename("s", "after", expected="before")
 
 
-async def test_claim_is_done_when_its_write_arrives_after_it_was_given_up(
+async def test_claim_succeeds_when_its_write_arrives_after_it_was_given_up(
     nats_one: Servers, tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It arrives between two looks of the next try: the session is not there yet, and its name is taken already."""
@@ -439,7 +439,7 @@ async def test_claim_is_done_when_its_write_arrives_after_it_was_given_up(
 
 
 @pytest.mark.parametrize("which", [1, 2], ids=["reserve", "show"])
-async def test_restore_is_done_when_the_answer_to_a_write_is_late(
+async def test_restore_succeeds_when_the_answer_to_a_write_is_late(
     nats_one: Servers, tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:
     async with opened(nats_one, tmp_path, prefix) as log:
@@ -462,7 +462,7 @@ async def test_restore_is_done_when_the_answer_to_a_write_is_late(
         assert data((await log.read("s", 0)).events) == [b"a"]
 
 
-async def test_who_reads_again_gets_all_that_is_there_and_not_only_what_was_read_before(
+async def test_second_read_returns_events_committed_since_the_first(
     nats_one: Servers, tmp_path: Path, prefix: str
 ) -> None:
     async with opened(nats_one, tmp_path, prefix) as log, opened(nats_one, tmp_path, prefix) as other:
@@ -476,7 +476,7 @@ async def test_who_reads_again_gets_all_that_is_there_and_not_only_what_was_read
         assert data((await other.read("s", 1, 2)).events) == [b"b", b"c"]
 
 
-async def test_who_reads_all_sessions_waits_for_a_replica_that_lags(
+async def test_read_many_waits_for_a_lagging_replica(
     nats_one: Servers, tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(nats_one, tmp_path, prefix) as log:
@@ -498,7 +498,7 @@ async def test_who_reads_all_sessions_waits_for_a_replica_that_lags(
 # What cannot be.
 
 
-async def test_all_hosts_of_a_cluster_have_the_same_lease(nats_one: Servers, tmp_path: Path, prefix: str) -> None:
+async def test_host_with_another_lease_length_is_refused(nats_one: Servers, tmp_path: Path, prefix: str) -> None:
     async with opened(nats_one, tmp_path, prefix, lease=5):
         late = ClusterLog(parse(nats_one.store(prefix, lease=6)), tmp_path)
         with pytest.raises(UsageError, match="lease"):
@@ -506,7 +506,7 @@ async def test_all_hosts_of_a_cluster_have_the_same_lease(nats_one: Servers, tmp
         await late.close()
 
 
-async def test_a_cluster_that_is_not_there_is_unreachable_and_not_gone(tmp_path: Path) -> None:
+async def test_unreachable_cluster_raises_unreachable(tmp_path: Path) -> None:
     log = ClusterLog(parse("nats://127.0.0.1:1/nobody"), tmp_path)
     with pytest.raises(StoreError, match="not connected yet"):
         log.sessions()
@@ -527,12 +527,12 @@ async def test_a_cluster_that_is_not_there_is_unreachable_and_not_gone(tmp_path:
         "nats://h,",
     ],
 )
-def test_an_address_that_is_none_is_refused(address: str) -> None:
+def test_address_parser_refuses_invalid_address(address: str) -> None:
     with pytest.raises(UsageError):
         parse(address)
 
 
-def test_an_address_is_shown_without_what_lets_one_in() -> None:
+def test_address_is_printed_without_credentials() -> None:
     address = parse("nats://me:secret@one:4222,two/team?lease=20&replicas=3")
     assert address.servers == ("nats://me:secret@one:4222", "nats://me:secret@two:4222")
     assert (address.prefix, address.lease, address.replicas) == ("team", 20.0, 3)

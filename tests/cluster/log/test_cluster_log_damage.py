@@ -38,7 +38,7 @@ async def two(servers: Servers, folder: Path, prefix: str) -> AsyncGenerator[tup
 
 
 @pytest.mark.parametrize("headers", NONE_OF_OURS)
-async def test_a_session_says_that_what_is_last_in_it_is_none_of_ours_and_goes_on_without_it(
+async def test_foreign_last_message_damages_its_session_until_removed(
     nats_one: Servers, tmp_path: Path, prefix: str, headers: dict[str, str]
 ) -> None:
     async with two(nats_one, tmp_path, prefix) as (log, another):
@@ -63,7 +63,7 @@ async def test_a_session_says_that_what_is_last_in_it_is_none_of_ours_and_goes_o
         assert data(await everything(another)) == data(await everything(log)) == [b"a", b"c"]
 
 
-async def test_what_stands_where_a_body_should_be_is_damage(nats_one: Servers, tmp_path: Path, prefix: str) -> None:
+async def test_malformed_body_in_stream_raises_store_damaged(nats_one: Servers, tmp_path: Path, prefix: str) -> None:
     async with two(nats_one, tmp_path, prefix) as (log, another):
         writer = await Writer.claim(log)
         await nats_of(log).publish(f"{prefix}.ev.s", b"\xc1", headers={HEADER: f"{writer.epoch} 1 1 0 1.0 -"})
@@ -72,7 +72,7 @@ async def test_what_stands_where_a_body_should_be_is_damage(nats_one: Servers, t
         assert not (await another.read_many(None)).events
 
 
-async def test_who_reads_all_passes_by_what_is_none_of_ours_and_says_so_once(
+async def test_read_many_skips_foreign_messages_and_logs_once(
     nats_one: Servers, tmp_path: Path, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with two(nats_one, tmp_path, prefix) as (log, another):
@@ -99,9 +99,7 @@ async def test_who_reads_all_passes_by_what_is_none_of_ours_and_says_so_once(
             assert len(caplog.messages) == 1
 
 
-async def test_one_that_cannot_be_read_can_be_deleted_with_all_that_it_has(
-    nats_one: Servers, tmp_path: Path, prefix: str
-) -> None:
+async def test_unreadable_session_can_be_deleted_with_its_blobs(nats_one: Servers, tmp_path: Path, prefix: str) -> None:
     async with two(nats_one, tmp_path, prefix) as (log, another):
         writer = await Writer.claim(log)
         await writer.commit(b"x" * 2 * MESSAGE_BYTES_MAX)
@@ -114,7 +112,7 @@ async def test_one_that_cannot_be_read_can_be_deleted_with_all_that_it_has(
         assert data(await everything(log)) == [b"a"]
 
 
-async def test_a_record_that_is_none_is_named_and_stops_only_its_session(
+async def test_malformed_session_record_damages_only_its_session(
     nats_one: Servers, tmp_path: Path, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with two(nats_one, tmp_path, prefix) as (log, another):
@@ -141,7 +139,7 @@ async def test_a_record_that_is_none_is_named_and_stops_only_its_session(
 
 
 @pytest.mark.parametrize("garbage", [b"\xff\xfe", b"nobody"])
-async def test_a_name_that_leads_nowhere_is_damage_and_can_be_taken_out(
+async def test_malformed_name_record_raises_damage_until_removed(
     nats_one: Servers, tmp_path: Path, prefix: str, garbage: bytes
 ) -> None:
     async with opened(nats_one, tmp_path, prefix) as log:
@@ -154,7 +152,7 @@ async def test_a_name_that_leads_nowhere_is_damage_and_can_be_taken_out(
         await log.claim("s", name="blue", agent="claude")
 
 
-async def test_a_lease_that_is_none_is_damage_for_who_wants_it(nats_one: Servers, tmp_path: Path, prefix: str) -> None:
+async def test_malformed_lease_record_damages_only_its_key(nats_one: Servers, tmp_path: Path, prefix: str) -> None:
     async with opened(nats_one, tmp_path, prefix) as log:
         writer, other = await Writer.claim(log), await Writer.claim(log, "s2")
         await nats_of(log).publish(f"{prefix}.rec.lease.talk", b"5")
@@ -162,7 +160,7 @@ async def test_a_lease_that_is_none_is_damage_for_who_wants_it(nats_one: Servers
         assert await other.take("another") is None
 
 
-async def test_where_epochs_begin_is_said_by_a_number(nats_one: Servers, tmp_path: Path, prefix: str) -> None:
+async def test_malformed_epoch_floor_is_damage_until_repaired(nats_one: Servers, tmp_path: Path, prefix: str) -> None:
     async with opened(nats_one, tmp_path, prefix) as log:
         writer = await Writer.claim(log)
         subject = f"{prefix}.rec.meta.deleted"

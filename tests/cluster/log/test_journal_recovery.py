@@ -55,7 +55,7 @@ async def noted(journal: Journal) -> list[int]:
         pytest.param([said(11, UPDATE), said(13, UPDATE)], [11], id="what does not follow"),
     ],
 )
-async def test_what_is_noted(tmp_path: Path, calls: list[Call], expected: list[int]) -> None:
+async def test_journal_notes_appends_behind_overdue_one(tmp_path: Path, calls: list[Call], expected: list[int]) -> None:
     async with behind(tmp_path) as (waiting, journal):
         waiting.note(said(10, UPDATE))
         assert await noted(journal) == []  # Nothing is overdue yet.
@@ -66,7 +66,7 @@ async def test_what_is_noted(tmp_path: Path, calls: list[Call], expected: list[i
         waiting.forget()
 
 
-async def test_what_is_stored_is_passed_by_and_the_rest_stays(tmp_path: Path) -> None:
+async def test_journal_drops_stored_appends_and_keeps_the_rest(tmp_path: Path) -> None:
     async with behind(tmp_path) as (waiting, journal):
         waiting.begin(EPOCH, 11, [said(11, UPDATE), said(12, UPDATE), said(13, UPDATE)])
         waiting.pass_by(12)
@@ -80,7 +80,7 @@ async def test_what_is_stored_is_passed_by_and_the_rest_stays(tmp_path: Path) ->
         journal.pass_by(SUBJECT, EPOCH, 13)
 
 
-async def test_what_is_lost_is_left_for_the_salvage_and_what_is_anothers_is_reported_once(tmp_path: Path) -> None:
+async def test_journal_keeps_lost_appends_for_recovery_and_reports_foreign_ones_once(tmp_path: Path) -> None:
     async with behind(tmp_path) as (waiting, journal):
         waiting.begin(EPOCH, 11, [said(11, UPDATE)])
         waiting.stop()

@@ -18,7 +18,7 @@ async def echo(data: bytes) -> bytes:
     return b"heard " + data
 
 
-async def test_the_owner_answers_who_asks(nats_one: Servers, prefix: str) -> None:
+async def test_owner_answers_a_question(nats_one: Servers, prefix: str) -> None:
     async with lines(nats_one, prefix, 2) as (front, owner):
         await owner.bus.answer_for("s-1", echo)
         await owner.bus.answer_for("name with blanks.and*dots", echo)
@@ -26,7 +26,7 @@ async def test_the_owner_answers_who_asks(nats_one: Servers, prefix: str) -> Non
         assert await front.bus.ask_owner("name with blanks.and*dots", b"", timeout=SECONDS_MAX) == b"heard "
 
 
-async def test_that_nobody_answers_is_known_at_once(nats_one: Servers, prefix: str) -> None:
+async def test_question_without_owner_fails_at_once(nats_one: Servers, prefix: str) -> None:
     async with lines(nats_one, prefix, 1) as (front,):
         began = time.monotonic()
         with pytest.raises(NoOwner):
@@ -34,7 +34,7 @@ async def test_that_nobody_answers_is_known_at_once(nats_one: Servers, prefix: s
         assert time.monotonic() - began < SECONDS_MAX / 2
 
 
-async def test_whoever_says_that_it_answers_is_heard_by_the_next_question(nats_one: Servers, prefix: str) -> None:
+async def test_owner_is_reachable_as_soon_as_answer_for_returns(nats_one: Servers, prefix: str) -> None:
     """A subscription lies in the client's buffer for a while, and what its `flush` says is not true."""
     async with lines(nats_one, prefix, 2) as (front, owner):
         for number in range(200):
@@ -42,7 +42,7 @@ async def test_whoever_says_that_it_answers_is_heard_by_the_next_question(nats_o
             assert await front.bus.ask_owner(f"s-{number}", b"", timeout=SECONDS_MAX) == b"heard "
 
 
-async def test_what_was_given_up_is_not_done_when_it_arrives_after_all(prefix: str) -> None:
+async def test_question_given_up_is_not_handled_when_it_arrives_late(prefix: str) -> None:
     """An interrupt, say, that lay in a connection which was away, and would stop a turn of which it does not know."""
     heard: list[bytes] = []
 
@@ -65,7 +65,7 @@ async def test_what_was_given_up_is_not_done_when_it_arrives_after_all(prefix: s
     assert heard == [b"before", b"after"]
 
 
-async def test_questions_are_answered_beside_each_other(nats_one: Servers, prefix: str) -> None:
+async def test_owner_answers_questions_concurrently(nats_one: Servers, prefix: str) -> None:
     """The one that waits for the end of a turn is not to keep the interrupt from it that ends it."""
     ended = asyncio.Event()
 
@@ -82,7 +82,7 @@ async def test_questions_are_answered_beside_each_other(nats_one: Servers, prefi
         assert await outcome == b"outcome"
 
 
-async def test_what_is_large_goes_both_ways_and_nothing_of_it_stays(nats_one: Servers, prefix: str) -> None:
+async def test_large_question_and_answer_pass_and_leave_no_blob(nats_one: Servers, prefix: str) -> None:
     large = os.urandom(3 << 20)
 
     async def answer(data: bytes) -> bytes:
@@ -106,7 +106,7 @@ async def test_what_is_large_goes_both_ways_and_nothing_of_it_stays(nats_one: Se
         assert await stored(front.nats, f"OBJ_{prefix}-blobs") == 2
 
 
-async def test_an_answer_that_does_not_come_is_unknown(nats_one: Servers, prefix: str) -> None:
+async def test_question_raises_unanswered_at_its_timeout(nats_one: Servers, prefix: str) -> None:
     async def answer(data: bytes) -> bytes:
         await asyncio.Event().wait()
         raise AssertionError
@@ -117,7 +117,7 @@ async def test_an_answer_that_does_not_come_is_unknown(nats_one: Servers, prefix
             await front.bus.ask_owner("s-1", b"you", timeout=0.2)
 
 
-async def test_each_sign_of_an_owner_at_work_extends_the_wait_for_its_answer(
+async def test_question_wait_is_extended_by_each_working_signal(
     nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus_module, "HAS_IT_SECONDS", 0.05)
@@ -140,7 +140,7 @@ async def test_each_sign_of_an_owner_at_work_extends_the_wait_for_its_answer(
         assert await front.bus.ask_owner("s-1", b"you", timeout=SECONDS_MAX) == b"you"
 
 
-async def test_an_owner_that_is_silent_is_not_waited_for(
+async def test_question_to_silent_owner_raises_unanswered_before_its_timeout(
     nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has the question in its hands. No server tells, and the patience of who asks may be that of a turn."""
@@ -163,7 +163,7 @@ async def test_an_owner_that_is_silent_is_not_waited_for(
         assert time.monotonic() - began < SECONDS_MAX / 2
 
 
-async def test_an_answerer_that_fails_is_unknown_at_once(nats_one: Servers, prefix: str) -> None:
+async def test_question_raises_unanswered_at_once_when_the_handler_fails(nats_one: Servers, prefix: str) -> None:
     async def answer(data: bytes) -> bytes:
         raise RuntimeError("a bug")
 
@@ -175,7 +175,7 @@ async def test_an_answerer_that_fails_is_unknown_at_once(nats_one: Servers, pref
         assert time.monotonic() - began < SECONDS_MAX / 2
 
 
-async def test_who_falls_silent_answers_nothing_that_was_asked_before(nats_one: Servers, prefix: str) -> None:
+async def test_silenced_owner_does_not_answer_earlier_questions(nats_one: Servers, prefix: str) -> None:
     asked, may_answer, was_cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def answer(data: bytes) -> bytes:
@@ -212,7 +212,7 @@ async def test_who_falls_silent_answers_nothing_that_was_asked_before(nats_one: 
         assert await front.bus.ask_owner("s-1", b"you", timeout=SECONDS_MAX) == b"heard you"
 
 
-async def test_who_leaves_in_good_order_still_answers_what_was_asked(nats_one: Servers, prefix: str) -> None:
+async def test_leaving_owner_still_answers_earlier_questions(nats_one: Servers, prefix: str) -> None:
     async with lines(nats_one, prefix, 2) as (front, owner):
 
         async def close(data: bytes) -> bytes:
@@ -232,7 +232,7 @@ async def test_who_leaves_in_good_order_still_answers_what_was_asked(nats_one: S
         await until(is_unheard)
 
 
-async def test_silence_holds_also_for_what_was_left(nats_one: Servers, prefix: str) -> None:
+async def test_silenced_owner_drops_questions_of_sessions_it_left(nats_one: Servers, prefix: str) -> None:
     asked = asyncio.Event()
 
     async def answer(data: bytes) -> bytes:
@@ -252,7 +252,7 @@ async def test_silence_holds_also_for_what_was_left(nats_one: Servers, prefix: s
             await question
 
 
-async def test_beyond_the_limit_nothing_is_done_and_that_is_said(
+async def test_question_beyond_the_limit_is_refused_as_too_many(
     nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus_module, "QUESTIONS_MAX", 2)

@@ -46,7 +46,7 @@ async def ended(*tasks: asyncio.Task[Any]) -> None:
             await task
 
 
-async def test_a_session_is_placed_where_its_labels_are(nats_one: Servers, prefix: str) -> None:
+async def test_placement_respects_labels(nats_one: Servers, prefix: str) -> None:
     async with lines(nats_one, prefix, 3) as (front, plain, gpu):
         hosts = [
             asyncio.create_task(serve(plain, "agent=claude", name=b"plain")),
@@ -60,7 +60,7 @@ async def test_a_session_is_placed_where_its_labels_are(nats_one: Servers, prefi
         await ended(*hosts)
 
 
-async def test_a_need_that_is_new_is_heard_of_at_once(nats_one: Servers, prefix: str) -> None:
+async def test_placement_of_a_new_need_reaches_a_waiting_host_at_once(nats_one: Servers, prefix: str) -> None:
     """By a host that waits already, with a lease so long that it would not look again."""
     async with lines(nats_one, prefix, 2, lease=3600) as (front, host):
         serving = asyncio.create_task(serve(host, "a", "b", "c"))
@@ -70,7 +70,7 @@ async def test_a_need_that_is_new_is_heard_of_at_once(nats_one: Servers, prefix:
         await ended(serving)
 
 
-async def test_what_waited_before_its_host_came_is_taken(nats_one: Servers, prefix: str) -> None:
+async def test_job_queued_before_its_host_came_is_taken(nats_one: Servers, prefix: str) -> None:
     async with lines(nats_one, prefix, 2) as (front, host):
         large = os.urandom(1 << 20)
         placing = asyncio.create_task(front.placement.place("s-1", ["gpu"], large, timeout=SECONDS_MAX))
@@ -86,7 +86,7 @@ async def test_what_waited_before_its_host_came_is_taken(nats_one: Servers, pref
         assert await placing == large + b"!"
 
 
-async def test_what_nobody_took_in_time_is_never_begun(nats_one: Servers, prefix: str) -> None:
+async def test_job_not_taken_in_time_is_never_begun(nats_one: Servers, prefix: str) -> None:
     async with lines(nats_one, prefix, 2) as (front, host):
         with pytest.raises(NoOwner):
             await front.placement.place("s-1", ["gpu"], b"it", timeout=0.2)
@@ -96,7 +96,7 @@ async def test_what_nobody_took_in_time_is_never_begun(nats_one: Servers, prefix
                 await host.placement.next(["gpu"])
 
 
-async def test_who_took_it_too_late_is_told_that_it_is_not_wanted(nats_one: Servers, prefix: str) -> None:
+async def test_job_taken_too_late_is_not_wanted(nats_one: Servers, prefix: str) -> None:
     """Taken from the queue before the end of the patience, and asked for after it: it is the question that counts."""
     async with lines(nats_one, prefix, 2) as (front, host):
         taking = asyncio.create_task(take(host, "gpu"))
@@ -107,7 +107,7 @@ async def test_who_took_it_too_late_is_told_that_it_is_not_wanted(nats_one: Serv
         await job.done()
 
 
-async def test_who_took_it_in_time_is_waited_for_beyond_it(nats_one: Servers, prefix: str) -> None:
+async def test_job_taken_in_time_is_awaited_beyond_the_timeout(nats_one: Servers, prefix: str) -> None:
     async with lines(nats_one, prefix, 2) as (front, host):
         placing = asyncio.create_task(front.placement.place("s-1", ["gpu"], b"it", timeout=0.5))
         job = await take(host, "gpu")
@@ -119,7 +119,7 @@ async def test_who_took_it_in_time_is_waited_for_beyond_it(nats_one: Servers, pr
         assert await placing == b"here"
 
 
-async def test_who_stops_waiting_is_not_served(nats_one: Servers, prefix: str) -> None:
+async def test_job_of_cancelled_caller_is_not_wanted(nats_one: Servers, prefix: str) -> None:
     async with lines(nats_one, prefix, 2) as (front, host):
         placing = asyncio.create_task(front.placement.place("s-1", ["gpu"], b"it", timeout=SECONDS_MAX))
         job = await take(host, "gpu")
@@ -128,7 +128,7 @@ async def test_who_stops_waiting_is_not_served(nats_one: Servers, prefix: str) -
         await job.done()
 
 
-async def test_many_who_say_it_make_one_job(nats_one: Servers, prefix: str) -> None:
+async def test_resume_from_many_hosts_makes_one_job(nats_one: Servers, prefix: str) -> None:
     async with lines(nats_one, prefix, 3) as every:
         async with asyncio.TaskGroup() as group:
             for line in every:
@@ -148,7 +148,7 @@ async def test_many_who_say_it_make_one_job(nats_one: Servers, prefix: str) -> N
         assert (await take(every[2], "agent=claude")).epoch == 8
 
 
-async def test_what_is_given_back_is_offered_again_when_it_is_time(nats_one: Servers, prefix: str) -> None:
+async def test_job_given_back_is_redelivered_after_its_delay(nats_one: Servers, prefix: str) -> None:
     async with lines(nats_one, prefix, 2) as (one, other):
         await one.placement.resume("s-1", [], 1)
         job = await take(one)
@@ -160,7 +160,7 @@ async def test_what_is_given_back_is_offered_again_when_it_is_time(nats_one: Ser
         assert time.monotonic() - began > 0.3
 
 
-async def test_who_is_cancelled_while_it_waits_has_nothing_that_others_wait_for(
+async def test_cancelled_pull_passes_its_job_on_at_once(
     nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its question still lies with the server, and is the first that is answered: the job is passed on at once."""
@@ -181,7 +181,7 @@ async def test_who_is_cancelled_while_it_waits_has_nothing_that_others_wait_for(
             assert time.monotonic() - began < needs_module.ACK_SECONDS / 2
 
 
-async def test_of_many_hosts_each_gets_its_own(nats_one: Servers, prefix: str) -> None:
+async def test_jobs_are_taken_once_by_many_hosts(nats_one: Servers, prefix: str) -> None:
     async with lines(nats_one, prefix, 4) as (front, *hosts):
         for number in range(30):
             await front.placement.resume(f"s-{number}", ["x"], 1)
@@ -199,7 +199,7 @@ async def test_of_many_hosts_each_gets_its_own(nats_one: Servers, prefix: str) -
         assert sorted(taken) == sorted(f"s-{number}" for number in range(30))
 
 
-async def test_there_are_not_ever_more_needs(nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_needs_are_bounded_in_number(nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(needs_module, "NEEDS_MAX", 2)
     async with lines(nats_one, prefix, 2) as (one, other):
         await one.placement.resume("s-1", ["a"], 1)
@@ -209,7 +209,7 @@ async def test_there_are_not_ever_more_needs(nats_one: Servers, prefix: str, mon
         await other.placement.resume("s-3", ["a"], 1)
 
 
-async def test_a_need_that_nobody_uses_any_more_makes_room(
+async def test_unused_need_expires_and_makes_room(
     nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(needs_module, "NEEDS_MAX", 1)
@@ -228,9 +228,7 @@ async def test_a_need_that_nobody_uses_any_more_makes_room(
         assert (await take(one, "a", "b")).session == "s-2"
 
 
-async def test_who_uses_a_need_puts_off_its_end(
-    nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_need_expiry_is_postponed_by_use(nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once in a while, before it offers anything; and in any case after a time that nobody has counted."""
     async with lines(nats_one, prefix, 1) as (one,):
 
@@ -251,7 +249,7 @@ async def test_who_uses_a_need_puts_off_its_end(
         assert await seq() == first + 2
 
 
-async def test_what_was_put_into_a_queue_that_nobody_serves_any_more_is_taken(
+async def test_job_in_an_abandoned_queue_is_taken(
     nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a host that knows the queue, and that it was there; and by one that has just come."""
@@ -270,7 +268,7 @@ async def test_what_was_put_into_a_queue_that_nobody_serves_any_more_is_taken(
 
 
 @pytest.mark.thorough
-async def test_a_need_ends_by_itself_and_so_does_its_queue(
+async def test_need_and_its_queue_expire_by_themselves(
     nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(needs_module, "KEPT_SECONDS", 1)
@@ -293,7 +291,7 @@ async def test_a_need_ends_by_itself_and_so_does_its_queue(
         assert (await take(host, "a")).session == "s-2"
 
 
-async def test_who_waits_when_its_server_dies_waits_at_another(prefix: str) -> None:
+async def test_waiting_host_pulls_again_when_its_server_restarts(prefix: str) -> None:
     """Its question died with the server, and its lease is so long that it would not ask again."""
     with Servers(1) as servers:
         async with lines(servers, prefix, 2, lease=3600) as (front, host):

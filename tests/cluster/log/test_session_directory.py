@@ -15,7 +15,7 @@ from banksman.errors import HistoryLost
 from banksman.testing.nats_servers import Servers
 
 
-async def test_the_place_behind_all_is_behind_all(
+async def test_read_many_of_no_sessions_returns_the_end_of_a_long_stream(
     nats_one: Servers, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More messages than are looked through for one page."""
@@ -32,7 +32,7 @@ async def test_the_place_behind_all_is_behind_all(
     await log.close()
 
 
-async def test_a_leader_that_is_behind_for_a_moment_does_not_lose_anybodys_place(
+async def test_read_many_keeps_a_position_ahead_of_a_lagging_leader(
     nats_one: Servers, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A front end that has heard of nothing yet, and a client that comes from another: as after a leader was frozen."""

@@ -45,7 +45,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_queues_that_somebody_has_deleted_are_made_anew(nats_one: Servers, tmp_path: Path, prefix: str) -> None:
+async def test_deleted_work_stream_is_recreated_by_placement(nats_one: Servers, tmp_path: Path, prefix: str) -> None:
     async with opened(nats_one, tmp_path, prefix) as front, opened(nats_one, tmp_path, prefix) as host:
         serving = asyncio.create_task(serve(host))
         try:
@@ -58,7 +58,7 @@ async def test_queues_that_somebody_has_deleted_are_made_anew(nats_one: Servers,
 
 
 @pytest.mark.usefixtures("quick")
-async def test_who_only_pulls_makes_deleted_queues_anew(nats_one: Servers, tmp_path: Path, prefix: str) -> None:
+async def test_deleted_work_stream_is_recreated_by_a_pull(nats_one: Servers, tmp_path: Path, prefix: str) -> None:
     async with opened(nats_one, tmp_path, prefix) as front, opened(nats_one, tmp_path, prefix) as host:
         await front.placement.resume("s-1", ["gpu"], 1)
         async with asyncio.timeout(SECONDS_MAX):
@@ -81,7 +81,7 @@ async def refused(servers: Servers, folder: Path, prefix: str, missing: str) -> 
 
 
 @pytest.mark.parametrize("missing", ["events", "records"])
-async def test_a_store_that_has_lost_half_of_itself_is_not_taken_for_an_empty_one(
+async def test_store_missing_a_stream_is_refused_and_not_taken_as_empty(
     missing: str, nats_one: Servers, tmp_path: Path, prefix: str
 ) -> None:
     async with opened(nats_one, tmp_path, prefix) as log:
@@ -102,7 +102,7 @@ async def test_a_store_that_has_lost_half_of_itself_is_not_taken_for_an_empty_on
 
 
 @pytest.mark.parametrize("missing", ["events", "records"])
-async def test_a_first_start_that_was_cut_short_is_no_damage(
+async def test_store_with_an_interrupted_first_start_opens(
     missing: str, nats_one: Servers, tmp_path: Path, prefix: str
 ) -> None:
     """One of the two is made, and nothing is in it, or nothing but what was deleted."""
@@ -120,7 +120,7 @@ async def test_a_first_start_that_was_cut_short_is_no_damage(
         await (await Writer.claim(log)).commit(b"b")
 
 
-async def test_no_session_has_the_id_of_a_host(nats_one: Servers, tmp_path: Path, prefix: str) -> None:
+async def test_claim_and_restore_refuse_session_id_in_host_form(nats_one: Servers, tmp_path: Path, prefix: str) -> None:
     """It would hear what is meant for the host: on the bus both are asked in the same way."""
     async with opened(nats_one, tmp_path, prefix) as log:
         id = f"host:{log.hosts.id}"
@@ -131,9 +131,7 @@ async def test_no_session_has_the_id_of_a_host(nats_one: Servers, tmp_path: Path
         assert log.sessions() == []
 
 
-async def test_no_blob_of_a_session_has_the_name_of_anothers_transcript(
-    nats_one: Servers, tmp_path: Path, prefix: str
-) -> None:
+async def test_blob_of_session_never_collides_with_a_transcript(nats_one: Servers, tmp_path: Path, prefix: str) -> None:
     async with opened(nats_one, tmp_path, prefix) as log, opened(nats_one, tmp_path, prefix) as other:
         writer = await Writer.claim(log, "transcript")
         large = b"x" * (2 << 20)
@@ -150,7 +148,7 @@ async def test_no_blob_of_a_session_has_the_name_of_anothers_transcript(
 
 
 @pytest.mark.parametrize("lease", [4.1, 8.2, 16.9, 32.3])
-async def test_a_lease_with_a_fraction_is_the_same_for_who_comes_second(
+async def test_fractional_lease_is_accepted_by_the_second_host(
     nats_one: Servers, tmp_path: Path, prefix: str, lease: float
 ) -> None:
     """4.1 is a little more than 4.1: cut to whole nanoseconds it was another lease than the one that was asked for."""

@@ -47,7 +47,7 @@ SAID = [
 
 
 @pytest.mark.parametrize(("dialect", "line", "update"), SAID)
-def test_a_delta_is_partial_and_never_whole(dialect: Dialect, line: bytes, update: dict[str, Any]) -> None:
+def test_delta_is_partial_and_never_projected(dialect: Dialect, line: bytes, update: dict[str, Any]) -> None:
     assert dialect.partial(line) == [update]
     assert dialect.project(line) == []
     assert UNKNOWN.partial(line) == [update]
@@ -73,12 +73,12 @@ def test_a_delta_is_partial_and_never_whole(dialect: Dialect, line: bytes, updat
         b'{"jsonrpc":"2.0","method":"session/update","params":{"update":{"sessionUpdate":"agent_message_chunk"}}}',
     ],
 )
-def test_what_is_no_delta_of_the_agents_own_has_nothing_partial(line: bytes) -> None:
+def test_line_without_delta_has_no_partial(line: bytes) -> None:
     for dialect in (CLAUDE, CODEX, Acp(), UNKNOWN):
         assert dialect.partial(line) == []
 
 
-def test_an_event_has_what_is_partial_only_of_what_the_agent_says_now() -> None:
+def test_event_partial_is_only_for_updates() -> None:
     line = delta({"type": "text_delta", "text": "x"})
     project = Project(CLAUDE.project, CLAUDE.partial)
     for kind, told in ((UPDATE, [chunk("agent_message_chunk", "x")]), (SENT, []), (RECITED, [])):
@@ -87,7 +87,7 @@ def test_an_event_has_what_is_partial_only_of_what_the_agent_says_now() -> None:
     assert Event("s", 1, 1, 0.0, None, UPDATE, line, Project(CLAUDE.project)).partial == []
 
 
-def test_in_what_was_recorded_the_partial_texts_are_those_that_a_stream_tells() -> None:
+def test_recorded_partial_texts_equal_streamed_ones() -> None:
     """But for the name of the message, which is in another frame."""
     found = 0
     for name in corpus.NAMES:

@@ -19,7 +19,7 @@ RECORDED: dict[str, Dialect] = {
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_recorded_frames_are_read_as_what_they_are(name: str) -> None:
+def test_recorded_frames_are_recognised_by_dialect(name: str) -> None:
     dialect = RECORDED[name]
     lines = corpus.lines(name)
     assert {dialect_of(line).name for line in lines} == {dialect.name}
@@ -34,6 +34,6 @@ def test_recorded_frames_are_read_as_what_they_are(name: str) -> None:
 
 
 @pytest.mark.parametrize("line", [b"", b"no JSON", b"[]", b"7", b"{", b'{"type":"banksman.spilled"}', b"\xff"])
-def test_what_is_nobodys_frame_is_shown_as_nothing(line: bytes) -> None:
+def test_unrecognised_frame_projects_to_nothing(line: bytes) -> None:
     assert UNKNOWN.project(line) == []
     assert UNKNOWN.projector().project(line) == []

@@ -58,7 +58,7 @@ patterns = st.recursive(repeated | st.sampled_from(ATOMS), grown, max_leaves=6)
 
 @settings(max_examples=sample(600), deadline=None)
 @given(st.sampled_from(["", "", "(?i)", "(?m)", "(?s)", "(?is)"]), patterns, st.text("abAB_1 \n.äZ", max_size=8))
-def test_it_finds_what_python_finds(flags: str, text: str, subject: str) -> None:
+def test_regex_finds_what_python_finds(flags: str, text: str, subject: str) -> None:
     # In a schema `$` is the end of the text alone. None of the atoms has one in a class or behind a backslash.
     text = f"{flags}{text}"
     try:
@@ -69,11 +69,11 @@ def test_it_finds_what_python_finds(flags: str, text: str, subject: str) -> None
 
 
 @pytest.mark.parametrize("text", ["^(a+)+$", "^(a|a)*$", "(a*)*b", "^(([a-z])+.)+[A-Z]([a-z])+$", "(x+x+)+y"])
-def test_what_python_would_never_come_back_from_is_answered(text: str) -> None:
+def test_regex_answers_where_python_backtracks_forever(text: str) -> None:
     assert compiled(text).search("a" * 5000 + "!") is False
 
 
-def test_a_text_that_takes_too_long_cannot_be_judged_and_so_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regex_that_takes_too_long_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regex, "STEPS_MAX", 100)
     with pytest.raises(MatchTooCostly):
         compiled("b").search("a" * 1000)
@@ -99,12 +99,12 @@ def test_a_text_that_takes_too_long_cannot_be_judged_and_so_does_not_fit(monkeyp
         "(?L)a",
     ],
 )
-def test_what_cannot_be_followed_is_refused(text: str) -> None:
+def test_regex_refuses_unsupported_pattern(text: str) -> None:
     with pytest.raises(BadPattern):
         compiled(text)
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regex_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regex, "REMEMBERED_MAX", 8)
     assert not compiled("x[abc]{3}y").search("".join(map(chr, range(0x4E00, 0x4E80))))
 
@@ -125,9 +125,7 @@ class _OtherTree:
 
 
 @pytest.mark.parametrize("parser", [None, _OtherTree(getattr(re, "_parser").parse)], ids=["missing", "changed"])  # noqa: B009
-def test_without_the_private_parser_patterns_are_refused_and_the_rest_works(
-    parser: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_regex_refuses_patterns_without_private_parser(parser: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(re, "_parser", parser)
     for text in ("^unseen$", "unseen+"):
         with pytest.raises(BadPattern):

@@ -97,7 +97,7 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
 
 
 @pytest.mark.parametrize(("given_schema", "fitting", "others"), CASES)
-def test_a_schema_is_held_to(given_schema: Any, fitting: list[Any], others: list[Any]) -> None:
+def test_schema_accepts_fitting_values_only(given_schema: Any, fitting: list[Any], others: list[Any]) -> None:
     check(given_schema)
     assert [fault(value, given_schema) for value in fitting] == [None] * len(fitting)
     assert [value for value in others if fault(value, given_schema) is None] == []
@@ -128,7 +128,7 @@ def test_a_schema_is_held_to(given_schema: Any, fitting: list[Any], others: list
         ("", {"minLength": 1, "type": "integer"}, "must be a whole number, not ''"),
     ],
 )
-def test_a_fault_is_said_with_its_path(value: Any, given_schema: Any, reason: str) -> None:
+def test_fault_names_path_and_reason(value: Any, given_schema: Any, reason: str) -> None:
     check(given_schema)
     assert fault(value, given_schema) == reason
 
@@ -208,14 +208,14 @@ def _chain(length: int) -> Any:
         (_chain(5000), "#/$ref", "at most"),
     ],
 )
-def test_a_schema_that_cannot_be_held_to_is_refused(given_schema: Any, place: str, hint: str) -> None:
+def test_unsupported_schema_is_refused(given_schema: Any, place: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         check(given_schema)
     assert str(caught.value).startswith(place)
     assert hint in caught.value.hint
 
 
-def test_a_schema_as_deep_as_may_be_is_taken() -> None:
+def test_schema_of_maximum_depth_is_accepted() -> None:
     check(_deep_schema(SCHEMA_DEPTH_MAX))
     chain = _chain(SCHEMA_DEPTH_MAX - 1)
     check(chain)
@@ -223,7 +223,7 @@ def test_a_schema_as_deep_as_may_be_is_taken() -> None:
     assert fault(1, chain) == "must be text, not 1"
 
 
-def test_recursion_that_goes_down_in_the_value_is_taken() -> None:
+def test_schema_recursion_into_value_is_accepted() -> None:
     tree: Any = {
         "$defs": {"tree": {"type": "object", "properties": {"both": {"items": {"$ref": "#/$defs/tree"}}}}},
         "$ref": "#/$defs/tree",
@@ -234,13 +234,13 @@ def test_recursion_that_goes_down_in_the_value_is_taken() -> None:
 
 
 # -- hostile values --------------------------------------------------------------------------------------------------
-def test_the_deepest_value_is_checked_and_one_deeper_is_a_fault() -> None:
+def test_value_depth_is_bounded() -> None:
     assert fault(_list(VALUE_DEPTH_MAX), True) is None
     assert fault(_list(VALUE_DEPTH_MAX + 1), True) == f"must not be nested deeper than {VALUE_DEPTH_MAX}"
     assert fault(_list(100_000), {"not": {"const": 1}}) == f"must not be nested deeper than {VALUE_DEPTH_MAX}"
 
 
-def test_the_worst_that_may_be_nested_leaves_the_callers_stack_room() -> None:
+def test_deepest_check_leaves_stack_room() -> None:
     value: Any = {}
     for _ in range(VALUE_DEPTH_MAX - 1):
         value = {"next": value}
@@ -256,7 +256,7 @@ def test_the_worst_that_may_be_nested_leaves_the_callers_stack_room() -> None:
         sys.setrecursionlimit(before)
 
 
-def test_what_nests_beyond_the_bound_is_no_fit_even_under_not() -> None:
+def test_schema_nesting_beyond_bound_is_fault_even_under_not() -> None:
     doubled: Any = {"items": {"$ref": "#"}}
     for _ in range(5):
         doubled = {"allOf": [doubled]}
@@ -276,13 +276,13 @@ DOUBLING: dict[str, Any] = {"anyOf": [_BOTH, dict(_BOTH)]}
 DEEPEST = _list(VALUE_DEPTH_MAX - 1, [])
 
 
-def test_a_schema_that_doubles_with_the_depth_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schema_that_doubles_with_depth_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     check(DOUBLING)
     _set_steps_max(monkeypatch, 10_000)
     assert fault(DEEPEST, DOUBLING) == "cannot be checked in 10000 steps"
 
 
-def test_as_many_parts_as_may_be_are_checked_and_one_more_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_value_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     _set_steps_max(monkeypatch, 100)
     numbers: Any = {"items": {"type": "integer"}}
     assert fault([1] * 99, numbers) is None
@@ -334,9 +334,7 @@ _TWICE.extend([_TWICE, _TWICE])
     # The values are too long to be names.
     ids=["fits", "a step more", "a part more", "objects", "alternatives", "doubling", "itself"],
 )
-def test_the_largest_check_that_may_be_is_bounded_by_its_steps(
-    value: Any, given_schema: Any, reason: str | None
-) -> None:
+def test_largest_check_is_bounded_by_steps(value: Any, given_schema: Any, reason: str | None) -> None:
     # A check holds the loop of every session. Counted and not timed: this many steps, and so many calls for each. Left
     # out are the steps whose own length is the schema's: a comparison with something large, a pattern that tries again.
     assert STEPS_MAX <= 100_000
@@ -356,18 +354,18 @@ def test_the_largest_check_that_may_be_is_bounded_by_its_steps(
         ({"a": {1: 2}}, "a: must have text for its names"),
     ],
 )
-def test_what_json_does_not_have_is_a_fault(value: Any, reason: str) -> None:
+def test_value_outside_json_is_fault(value: Any, reason: str) -> None:
     assert fault(value, True) == reason
 
 
-def test_half_a_surrogate_pair_in_a_value_is_no_trouble_in_the_reason() -> None:
+def test_fault_reason_is_printable_with_lone_surrogates() -> None:
     for found in (fault({"\ud800": "\ud800"}, {"additionalProperties": False}), fault("\ud800", {"const": 1})):
         assert found is not None
         assert found.isprintable()
         assert found.encode()
 
 
-def test_many_numbers_with_one_hash_are_compared_in_no_time() -> None:
+def test_unique_items_with_equal_hashes_are_compared_quickly() -> None:
     # As hashes of numbers these take the square of their count: minutes.
     items = [number * sys.hash_info.modulus for number in range(1, 20_001)]
     assert fault(items, {"uniqueItems": True}) is None
@@ -422,7 +420,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 @given(value=_values, given_schema=_schemas)
-def test_every_value_has_an_answer_in_printable_words(value: Any, given_schema: Any) -> None:
+def test_fault_is_printable_for_every_value(value: Any, given_schema: Any) -> None:
     check(given_schema)
     found = fault(value, given_schema)
     assert found is None or found.isprintable()
@@ -431,7 +429,7 @@ def test_every_value_has_an_answer_in_printable_words(value: Any, given_schema: 
 
 
 @given(value=_values, schemas=st.lists(_schemas, min_size=1, max_size=3))
-def test_the_applicators_count_what_fits(value: Any, schemas: list[Any]) -> None:
+def test_applicators_count_fitting_schemas(value: Any, schemas: list[Any]) -> None:
     fitting = sum(fault(value, each) is None for each in schemas)
     assert (fault(value, {"allOf": schemas}) is None) == (fitting == len(schemas))
     assert (fault(value, {"anyOf": schemas}) is None) == (fitting > 0)
@@ -440,7 +438,7 @@ def test_the_applicators_count_what_fits(value: Any, schemas: list[Any]) -> None
 
 
 @given(one=_values, other=_values)
-def test_equality_is_that_of_json(one: Any, other: Any) -> None:
+def test_equality_follows_json(one: Any, other: Any) -> None:
     assert fault(one, {"const": one}) is None
     assert (fault(one, {"enum": [other]}) is None) == _equal(one, other)
     assert (fault([one, other], {"uniqueItems": True}) is None) != _equal(one, other)
@@ -450,7 +448,7 @@ _numbers = st.integers(-(10**20), 10**20) | st.floats(-1e20, 1e20) | st.decimals
 
 
 @given(number=_numbers, of=_numbers.filter(lambda of: of > 0))
-def test_a_multiple_is_one_of_the_numbers_as_they_are_written(number: float, of: float) -> None:
+def test_multiple_of_uses_written_numbers(number: float, of: float) -> None:
     quotient = Fraction(Decimal(repr(number))) / Fraction(Decimal(repr(of)))
     assert (fault(number, {"multipleOf": of}) is None) == (quotient.denominator == 1)
 
@@ -475,7 +473,7 @@ def _deep(depth: int, width: int) -> list[Any]:
         pytest.param([[1] * 1000] * 101, True, id="leaves of many lists"),
     ],
 )
-def test_what_is_compared_and_what_is_counted_has_its_price(value: object, held_to: object) -> None:
+def test_comparison_and_count_cost_steps(value: object, held_to: object) -> None:
     """Each of these took seconds, and one of them most of a minute, with the loop standing still."""
     calls = 0
 

@@ -492,7 +492,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "a process with a running task is retired for its age",
     idle_process,
     "must_replace",
-    test_idle_process.test_one_that_is_old_serves_on_while_something_runs_in_its_background,
+    test_idle_process.test_old_process_serves_while_background_tasks_run,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def must_replace(state: Session, turn: Turn) -> str | None:
@@ -505,7 +505,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "what the agent waits to hear does not spare it",
     idle_process,
     "_is_idle",
-    partial(test_idle_process.test_what_somebody_needs_is_neither_evicted_nor_idle, "callback"),
+    partial(test_idle_process.test_needed_process_is_neither_evicted_nor_idle, "callback"),
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def is_idle(state: Session) -> bool:
@@ -526,7 +526,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     "idle timer of an earlier rest",
     idle_process,
     "_idle_key",
-    test_idle_process.test_the_timer_of_an_earlier_rest_does_not_end_a_later_one,
+    test_idle_process.test_idle_timer_of_earlier_rest_does_not_end_later_one,
 )
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def idle_key(state: Session) -> str:
@@ -559,7 +559,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "nobody is told that it is idle",
     Transition,
     "do",
-    test_idle_process.test_the_pool_is_told_when_it_listens_and_when_nobody_needs_it,
+    test_idle_process.test_process_reports_ready_and_idle_to_pool,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def do(work: Transition, effect: Effect) -> None:
@@ -573,7 +573,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "a rest has no end",
     idle_process,
     "look",
-    test_idle_process.test_the_pool_is_told_when_it_listens_and_when_nobody_needs_it,
+    test_idle_process.test_process_reports_ready_and_idle_to_pool,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def look(work: Transition) -> None:
@@ -590,7 +590,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "stale process given the next turn",
     idle_process,
     "must_replace",
-    test_settings.test_in_a_turn_the_process_is_replaced_after_it,
+    test_settings.test_unanswered_setting_replaces_process_after_its_turn,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def must_replace(state: Session, turn: Turn) -> str | None:
@@ -603,7 +603,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "what was granted goes to a process that has become stale",
     grants,
     "_write_prompt",
-    test_settings.test_one_that_was_granted_before_does_not_go_to_a_process_that_never_answers,
+    test_settings.test_granted_prompt_moves_to_next_process_when_setting_is_unanswered,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def write_prompt(work: Transition) -> None:
@@ -619,7 +619,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "a schema is not looked at",
     idle_process,
     "must_replace",
-    test_conversation.test_another_schema_is_another_process_and_the_same_one_is_not,
+    test_conversation.test_changed_schema_starts_new_process,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def must_replace(state: Session, turn: Turn) -> str | None:
@@ -633,7 +633,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "one that has saved is kept",
     turn_end,
     "_end_ours",
-    test_idle_process.test_one_that_is_old_is_asked_to_save_and_replaced_after_that,
+    test_idle_process.test_old_process_is_asked_to_save_and_replaced_after,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def end_ours(work: Transition, turn: Turn, *args: Any) -> None:
@@ -647,7 +647,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "the next process is for no conversation",
     Transition,
     "start_process",
-    test_idle_process.test_after_so_long_it_is_let_go_and_the_next_ask_resumes,
+    test_idle_process.test_idle_process_is_retired_and_next_ask_resumes,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def start_process(work: Transition, schema: Any) -> None:
@@ -663,7 +663,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "an age is of no process",
     idle_process,
     "on_old",
-    test_idle_process.test_the_age_of_a_process_that_is_gone_is_nobodys,
+    test_idle_process.test_age_timer_of_dead_process_is_ignored,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def on_old(work: Transition, subject: str) -> None:
@@ -694,7 +694,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     "back-off that keeps nobody back",
     idle_process,
     "count_crash",
-    test_idle_process.test_after_the_first_crash_the_next_is_tried_at_once_and_then_it_takes_longer_and_longer,
+    test_idle_process.test_crashes_back_off_longer_after_the_first,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def count_crash(work: Transition, process: ProcessState) -> None:
@@ -708,7 +708,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "crashes are never forgiven",
     agent_output,
     "_counted",
-    test_idle_process.test_who_asks_while_none_is_started_is_served_after_that,
+    test_idle_process.test_ask_during_backoff_is_served_after_it,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def counted(work: Transition, over: TurnOver) -> TurnOver:
@@ -724,7 +724,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "what we stopped is a crash",
     process_life,
     "lost",
-    test_idle_process.test_a_start_that_fails_counts_and_one_that_we_stopped_does_not,
+    test_idle_process.test_failed_start_counts_as_crash_and_stopped_one_does_not,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def lost(work: Transition, *args: Any, **kwargs: Any) -> None:
@@ -739,7 +739,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "prompt sent while a setting is unanswered",
     grants,
     "_is_free",
-    test_settings.test_no_prompt_is_sent_before_the_answer,
+    test_settings.test_setting_blocks_prompts_until_answered,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def is_free(state: Session) -> bool:
@@ -768,7 +768,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     "one that did not answer is kept",
     settings,
     "expire",
-    test_settings.test_an_agent_that_does_not_answer_is_replaced_by_one_that_has_it,
+    test_settings.test_unanswered_setting_replaces_process,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def expire(work: Transition, request: str) -> None:
@@ -782,7 +782,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "a setting that was refused is had",
     settings,
     "on_reply",
-    test_settings.test_an_agent_that_refuses_is_believed_and_keeps_what_it_has,
+    test_settings.test_setting_refused_by_agent_is_dropped,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def on_reply(work: Transition, reply: Replied) -> None:
@@ -818,7 +818,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return name
 
 
-_lost = test_questions.test_a_name_that_the_log_has_lost_is_never_given_again
+_lost = test_questions.test_question_name_lost_by_log_is_never_reused
 
 
 @_mutant("a question has the name of one that the log lost", questioning, "_name", partial(_lost, "the log fails"))
@@ -842,7 +842,12 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return forget
 
 
-@_mutant("a question outlives its process", questioning, "forget_all", test_questions.test_so_does_one_in_no_turn)
+@_mutant(
+    "a question outlives its process",
+    questioning,
+    "forget_all",
+    test_questions.test_question_outside_turns_ends_with_its_process,
+)
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def forget_all(work: Transition) -> None:
         pass
@@ -854,7 +859,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     "a late callback answer of an old process",
     questioning,
     "forget_all",
-    test_questions.test_a_callback_of_a_process_that_is_gone_is_closed_and_answers_nobody,
+    test_questions.test_callback_of_dead_process_is_closed_and_its_answer_dropped,
 )
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def forget_all(work: Transition) -> None:
@@ -868,7 +873,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     "what nobody answers is allowed",
     questioning,
     "expire",
-    partial(test_questions.test_one_that_nobody_answers_in_time_has_the_default_answer, "deny"),
+    partial(test_questions.test_question_gets_default_answer_when_it_expires, "deny"),
 )
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def expire(work: Transition, id: str) -> None:
@@ -882,7 +887,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     "what a rule decided is asked all the same",
     questioning,
     "_verdict",
-    partial(test_questions.test_a_rule_answers_a_permission, (("Bash", Verdict.DENY),), (), "A q deny: a rule says no"),
+    partial(test_questions.test_rule_answers_permission, (("Bash", Verdict.DENY),), (), "A q deny: a rule says no"),
 )
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def verdict(work: Transition, asked: Any, speaking: Turn | None) -> None:
@@ -896,7 +901,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     permissions,
     "verdict",
     partial(
-        test_questions.test_a_ruling_is_answered_at_once_and_asks_nobody,
+        test_questions.test_ruling_is_answered_at_once_without_question,
         (("*", Verdict.ALLOW),),
         (("Bash", Verdict.DENY),),
         "deny",
@@ -913,7 +918,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "a denial that interrupts only denies",
     asks,
     "answer",
-    test_questions.test_a_denial_that_interrupts_ends_the_turn_by_its_boundary,
+    test_questions.test_denial_with_interrupt_ends_turn_by_boundary,
 )
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def answer(work: Transition, fact: Any) -> None:
@@ -926,7 +931,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     "a denial that interrupts stops whoever speaks",
     asks,
     "answer",
-    test_questions.test_such_a_denial_of_a_question_that_is_over_stops_nobody,
+    test_questions.test_interrupting_denial_of_answered_question_is_ignored,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def answer(work: Transition, fact: Any) -> None:
@@ -942,7 +947,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "conversation re-learnt after overflow",
     agent_output,
     "_know_conversation",
-    test_conversation.test_what_the_old_process_still_calls_it_is_not_learnt_again,
+    test_conversation.test_retired_conversation_name_is_not_learnt_again,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def know_conversation(work: Transition, conversation: str) -> None:
@@ -956,7 +961,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "an overflow is only an error",
     agent_output,
     "_notice_overflow",
-    test_conversation.test_a_small_prompt_that_is_too_much_ends_the_conversation_at_once,
+    test_conversation.test_overflow_of_small_prompt_ends_conversation_at_once,
 )
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def notice_overflow(work: Transition, over: TurnOver) -> None:
@@ -969,7 +974,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     "any overflow ends the conversation",
     agent_output,
     "_notice_overflow",
-    partial(test_conversation.test_a_large_prompt_is_to_blame_itself_the_first_time, True),
+    partial(test_conversation.test_overflow_of_large_prompt_is_forgiven_once, True),
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def notice_overflow(work: Transition, over: TurnOver) -> None:
@@ -983,7 +988,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "a turn costs all that went before it",
     agent_output,
     "_counted",
-    test_conversation.test_a_turn_costs_what_the_conversation_has_cost_more_since_the_last_one,
+    test_conversation.test_turn_cost_is_growth_of_conversation_total,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def counted(work: Transition, over: TurnOver) -> TurnOver:
@@ -996,7 +1001,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "whoever comes after follows into another's conversation",
     process_life,
     "lose_conversation",
-    partial(test_conversation.test_the_next_process_does_not_resume_what_another_session_drives, None),
+    partial(test_conversation.test_next_process_does_not_resume_conversation_of_another_session, None),
 )
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def lose_conversation(work: Transition, error: Any, held: str | None) -> None:
@@ -1010,7 +1015,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     "a tool is not watched",
     agent_output,
     "_use_tools",
-    test_watchdogs_session.test_while_a_tool_runs_its_own_clock_runs_and_silence_is_no_fault,
+    test_watchdogs_session.test_running_tool_runs_only_its_own_clock,
 )
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def use_tools(work: Transition, **calls: Any) -> None:
@@ -1023,7 +1028,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     "thinking is progress",
     watchdogs,
     "wind",
-    partial(test_watchdogs_session.test_thought_is_life_and_no_progress, Thought(), "progress"),
+    partial(test_watchdogs_session.test_thought_winds_bytes_clock_and_not_progress, Thought(), "progress"),
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def wind(them: Any, at: float, *names: ClockName) -> Any:
@@ -1033,8 +1038,8 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- a host that has died ----------------------------------------------------------------------------------------------
-_dies = test_crash_recovery.test_a_host_that_dies_at_any_moment_costs_no_guarantee
-_settles = test_crash_recovery.test_wherever_the_log_ends_what_had_begun_is_unknown_and_what_had_not_waits
+_dies = test_crash_recovery.test_host_crash_at_any_point_keeps_every_guarantee
+_settles = test_crash_recovery.test_log_cut_anywhere_leaves_begun_turns_unknown_and_others_queued
 
 
 @_mutant("only the first of a turn is unknown", crash_recovery, "settle", partial(_dies, "collected"))
@@ -1124,7 +1129,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     "it leaves before it has accepted",
     shutdown,
     "_may_go",
-    test_shutdown_drain.test_it_has_not_left_before_who_asked_last_knows_that_it_was_accepted,
+    test_shutdown_drain.test_leave_waits_until_last_ask_is_acknowledged,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def may_go(state: Session) -> bool:
@@ -1177,7 +1182,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return leave
 
 
-@_mutant("a deadline is not kept", shutdown, "hurry", test_shutdown_drain.test_of_several_deadlines_the_first_counts)
+@_mutant("a deadline is not kept", shutdown, "hurry", test_shutdown_drain.test_leave_uses_earliest_of_several_deadlines)
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def nothing(work: Transition) -> None:
         pass
@@ -1186,7 +1191,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- what a log folds to, and snapshots of it --------------------------------------------------------------------------
-_snapshot = test_history.test_from_a_snapshot_at_any_event_it_is_the_same_as_from_the_first_one
+_snapshot = test_history.test_history_from_any_snapshot_equals_history_from_start
 
 
 def _forgets(name: str, history: str, **members: Any) -> None:
@@ -1226,7 +1231,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return encode
 
 
-@_mutant("the first keys are remembered", pasts, "_fold", test_history.test_the_last_keys_are_remembered_and_no_more)
+@_mutant("the first keys are remembered", pasts, "_fold", test_history.test_history_keys_are_bounded)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def fold(past: SessionHistory, event: Event) -> SessionHistory:
         after = right(past, event)

@@ -26,7 +26,7 @@ def _bounded() -> Talk:
     return talk
 
 
-def test_the_turn_is_over_when_it_was_quiet_for_so_long() -> None:
+def test_turn_ends_after_quiet_time() -> None:
     talk = _bounded()
     assert not talk.kinds
     talk.wait(0.05)
@@ -35,7 +35,7 @@ def test_the_turn_is_over_when_it_was_quiet_for_so_long() -> None:
     assert talk.kinds == {"a": Kind.DONE}
 
 
-def test_what_comes_meanwhile_is_the_turns_and_begins_the_wait_anew() -> None:
+def test_update_in_quiet_time_belongs_to_turn_and_restarts_wait() -> None:
     talk = _bounded()
     talk.wait(0.09)
     heard = talk.hear(b"text")
@@ -46,7 +46,7 @@ def test_what_comes_meanwhile_is_the_turns_and_begins_the_wait_anew() -> None:
     assert talk.kinds == {"a": Kind.DONE}
 
 
-def test_nobody_talks_for_ever() -> None:
+def test_quiet_time_is_bounded() -> None:
     talk = _bounded()
     for _ in range(QUIET_TIMES_MAX * 2 + 2):
         talk.wait(0.05)
@@ -54,13 +54,13 @@ def test_nobody_talks_for_ever() -> None:
     assert talk.kinds == {"a": Kind.DONE}
 
 
-def test_the_next_prompt_waits_for_the_quiet() -> None:
+def test_next_prompt_waits_for_quiet_time() -> None:
     talk = _bounded()
     assert not sent(talk.ask(B))
     assert sent(talk.wait(0.1)) == [b"P b0000\n"]
 
 
-def test_who_interrupts_in_the_quiet_came_too_late() -> None:
+def test_interrupt_in_quiet_time_is_too_late() -> None:
     talk = _bounded()
     talk.tell(InterruptAsked(talk.at, "a", "stop"))
     assert not [data for data in sent(talk.effects) if data.startswith(b"I")]

@@ -58,7 +58,7 @@ _does = st.lists(
 
 
 @given(does=_does)
-def test_it_chooses_as_a_sorted_list_would(does: list[tuple[str, int, int]]) -> None:
+def test_queue_chooses_as_sorted_list_would(does: list[tuple[str, int, int]]) -> None:
     queue: Queue = ()
     naive = Naive()
     for count, (what, priority, index) in enumerate(does):
@@ -87,7 +87,7 @@ def test_it_chooses_as_a_sorted_list_would(does: list[tuple[str, int, int]]) -> 
 
 
 @given(ats=st.lists(st.tuples(st.sampled_from(PRIORITIES), st.floats(0, 600)), min_size=1, max_size=12))
-def test_age_lifts_by_one_class_and_no_more(ats: list[tuple[int, float]]) -> None:
+def test_queue_age_lifts_by_one_class_only(ats: list[tuple[int, float]]) -> None:
     ats.sort(key=lambda pair: pair[1])
     queue = tuple(_turn(f"t{i}", priority, at=at) for i, (priority, at) in enumerate(ats))
     now = 600.0
@@ -96,7 +96,7 @@ def test_age_lifts_by_one_class_and_no_more(ats: list[tuple[int, float]]) -> Non
     assert _choose(queue, at=now) == f"t{standings.index(max(standings))}"
 
 
-def test_age_preempts_nobody_and_who_was_chosen_for_it_is_not_stopped_by_those_it_passed() -> None:
+def test_queue_age_preempts_nobody_and_protects_aged_turn() -> None:
     running = replace(_turn("aged", BACKGROUND), phase=TurnPhase.RUNNING, standing=NORMAL, granted_at=400.0)
     assert not ask_queue.displaces(_turn("passed", NORMAL, at=399.0), running)
     assert ask_queue.displaces(_turn("newcomer", NORMAL, at=401.0), running)
@@ -105,7 +105,7 @@ def test_age_preempts_nobody_and_who_was_chosen_for_it_is_not_stopped_by_those_i
 
 
 @given(priority=st.integers(-5, 30), running=st.integers(-5, 30))
-def test_background_stops_nobody_and_nobody_stops_the_more_urgent(priority: int, running: int) -> None:
+def test_background_preempts_nobody_and_nobody_stops_more_urgent(priority: int, running: int) -> None:
     if ask_queue.preempts(priority, running):
         assert priority > running
         assert priority > BACKGROUND
@@ -115,7 +115,7 @@ def test_background_stops_nobody_and_nobody_stops_the_more_urgent(priority: int,
         assert priority > BACKGROUND
 
 
-def test_a_hold_lets_its_own_and_the_more_urgent_pass() -> None:
+def test_hold_admits_its_own_and_more_urgent_asks() -> None:
     hold = Hold("h", NORMAL, 0.0)
     queue: tuple[Waiting, ...] = (_turn("equal", NORMAL), _turn("low", BACKGROUND), _turn("own", NORMAL, hold="h"))
     assert _choose(queue, hold=hold) == "own"
@@ -126,13 +126,13 @@ def test_a_hold_lets_its_own_and_the_more_urgent_pass() -> None:
     assert _choose(queue[:2], at=1e6, hold=hold) is None
 
 
-def test_a_window_that_is_open_is_not_ready() -> None:
+def test_queue_skips_ask_with_open_collect_window() -> None:
     queue = (_turn("c", INTERACTIVE, on_busy="collect"), _turn("n", NORMAL))
     assert _choose(queue, collecting=("c",)) == "n"
     assert _choose(queue) == "c"
 
 
-def test_only_the_like_are_collected() -> None:
+def test_queue_collects_only_like_asks() -> None:
     queue = (_turn("c", NORMAL, on_busy="collect"), _turn("h", NORMAL, on_busy="collect", hold="h"), _turn("n", NORMAL))
     ask = queue[0].ask
     assert ask is not None
@@ -150,14 +150,14 @@ def test_only_the_like_are_collected() -> None:
     assert found.id == "c"
 
 
-def test_a_move_stays_in_its_class_and_names_turns_only() -> None:
+def test_queue_move_stays_in_class_and_applies_to_turns_only() -> None:
     queue: Queue = (_turn("a", NORMAL), Hold("h", NORMAL, 0.0), _turn("b", NORMAL), _turn("u", INTERACTIVE))
     assert [waiting.id for waiting in ask_queue.move(queue, "b", "a")] == ["b", "a", "h", "u"]
     for id, before in (("b", "u"), ("b", "h"), ("h", "a"), ("x", None), ("a", "a")):
         assert ask_queue.move(queue, id, before) == queue
 
 
-def test_who_gives_way_is_the_last_of_the_lowest_class_below() -> None:
+def test_queue_drops_last_of_lowest_class_below() -> None:
     queue = (_turn("low1", BACKGROUND), _turn("n", NORMAL), _turn("low2", BACKGROUND))
     gives_way = ask_queue.dispensable(queue, NORMAL)
     assert gives_way is not None
@@ -165,11 +165,11 @@ def test_who_gives_way_is_the_last_of_the_lowest_class_below() -> None:
     assert ask_queue.dispensable(queue, BACKGROUND) is None
 
 
-def test_the_class_above_the_named_ones_is_the_next_number() -> None:
+def test_class_above_is_next_number_past_named_classes() -> None:
     assert [ask_queue.class_above(p) for p in (BACKGROUND, 5, NORMAL, INTERACTIVE, 40)] == [NORMAL, NORMAL, 20, 21, 41]
 
 
-def test_who_comes_back_when_preempted_is_not_collected_with_who_does_not() -> None:
+def test_queue_does_not_collect_asks_with_different_on_preempt() -> None:
     first = Ask(id="a", ref="a0000", prompt="a", priority=NORMAL, on_busy="collect")
     other = Ask(id="b", ref="b0000", prompt="b", priority=NORMAL, on_busy="collect", on_preempt="requeue")
     assert ask_queue.leader((queued(first),), replace(other, on_preempt="end")) is not None

@@ -39,7 +39,7 @@ def stopped(effects: list[Effect]) -> bool:
 
 
 # -- what it costs ---------------------------------------------------------------------------------------------------
-def test_a_turn_costs_what_the_conversation_has_cost_more_since_the_last_one() -> None:
+def test_turn_cost_is_growth_of_conversation_total() -> None:
     talk = Talk(TELLING)
     talk.serve(A, spent=1.0)
     talk.serve(B, spent=1.5)
@@ -51,21 +51,21 @@ def test_a_turn_costs_what_the_conversation_has_cost_more_since_the_last_one() -
     assert [body["spent"] for body in talk.logged(kinds.TURN_ENDED)] == [1.0, 1.5, 1.5, 1.5]
 
 
-def test_what_the_agent_says_of_the_turn_itself_counts() -> None:
+def test_turn_cost_prefers_figure_of_agent() -> None:
     talk = Talk(TELLING)
     talk.serve(A, spent=1.0, cost=0.25)
     talk.serve(B, spent=3.0)
     assert costs(talk) == {"a": 0.25, "b": 2.0}
 
 
-def test_a_turn_of_a_conversation_that_began_before_us_has_an_unknown_cost_and_the_next_does_not() -> None:
+def test_turn_cost_is_unknown_for_first_turn_of_adopted_conversation() -> None:
     talk = Talk(state=Session(config=TELLING, conversation="old", spent=None))
     talk.serve(A, spent=7.0)
     talk.serve(B, spent=8.0)
     assert costs(talk) == {"a": None, "b": 1.0}
 
 
-def test_a_total_that_went_back_began_anew() -> None:
+def test_turn_cost_restarts_when_total_went_back() -> None:
     """After a kill the agent counts from what it had last written down, or from nothing."""
     talk = Talk(TELLING)
     talk.serve(A, spent=2.0)
@@ -76,7 +76,7 @@ def test_a_total_that_went_back_began_anew() -> None:
     assert costs(talk)["c"] == 0.25
 
 
-def test_the_total_goes_on_through_a_resume() -> None:
+def test_turn_cost_continues_through_resume() -> None:
     talk = Talk(TELLING)
     talk.serve(A, spent=2.0)
     talk.die(code=1)
@@ -84,7 +84,7 @@ def test_the_total_goes_on_through_a_resume() -> None:
     assert costs(talk)["b"] == 0.5
 
 
-def test_what_the_agent_did_by_itself_is_no_askers_cost() -> None:
+def test_turn_cost_excludes_agent_initiated_turn() -> None:
     talk = Talk(TELLING)
     talk.serve(A, spent=1.0)
     talk.mean(TurnOpened(origin="task", can_interrupt=True), TurnOver(origin="task", spent=4.0))
@@ -92,7 +92,7 @@ def test_what_the_agent_did_by_itself_is_no_askers_cost() -> None:
     assert costs(talk) == {"a": 1.0, "b": 0.5}
 
 
-def test_what_all_of_it_has_cost_is_known_as_far_as_it_was_told() -> None:
+def test_session_cost_sums_what_was_reported() -> None:
     talk = Talk(TELLING)
     talk.serve(A)
     assert talk.state.cost is None
@@ -109,7 +109,7 @@ def test_what_all_of_it_has_cost_is_known_as_far_as_it_was_told() -> None:
 
 
 # -- when it is at its end -------------------------------------------------------------------------------------------
-def test_a_small_prompt_that_is_too_much_ends_the_conversation_at_once() -> None:
+def test_overflow_of_small_prompt_ends_conversation_at_once() -> None:
     talk = Talk(TELLING)
     talk.serve(A, spent=3.0)
     assert talk.state.conversation == "talk"
@@ -133,7 +133,7 @@ def test_a_small_prompt_that_is_too_much_ends_the_conversation_at_once() -> None
     assert costs(talk)["c"] == 0.5
 
 
-def test_what_the_old_process_still_calls_it_is_not_learnt_again() -> None:
+def test_retired_conversation_name_is_not_learnt_again() -> None:
     talk = Talk(TELLING)
     talk.ask(A)
     talk.begin()
@@ -148,7 +148,7 @@ def test_what_the_old_process_still_calls_it_is_not_learnt_again() -> None:
 
 
 @pytest.mark.parametrize("is_text", [True, False])
-def test_a_large_prompt_is_to_blame_itself_the_first_time(is_text: bool) -> None:
+def test_overflow_of_large_prompt_is_forgiven_once(is_text: bool) -> None:
     text = "x" * LARGE_PROMPT_CHARACTERS
     prompt = text if is_text else [{"type": "text", "text": text}]
     talk = Talk(TELLING)
@@ -165,13 +165,13 @@ def test_a_large_prompt_is_to_blame_itself_the_first_time(is_text: bool) -> None
     assert stopped(effects)
 
 
-def test_a_prompt_just_below_is_a_small_one() -> None:
+def test_prompt_just_below_limit_counts_as_small() -> None:
     talk = Talk(TELLING)
     talk.serve(replace(A, prompt="x" * (LARGE_PROMPT_CHARACTERS - 1)), **TOO_LONG)
     assert talk.state.conversation is None
 
 
-def test_between_two_a_turn_that_went_well_forgives_and_another_error_does_not() -> None:
+def test_overflow_is_forgiven_after_success_and_not_after_error() -> None:
     large = "x" * LARGE_PROMPT_CHARACTERS
     forgiven = Talk(TELLING)
     forgiven.serve(replace(A, prompt=large), **TOO_LONG)
@@ -190,7 +190,7 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 EXACT = replace(A, schema=SCHEMA)
 
 
-def test_a_process_is_told_the_schema_at_its_start_and_the_answer_is_held_to_it() -> None:
+def test_schema_is_sent_at_start_and_answer_is_checked() -> None:
     talk = Talk(TELLING)
     talk.ask(EXACT)
     started = talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
@@ -203,7 +203,7 @@ def test_a_process_is_told_the_schema_at_its_start_and_the_answer_is_held_to_it(
 
 
 @pytest.mark.parametrize("structured", [None, {"n": "one"}, {}])
-def test_an_answer_that_does_not_fit_fails_the_turn(structured: Any) -> None:
+def test_unfitting_answer_fails_turn(structured: Any) -> None:
     talk = Talk(TELLING)
     talk.serve(EXACT, structured=structured, text="in words")
     outcome = talk.outcomes["a"]
@@ -215,7 +215,7 @@ def test_an_answer_that_does_not_fit_fails_the_turn(structured: Any) -> None:
     assert outcome.structured is None
 
 
-def test_another_schema_is_another_process_and_the_same_one_is_not() -> None:
+def test_changed_schema_starts_new_process() -> None:
     talk = Talk(TELLING)
     talk.serve(A)
     # The first process was not told.
@@ -235,7 +235,7 @@ def test_another_schema_is_another_process_and_the_same_one_is_not() -> None:
     assert [body["reason"] for body in talk.logged(kinds.PROCESS_RETIRED)] == ["schema", "schema"]
 
 
-def test_the_process_is_started_for_the_one_that_is_served_first() -> None:
+def test_process_is_started_for_ask_served_first() -> None:
     talk = Talk(TELLING)
     talk.ask(A)
     talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
@@ -251,7 +251,7 @@ def test_the_process_is_started_for_the_one_that_is_served_first() -> None:
 
 
 # -- where it began --------------------------------------------------------------------------------------------------
-def test_a_fork_begins_as_a_copy_and_is_its_own_from_then_on() -> None:
+def test_fork_begins_as_copy_and_becomes_its_own() -> None:
     talk = Talk(state=Session(config=TELLING, fork_of="theirs", spent=None))
     talk.ask(A)
     assert talk.starts == [StartProcess(1, "theirs", forks=True)]
@@ -270,7 +270,7 @@ def test_a_fork_begins_as_a_copy_and_is_its_own_from_then_on() -> None:
     assert costs(talk)["c"] == 0.5
 
 
-def test_a_fork_of_what_is_not_there_any_more_begins_with_nothing() -> None:
+def test_fork_of_missing_conversation_begins_with_nothing() -> None:
     talk = Talk(state=Session(config=TELLING, fork_of="theirs", spent=None))
     talk.ask(A)
     talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
@@ -283,7 +283,7 @@ def test_a_fork_of_what_is_not_there_any_more_begins_with_nothing() -> None:
 
 
 @pytest.mark.parametrize("how", ["conversation", "fork_of"])
-def test_one_that_was_begun_elsewhere_and_is_not_known_fails_who_wanted_to_go_on_with_it(how: str) -> None:
+def test_unknown_adopted_conversation_fails_its_ask(how: str) -> None:
     first = Session(config=TELLING, spent=None, is_adopted=True)
     talk = Talk(
         state=replace(first, conversation="theirs") if how == "conversation" else replace(first, fork_of="theirs")
@@ -299,7 +299,7 @@ def test_one_that_was_begun_elsewhere_and_is_not_known_fails_who_wanted_to_go_on
     assert of(StartProcess, talk.ask(B)) == [StartProcess(2, None)]
 
 
-def test_once_the_agent_has_shown_that_it_knows_it_it_is_one_like_any_other() -> None:
+def test_adopted_conversation_is_ordinary_once_agent_has_used_it() -> None:
     talk = Talk(state=Session(config=TELLING, conversation="talk", spent=None, is_adopted=True))
     talk.serve(A)
     talk.die(code=1)
@@ -310,7 +310,7 @@ def test_once_the_agent_has_shown_that_it_knows_it_it_is_one_like_any_other() ->
     assert talk.kinds == {"a": Kind.DONE}
 
 
-def test_a_conversation_that_another_session_drives_ends_the_process_and_fails_the_turn() -> None:
+def test_conversation_driven_by_another_session_fails_turn_and_ends_process() -> None:
     talk = Talk(TELLING)
     talk.ask(A)
     talk.begin()
@@ -323,7 +323,7 @@ def test_a_conversation_that_another_session_drives_ends_the_process_and_fails_t
 
 
 @pytest.mark.parametrize("held", [None, "ours"])
-def test_the_next_process_does_not_resume_what_another_session_drives(held: str | None) -> None:
+def test_next_process_does_not_resume_conversation_of_another_session(held: str | None) -> None:
     talk = Talk(state=Session(config=TELLING, conversation=held))
     talk.ask(A)
     talk.begin()
@@ -338,7 +338,7 @@ def test_the_next_process_does_not_resume_what_another_session_drives(held: str 
     assert of(HoldConversation, talk.opens("b0000")) == [HoldConversation("talk")]
 
 
-def test_a_fork_that_comes_into_anothers_conversation_is_forked_again() -> None:
+def test_fork_that_enters_conversation_of_another_session_is_forked_again() -> None:
     talk = Talk(state=Session(config=TELLING, fork_of="theirs", spent=None))
     talk.ask(A)
     talk.begin()
@@ -349,7 +349,7 @@ def test_a_fork_that_comes_into_anothers_conversation_is_forked_again() -> None:
     assert of(StartProcess, talk.ask(B)) == [StartProcess(2, "theirs", forks=True)]
 
 
-def test_a_process_that_is_gone_takes_no_conversation_away() -> None:
+def test_late_conversation_loss_of_dead_process_is_ignored() -> None:
     talk = Talk(TELLING)
     talk.serve(A)
     talk.die(code=1)

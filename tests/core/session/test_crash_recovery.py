@@ -101,7 +101,7 @@ def check_settled(past: SessionHistory, before: Ledger) -> list[Entry]:
 
 
 @pytest.mark.parametrize("name", one_in(8, histories.NAMES))
-def test_wherever_the_log_ends_what_had_begun_is_unknown_and_what_had_not_waits(name: str) -> None:
+def test_log_cut_anywhere_leaves_begun_turns_unknown_and_others_queued(name: str) -> None:
     one = history(name)
     past, before = pasts.beginning(one.config), Ledger()
     check_settled(past, before)
@@ -111,7 +111,7 @@ def test_wherever_the_log_ends_what_had_begun_is_unknown_and_what_had_not_waits(
         assert check_settled(past, before) == check_settled(pasts.decode(pasts.encode(past), one.config), before)
 
 
-def test_what_was_swept_is_told_even_if_nothing_was_open() -> None:
+def test_settle_logs_swept_processes_without_open_turns() -> None:
     past = pasts.beginning(histories.TELLING)
     [recovered] = crash_recovery.settle(past, swept=["sleep 60"])
     assert recovered[1] == kinds.SESSION_RECOVERED
@@ -119,7 +119,7 @@ def test_what_was_swept_is_told_even_if_nothing_was_open() -> None:
     assert crash_recovery.settle(past) == []
 
 
-def test_a_question_of_a_turn_that_is_over_is_answered_in_nobodys_turn() -> None:
+def test_settle_answers_question_of_ended_turn_outside_any_turn() -> None:
     """It was of a task in the background. An event of a turn that has ended would come after its end."""
     one = history("asked and added")
     settled = check_settled(pasts.fold(pasts.beginning(one.config), one.entries), read(Ledger(), one.entries))
@@ -129,7 +129,7 @@ def test_a_question_of_a_turn_that_is_over_is_answered_in_nobodys_turn() -> None
     assert answered == {"q1": None, "q2": None, "q3": "s"}
 
 
-def test_what_had_a_secret_in_it_is_refused_and_those_with_it_wait() -> None:
+def test_settle_refuses_redacted_ask_and_keeps_others_queued() -> None:
     """The log does not keep it, and what is left of the prompt is not what was asked for."""
     talk = histories.open_talk()
     talk.serve(ask("a", NORMAL), spent=1.5, cost=1.0)
@@ -184,7 +184,7 @@ def same_place(past: SessionHistory) -> SessionHistory:
 
 
 @pytest.mark.parametrize("name", one_in(8, histories.TOYS))
-def test_the_next_host_serves_what_waited_in_its_order_and_each_of_it_once(name: str) -> None:
+def test_next_host_serves_queue_in_order_and_once(name: str) -> None:
     one = history(name)
     before, last = Ledger(), None
     for number, past in one.borders():
@@ -241,7 +241,7 @@ SMALL = ("a log that fails", "an own turn", "a question")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in SMALL else thorough) for name in CRASHES])
-def test_a_host_that_dies_at_any_moment_costs_no_guarantee(name: str) -> None:
+def test_host_crash_at_any_point_keeps_every_guarantee(name: str) -> None:
     found = exploration.assert_holds(CRASHES[name])
     assert found.is_whole
     assert found.terminals > 0

@@ -56,7 +56,7 @@ def written(past: SessionHistory) -> SessionHistory:
 
 # -- from a snapshot as from the first event --------------------------------------------------------------------------
 @pytest.mark.parametrize("name", one_in(8, histories.NAMES))
-def test_from_a_snapshot_at_any_event_it_is_the_same_as_from_the_first_one(name: str) -> None:
+def test_history_from_any_snapshot_equals_history_from_start(name: str) -> None:
     one = history(name)
     entries = one.entries
     whole = pasts.fold(pasts.beginning(one.config), entries)
@@ -68,14 +68,14 @@ def test_from_a_snapshot_at_any_event_it_is_the_same_as_from_the_first_one(name:
         assert pasts.fold(snapshot, entries[cut:]) == whole, f"at {cut}"
 
 
-def test_events_fold_as_the_entries_that_they_were() -> None:
+def test_history_folds_events_like_entries() -> None:
     one = history("costs and settings")
     events = [Event("s", 3, seq, 1.5, *one) for seq, one in enumerate(one.entries, 1)]
     assert pasts.fold_events(pasts.beginning(one.config), events) == prefixes(one)[-1]
 
 
 @pytest.mark.parametrize("name", one_in(8, histories.TOYS))
-def test_the_log_says_at_every_moment_what_the_session_is(name: str) -> None:
+def test_history_matches_live_session_at_every_event(name: str) -> None:
     """The exploration shows it of the turns, in every order. Here is the rest, and what its worlds have not."""
     one = history(name)
     borders = dict(one.borders())
@@ -88,7 +88,7 @@ def test_the_log_says_at_every_moment_what_the_session_is(name: str) -> None:
         assert (past.session.mode is Mode.CLOSED) == (live.mode is Mode.CLOSED)
 
 
-def test_all_that_folding_can_change_is_in_the_snapshot() -> None:
+def test_snapshot_has_every_member_that_folding_changes() -> None:
     """A member that a later fold changes, and that nobody saves, is found here: its value would be lost."""
     fresh = Session(config=TELLING)
     members = set(Session.__struct_fields__) - {"config"}
@@ -106,7 +106,7 @@ def test_all_that_folding_can_change_is_in_the_snapshot() -> None:
     assert changed - {"process", "committed"} == SAVED - of_past - {"version", "processes"}
 
 
-def test_the_corpus_has_every_kind_that_is_folded() -> None:
+def test_histories_contain_every_folded_kind() -> None:
     told = {kind for name in histories.TOYS for _, kind, _ in history(name).entries}
     source = inspect.getsource(pasts) + inspect.getsource(replay)
     folded = {
@@ -121,7 +121,7 @@ def test_the_corpus_has_every_kind_that_is_folded() -> None:
 # -- what is folded ----------------------------------------------------------------------------------------------------
 @pytest.mark.thorough
 @given(st.lists(st.tuples(st.none() | st.text(max_size=3), st.sampled_from([kinds.UPDATE, kinds.SENT]), st.binary())))
-def test_frames_are_counted_and_not_looked_into(frames: list[Entry]) -> None:
+def test_history_counts_frames_without_reading_them(frames: list[Entry]) -> None:
     """Nearly all of a log is frames, and an agent may say what is no JSON."""
     past = pasts.fold(pasts.beginning(CONFIG), [queued("a"), *frames, (None, kinds.SENT, b"\xff{"), queued("b", "k")])
     assert past.session.head == past.session.committed == len(frames) + 3
@@ -129,7 +129,7 @@ def test_frames_are_counted_and_not_looked_into(frames: list[Entry]) -> None:
     assert replace(past.session, head=0, committed=0, queue=()) == Session(config=CONFIG)
 
 
-def test_the_last_keys_are_remembered_and_no_more() -> None:
+def test_history_keys_are_bounded() -> None:
     past = pasts.fold(pasts.beginning(CONFIG), [queued(f"t{n}", f"k{n}") for n in range(KEYS_MAX)])
     assert len(past.keys) == KEYS_MAX
     assert past.keys[0] == IdempotencyKey("k0", "t0", 0)
@@ -141,7 +141,7 @@ def test_the_last_keys_are_remembered_and_no_more() -> None:
     assert written(past).keys == past.keys
 
 
-def test_a_turn_with_a_key_does_not_copy_the_keys_of_the_turns_before_it() -> None:
+def test_history_does_not_copy_keys_for_each_turn() -> None:
     past = pasts.beginning(CONFIG)
     lists: set[int] = set()
     kept: list[SessionHistory] = []
@@ -159,7 +159,7 @@ def test_a_turn_with_a_key_does_not_copy_the_keys_of_the_turns_before_it() -> No
     assert [key.key for key in kept[5].keys] == [f"k{number}" for number in range(6)]
 
 
-def test_two_that_go_on_from_the_same_keys_do_not_see_each_other() -> None:
+def test_histories_with_shared_keys_are_independent() -> None:
     past = pasts.fold(pasts.beginning(CONFIG), [queued("a", "ka"), queued("b", "kb")])
     one, two = (
         pasts.fold(past, [entry(turn, kinds.TURN_ENDED, outcome="done", spent=None, cost=None, cost_in_all=None)])
@@ -171,7 +171,7 @@ def test_two_that_go_on_from_the_same_keys_do_not_see_each_other() -> None:
     assert all(written(each).keys == each.keys for each in (past, one, two))
 
 
-def test_a_question_that_a_turn_leaves_behind_is_no_longer_the_turns() -> None:
+def test_question_outlives_its_turn_without_a_turn() -> None:
     talk = open_talk()
     talk.ask(ask("a", NORMAL))
     talk.begin()
@@ -189,7 +189,7 @@ def test_a_question_that_a_turn_leaves_behind_is_no_longer_the_turns() -> None:
     assert questions() == []
 
 
-def test_no_question_outlives_a_log_that_was_broken() -> None:
+def test_questions_end_when_store_returns() -> None:
     """Its answer may have been lost with the rest, and its process was ended."""
     asked = entry(None, kinds.QUESTION_ASKED, question="q", wants="permission", tool="Bash", input={}, details={})
     past = pasts.fold(pasts.beginning(CONFIG), [asked])
@@ -197,7 +197,7 @@ def test_no_question_outlives_a_log_that_was_broken() -> None:
     assert pasts.fold(past, [entry(None, kinds.SESSION_STORE_RETURNED, retries=1)]).questions == ()
 
 
-def test_the_process_is_the_one_that_was_started_last() -> None:
+def test_history_process_is_the_last_one_started() -> None:
     born = ("boot", 77, 5, 78, 6)
     started = [entry(None, kinds.PROCESS_STARTED, process=1, pid=77, born=born)]
     past = pasts.fold(pasts.beginning(CONFIG), started)
@@ -263,7 +263,7 @@ def _old() -> SessionHistory:
     )
 
 
-def test_a_snapshot_that_was_written_long_ago_is_read() -> None:
+def test_snapshot_of_old_version_is_read() -> None:
     found = pasts.decode(OLD, CONFIG)
     assert found == _old()
     # An enum and its word are equal, and not the same.
@@ -277,20 +277,20 @@ def test_a_snapshot_that_was_written_long_ago_is_read() -> None:
 
 
 @pytest.mark.parametrize("version", [VERSION + 1, 0, -1, 10**30])
-def test_a_snapshot_of_another_form_is_not_read_and_says_so(version: int) -> None:
+def test_snapshot_of_newer_version_is_refused(version: int) -> None:
     # Whatever else it has.
     with pytest.raises(StoreTooNew):
         pasts.decode(b'{"version":%d,"head":"?","more":[]}' % version, CONFIG)
 
 
-def test_a_snapshot_that_was_cut_is_an_error_wherever_it_was() -> None:
+def test_snapshot_cut_anywhere_is_an_error() -> None:
     for cut in range(len(OLD)):
         with pytest.raises(ValueError, match=r"."):
             pasts.decode(OLD[:cut], CONFIG)
 
 
 @pytest.mark.parametrize("name", sorted({*SAVED, "head"} - {"version"}))
-def test_a_member_that_makes_no_sense_is_an_error(name: str) -> None:
+def test_snapshot_with_invalid_member_is_an_error(name: str) -> None:
     members: dict[str, Any] = msgspec.json.decode(OLD)
     for nonsense in ([[1]], "?", {"?": 1}, -1.5, True):
         if name in ("conversation", "fork_of") and nonsense == "?":
@@ -322,12 +322,12 @@ def test_a_member_that_makes_no_sense_is_an_error(name: str) -> None:
         b'{"version":1,"head":1,"opened":{"a":' + b"[" * 10**6,
     ],
 )
-def test_what_is_no_snapshot_is_an_error(garbage: bytes) -> None:
+def test_snapshot_decode_refuses_garbage(garbage: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         pasts.decode(garbage, CONFIG)
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_are_taken_for_a_session_by_accident(garbage: bytes) -> None:
+def test_snapshot_decode_refuses_random_bytes(garbage: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         pasts.decode(garbage, CONFIG)

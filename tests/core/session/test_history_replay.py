@@ -80,36 +80,36 @@ def _unknown(prefix: str) -> st.SearchStrategy[str]:
     return st.text(min_size=1, max_size=8).map(prefix.__add__).filter(lambda kind: kind not in known)
 
 
-def test_an_empty_log_is_a_new_session() -> None:
+def test_replay_of_empty_log_is_new_session() -> None:
     assert replay([], CONFIG) == Session(config=CONFIG)
 
 
 @pytest.mark.parametrize("seqs", [(2,), (1, 3), (1, 1), (1, 2, 2)])
-def test_a_log_with_a_hole_or_a_repetition_is_refused(seqs: tuple[int, ...]) -> None:
+def test_replay_refuses_gap_or_repetition(seqs: tuple[int, ...]) -> None:
     events = [Event("s", 1, seq, 0.0, None, kinds.UPDATE, b"{}") for seq in seqs]
     with pytest.raises(AssertionError):
         replay(events, CONFIG)
 
 
 @given(kind=st.sampled_from(["turn.", "queue.", "session.", "process.", ""]).flatmap(_unknown))
-def test_a_kind_of_a_later_version_is_passed_over(kind: str) -> None:
+def test_replay_ignores_unknown_kind(kind: str) -> None:
     state = replay(_events(_queued("a"), ("a", kind, b'{"x":1}')), CONFIG)
     assert [waiting.id for waiting in state.queue] == ["a"]
     assert state.head == 2
 
 
-def test_frames_are_not_looked_into() -> None:
+def test_replay_does_not_read_frames() -> None:
     state = replay(_events((None, kinds.UPDATE, b"no json"), (None, kinds.SENT, b"\xff")), CONFIG)
     assert state.head == state.committed == 2
 
 
-def test_it_goes_on_from_where_another_stopped() -> None:
+def test_replay_continues_from_earlier_replay() -> None:
     events = _events(_queued("a"), _queued("b"), entry("a", kinds.TURN_STARTED, attempt=1, joined=[]))
     for cut in range(len(events) + 1):
         assert replay(events[cut:], CONFIG, replay(events[:cut], CONFIG)) == replay(events, CONFIG)
 
 
-def test_what_was_collected_follows_its_leader() -> None:
+def test_replay_keeps_collected_asks_with_their_leader() -> None:
     started = entry("a", kinds.TURN_STARTED, attempt=1, joined=["b"])
     queue = _events(_queued("a"), _queued("b", into="a"), _queued("c", into="a"))
     state = replay(queue, CONFIG)
@@ -123,12 +123,12 @@ def test_what_was_collected_follows_its_leader() -> None:
 
 
 @pytest.mark.parametrize("entries", [[_ended("x")], [entry("x", kinds.TURN_STARTED, attempt=1)]])
-def test_what_was_never_queued_is_a_fault_of_the_log(entries: list[Entry]) -> None:
+def test_replay_refuses_turn_that_was_never_queued(entries: list[Entry]) -> None:
     with pytest.raises(AssertionError):
         replay(_events(*entries), CONFIG)
 
 
-def test_a_turn_that_was_open_is_open_and_a_closed_session_is_closed() -> None:
+def test_replay_restores_open_turn_and_closed_session() -> None:
     events = _events(
         _queued("a"),
         entry("a", kinds.TURN_STARTED, attempt=1, joined=[]),
@@ -150,7 +150,7 @@ def test_a_turn_that_was_open_is_open_and_a_closed_session_is_closed() -> None:
     assert replay(lost, CONFIG).conversation is None
 
 
-def test_the_conversation_is_known_again_when_the_store_returns() -> None:
+def test_replay_restores_conversation_when_store_returns() -> None:
     """Its name was in an append that failed: a resume would have begun a new conversation."""
     written: list[Entry] = []
     state = Session(config=CONFIG)
@@ -187,7 +187,7 @@ def _folded(talk: Talk, after: Session | None = None) -> Session:
     return replay(_events(*appended), talk.state.config, after)
 
 
-def test_what_an_ask_wanted_besides_its_answer_comes_back() -> None:
+def test_replay_restores_rules_schema_and_last_flag_of_ask() -> None:
     rules: Rules = (("Bash", Verdict.DENY), ("mcp__*", Verdict.ASK))
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     entries = (_queued("a", rules=rules, schema=schema, is_last=True), _queued("b"))
@@ -198,7 +198,7 @@ def test_what_an_ask_wanted_besides_its_answer_comes_back() -> None:
     assert (second.rules, second.schema, second.is_last) == ((), None, False)
 
 
-def test_an_ask_is_folded_as_it_was_made() -> None:
+def test_replay_restores_ask_unchanged() -> None:
     talk = Talk(TELLING)
     wanted = replace(ask("a", 10, key="k"), rules=(("Bash", Verdict.ASK),), schema={"type": "object"}, is_last=True)
     talk.ask(wanted)
@@ -207,7 +207,7 @@ def test_an_ask_is_folded_as_it_was_made() -> None:
     assert waiting.ask == wanted
 
 
-def test_settings_come_back_the_last_of_each_name() -> None:
+def test_replay_restores_last_setting_of_each_name() -> None:
     talk = Talk(TELLING)
     talk.serve(ask("a", 10))
     for number, (name, value) in enumerate((("model", "x"), ("permission_mode", "plan"), ("model", "y")), 1):
@@ -222,7 +222,7 @@ def test_settings_come_back_the_last_of_each_name() -> None:
     assert _folded(talk).settings == talk.state.settings == (("permission_mode", "plan"),)
 
 
-def test_settings_are_known_again_when_the_store_returns() -> None:
+def test_replay_restores_settings_when_store_returns() -> None:
     talk = Talk(TELLING)
     talk.serve(ask("a", 10))
     talk.is_log_slow = True
@@ -238,7 +238,7 @@ def test_settings_are_known_again_when_the_store_returns() -> None:
     assert replay(_events(*written), TELLING).settings == talk.state.settings == (("model", "x"),)
 
 
-def test_what_it_has_cost_comes_back_and_so_does_that_nobody_knows() -> None:
+def test_replay_restores_known_and_unknown_cost() -> None:
     talk = Talk(TELLING)
     talk.serve(ask("a", 10), spent=1.25)
     talk.serve(ask("b", 10), spent=2.0, cost=0.5)
@@ -253,7 +253,7 @@ def test_what_it_has_cost_comes_back_and_so_does_that_nobody_knows() -> None:
     assert _folded(talk, old).spent == 3.0
 
 
-def test_a_conversation_that_is_at_its_end_is_none() -> None:
+def test_replay_drops_overflown_conversation() -> None:
     talk = Talk(TELLING)
     talk.serve(ask("a", 10), spent=2.0)
     talk.serve(ask("b", 10), is_error=True, is_overflow=True)
@@ -261,7 +261,7 @@ def test_a_conversation_that_is_at_its_end_is_none() -> None:
     assert (again.conversation, again.spent) == (talk.state.conversation, talk.state.spent) == (None, 0.0)
 
 
-def test_a_fork_is_one_until_it_has_a_name_of_its_own_or_is_lost() -> None:
+def test_replay_keeps_fork_until_named_or_lost() -> None:
     forked = Session(config=TELLING, fork_of="theirs", spent=None)
     talk = Talk(state=forked)
     talk.ask(ask("a", 10))
@@ -278,5 +278,5 @@ def test_a_fork_is_one_until_it_has_a_name_of_its_own_or_is_lost() -> None:
     assert lost.state.fork_of is None
 
 
-def test_the_scenarios_have_names_of_their_own() -> None:
+def test_scenarios_have_unique_names() -> None:
     assert not set(scenarios.SCENARIOS) & set(scenarios.LARGE)

@@ -60,7 +60,7 @@ def retired(talk: Talk) -> list[str]:
 
 
 # -- nobody needs it -------------------------------------------------------------------------------------------------
-def test_the_pool_is_told_when_it_listens_and_when_nobody_needs_it() -> None:
+def test_process_reports_ready_and_idle_to_pool() -> None:
     talk = Talk(TELLING)
     talk.ask(A)
     talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
@@ -81,7 +81,7 @@ def test_the_pool_is_told_when_it_listens_and_when_nobody_needs_it() -> None:
     assert talk.state.idle_since == 5.0
 
 
-def test_after_so_long_it_is_let_go_and_the_next_ask_resumes() -> None:
+def test_idle_process_is_retired_and_next_ask_resumes() -> None:
     talk = rested()
     assert talk.waits_for(Timer.IDLE) == ["1.1"]
     assert not stopped(talk.wait(9.9))
@@ -95,7 +95,7 @@ def test_after_so_long_it_is_let_go_and_the_next_ask_resumes() -> None:
     assert talk.kinds == {"a": Kind.DONE, "b": Kind.DONE}
 
 
-def test_an_ask_that_comes_while_it_goes_is_served_by_the_next_one() -> None:
+def test_ask_during_retirement_is_served_by_next_process() -> None:
     talk = rested()
     talk.wait(10.0)
     assert not of(StartProcess, talk.ask(B))
@@ -105,7 +105,7 @@ def test_an_ask_that_comes_while_it_goes_is_served_by_the_next_one() -> None:
     assert talk.kinds["b"] is Kind.DONE
 
 
-def test_the_timer_of_an_earlier_rest_does_not_end_a_later_one() -> None:
+def test_idle_timer_of_earlier_rest_does_not_end_later_one() -> None:
     talk = rested()
     talk.at = 9.0
     talk.ask(B)
@@ -117,13 +117,13 @@ def test_the_timer_of_an_earlier_rest_does_not_end_a_later_one() -> None:
     assert stopped(talk.fire((Timer.IDLE, "1.2")))
 
 
-def test_without_a_limit_it_is_kept() -> None:
+def test_idle_process_is_kept_without_limit() -> None:
     talk = rested(TELLING)
     assert not talk.waits_for(Timer.IDLE)
     assert not stopped(talk.wait(1e6))
 
 
-def test_eviction_takes_it_only_while_nobody_needs_it() -> None:
+def test_process_is_evicted_only_while_idle() -> None:
     talk = Talk(TELLING)
     assert talk.tell(EvictAsked(0.0)) == []
     talk.ask(A)
@@ -164,7 +164,7 @@ NEEDS: dict[str, tuple[Callable[[Talk], object], Callable[[Talk], object]]] = {
 
 
 @pytest.mark.parametrize("need", NEEDS)
-def test_what_somebody_needs_is_neither_evicted_nor_idle(need: str) -> None:
+def test_needed_process_is_neither_evicted_nor_idle(need: str) -> None:
     begin, end = NEEDS[need]
     # So short that nothing else is due in it: a hold and a setting have times of their own.
     talk = rested(replace(IDLE, idle_seconds=0.25))
@@ -177,7 +177,7 @@ def test_what_somebody_needs_is_neither_evicted_nor_idle(need: str) -> None:
     assert stopped(talk.wait(0.25))
 
 
-def test_one_that_has_not_acknowledged_an_interrupt_is_not_idle() -> None:
+def test_process_with_unacknowledged_interrupt_is_not_idle() -> None:
     """It would hit whatever comes next: the process is watched until it has answered."""
     talk = Talk(IDLE)
     talk.ask(A)
@@ -191,7 +191,7 @@ def test_one_that_has_not_acknowledged_an_interrupt_is_not_idle() -> None:
     assert len(of(ReportIdle, talk.hear(b"ok interrupt-a#1-1"))) == 1
 
 
-def test_one_that_has_still_something_to_hear_is_not_idle() -> None:
+def test_process_with_unsent_frames_is_not_idle() -> None:
     talk = rested()
     talk.is_pipe_full = True
     talk.mean(
@@ -202,7 +202,7 @@ def test_one_that_has_still_something_to_hear_is_not_idle() -> None:
     assert len(of(ReportIdle, talk.tell(ProcessReported(0.0, 1, FrameWritten())))) == 1
 
 
-def test_a_session_that_is_closed_is_not_idle() -> None:
+def test_closed_session_is_not_idle() -> None:
     talk = rested()
     talk.tell(CloseAsked(0.0))
     assert talk.state.idle_since is None
@@ -214,7 +214,7 @@ def test_a_session_that_is_closed_is_not_idle() -> None:
 OLD = replace(TELLING, recycle_seconds=60.0)
 
 
-def test_one_that_is_old_is_replaced_when_nobody_needs_it() -> None:
+def test_old_process_is_replaced_when_idle() -> None:
     talk = rested(OLD)
     assert talk.waits_for(Timer.AGE) == ["1"]
     assert not stopped(talk.wait(59.9))
@@ -226,7 +226,7 @@ def test_one_that_is_old_is_replaced_when_nobody_needs_it() -> None:
     assert talk.waits_for(Timer.AGE) == ["2"]
 
 
-def test_one_that_is_old_ends_its_turn_and_then_goes_before_the_next() -> None:
+def test_old_process_ends_its_turn_and_is_replaced_before_next() -> None:
     talk = Talk(OLD)
     talk.ask(A)
     talk.begin()
@@ -240,7 +240,7 @@ def test_one_that_is_old_ends_its_turn_and_then_goes_before_the_next() -> None:
     assert of(StartProcess, talk.die(signal=15)) == [StartProcess(2, "talk")]
 
 
-def test_one_that_is_old_serves_on_while_something_runs_in_its_background() -> None:
+def test_old_process_serves_while_background_tasks_run() -> None:
     talk = rested(OLD)
     talk.mean(TasksChanged(("t",)))
     assert not stopped(talk.wait(60.0))
@@ -252,7 +252,7 @@ def test_one_that_is_old_serves_on_while_something_runs_in_its_background() -> N
 
 
 @pytest.mark.parametrize("need", ["question", "callback"])
-def test_one_that_is_old_serves_on_while_it_waits_for_an_answer(need: str) -> None:
+def test_old_process_serves_while_it_waits_for_answer(need: str) -> None:
     begin, end = NEEDS[need]
     talk = rested(OLD)
     begin(talk)
@@ -264,7 +264,7 @@ def test_one_that_is_old_serves_on_while_it_waits_for_an_answer(need: str) -> No
     assert len(of(StopProcess, talk.effects)) == 1
 
 
-def test_age_takes_nothing_back() -> None:
+def test_process_age_does_not_weaken_pending_replacement() -> None:
     talk = rested(OLD)
     talk.mean(TasksChanged(("t",)))
     talk.tell(Reconfigured(0.0, OLD, True))
@@ -273,7 +273,7 @@ def test_age_takes_nothing_back() -> None:
     assert stopped(talk.ask(B))
 
 
-def test_one_that_is_not_what_was_asked_for_goes_whatever_runs_in_its_background() -> None:
+def test_reconfigured_process_is_replaced_despite_background_tasks() -> None:
     talk = rested(TELLING)
     talk.mean(TasksChanged(("t",)))
     talk.tell(Reconfigured(0.0, TELLING, True))
@@ -284,7 +284,7 @@ def test_one_that_is_not_what_was_asked_for_goes_whatever_runs_in_its_background
     assert retired(talk) == ["stale"]
 
 
-def test_a_session_that_is_opened_again_in_the_same_way_keeps_its_process() -> None:
+def test_reopened_session_keeps_its_process_when_unchanged() -> None:
     talk = rested(TELLING)
     again = replace(TELLING, drain_seconds=1.0)
     talk.tell(Reconfigured(0.0, again, False))
@@ -293,7 +293,7 @@ def test_a_session_that_is_opened_again_in_the_same_way_keeps_its_process() -> N
     assert len(talk.starts) == 1
 
 
-def test_a_session_that_is_opened_again_without_an_age_lets_its_process_grow_old() -> None:
+def test_reopened_session_without_age_limit_keeps_its_process() -> None:
     saving = replace(OLD, save_prompt="save")
     for config in (OLD, saving):
         talk = rested(config)
@@ -302,7 +302,7 @@ def test_a_session_that_is_opened_again_without_an_age_lets_its_process_grow_old
         assert not of(AskToSave, talk.effects)
 
 
-def test_a_session_that_is_opened_again_measures_its_rest_anew() -> None:
+def test_reopened_session_restarts_idle_time() -> None:
     talk = rested()
     talk.wait(9.0)
     assert len(of(ReportIdle, talk.tell(Reconfigured(9.0, replace(IDLE, idle_seconds=20.0), False)))) == 1
@@ -310,7 +310,7 @@ def test_a_session_that_is_opened_again_measures_its_rest_anew() -> None:
     assert stopped(talk.wait(0.1))
 
 
-def test_the_age_of_a_process_that_is_gone_is_nobodys() -> None:
+def test_age_timer_of_dead_process_is_ignored() -> None:
     talk = rested(OLD)
     talk.die(code=1)
     assert not talk.waits_for(Timer.AGE)
@@ -322,7 +322,7 @@ def test_the_age_of_a_process_that_is_gone_is_nobodys() -> None:
 SAVING = replace(OLD, save_prompt="put it down")
 
 
-def test_one_that_is_old_is_asked_to_save_and_replaced_after_that() -> None:
+def test_old_process_is_asked_to_save_and_replaced_after() -> None:
     talk = rested(SAVING)
     effects = talk.wait(60.0)
     assert of(AskToSave, effects) == [AskToSave("put it down")]
@@ -335,7 +335,7 @@ def test_one_that_is_old_is_asked_to_save_and_replaced_after_that() -> None:
 
 
 @pytest.mark.parametrize("how", ["over save0000! save0000", "error save0000? save0000"])
-def test_it_is_replaced_also_if_it_could_not_save(how: str) -> None:
+def test_old_process_is_replaced_when_save_fails(how: str) -> None:
     talk = rested(SAVING)
     talk.wait(60.0)
     talk.ask(replace(ask("save", BACKGROUND), is_last=True))
@@ -344,14 +344,14 @@ def test_it_is_replaced_also_if_it_could_not_save(how: str) -> None:
     assert talk.kinds["save"] is Kind.FAILED
 
 
-def test_a_save_that_was_not_taken_is_asked_for_again_as_much_later() -> None:
+def test_save_that_was_not_taken_is_asked_for_again_later() -> None:
     talk = rested(SAVING)
     assert len(of(AskToSave, talk.wait(60.0))) == 1
     assert not of(AskToSave, talk.wait(59.9))
     assert len(of(AskToSave, talk.wait(0.1))) == 1
 
 
-def test_one_that_is_about_to_save_is_not_asked_again() -> None:
+def test_save_that_is_queued_is_not_asked_for_again() -> None:
     talk = Talk(SAVING)
     talk.ask(A)
     talk.begin()
@@ -367,7 +367,7 @@ def test_one_that_is_about_to_save_is_not_asked_again() -> None:
     assert of(StartProcess, talk.ask(B)) == [StartProcess(2, "talk")]
 
 
-def test_a_save_is_of_the_process_that_was_asked_for_it() -> None:
+def test_save_is_refused_when_its_process_is_gone() -> None:
     """The next one has nothing to put down, and would be replaced for it."""
     talk = Talk(SAVING)
     talk.ask(A)
@@ -384,7 +384,7 @@ def test_a_save_is_of_the_process_that_was_asked_for_it() -> None:
     assert len(talk.starts) == 2
 
 
-def test_a_save_that_was_given_up_is_asked_for_again() -> None:
+def test_save_that_was_withdrawn_is_asked_for_again() -> None:
     talk = Talk(SAVING)
     talk.ask(A)
     talk.begin()
@@ -397,7 +397,7 @@ def test_a_save_that_was_given_up_is_asked_for_again() -> None:
 
 
 # -- nobody wants it any more before it is there ---------------------------------------------------------------------
-def test_a_start_that_nobody_waits_for_any_more_is_given_up() -> None:
+def test_start_is_cancelled_when_its_ask_is_withdrawn() -> None:
     talk = Talk(TELLING)
     talk.ask(A)
     effects = talk.tell(AskWithdrawn(0.0, "a"))
@@ -412,7 +412,7 @@ def test_a_start_that_nobody_waits_for_any_more_is_given_up() -> None:
     assert talk.kinds == {"a": Kind.WITHDRAWN, "b": Kind.DONE}
 
 
-def test_one_that_is_there_already_is_let_become_ready() -> None:
+def test_started_process_becomes_ready_though_its_ask_is_withdrawn() -> None:
     talk = Talk(TELLING)
     talk.ask(A)
     talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
@@ -431,7 +431,7 @@ def _crash(talk: Talk, number: int) -> list[Effect]:
     return talk.die(code=1)
 
 
-def test_after_the_first_crash_the_next_is_tried_at_once_and_then_it_takes_longer_and_longer() -> None:
+def test_crashes_back_off_longer_after_the_first() -> None:
     talk = Talk(CRASHING)
     waits: list[float] = []
     for number in range(6):
@@ -454,7 +454,7 @@ def test_after_the_first_crash_the_next_is_tried_at_once_and_then_it_takes_longe
     assert set(talk.kinds.values()) == {Kind.FAILED}
 
 
-def test_who_asks_while_none_is_started_is_served_after_that() -> None:
+def test_ask_during_backoff_is_served_after_it() -> None:
     talk = Talk(CRASHING)
     for number in range(2):
         _crash(talk, number)
@@ -472,7 +472,7 @@ def test_who_asks_while_none_is_started_is_served_after_that() -> None:
     assert not talk.state.is_backing_off
 
 
-def test_a_process_that_was_ready_and_never_served_came_to_nothing_too() -> None:
+def test_process_that_never_served_counts_as_crash() -> None:
     talk = Talk(CRASHING)
     for number in range(2):
         talk.ask(ask(f"t{number}", NORMAL))
@@ -483,7 +483,7 @@ def test_a_process_that_was_ready_and_never_served_came_to_nothing_too() -> None
     assert talk.state.is_backing_off
 
 
-def test_a_start_that_fails_counts_and_one_that_we_stopped_does_not() -> None:
+def test_failed_start_counts_as_crash_and_stopped_one_does_not() -> None:
     talk = Talk(CRASHING)
     talk.ask(A)
     talk.tell(ProcessReported(0.0, 1, StartFailed(MachineError("no fds"))))
@@ -498,7 +498,7 @@ def test_a_start_that_fails_counts_and_one_that_we_stopped_does_not() -> None:
     assert calm.state.process.phase is ProcessPhase.STARTING
 
 
-def test_an_agent_that_is_not_ready_in_time_came_to_nothing() -> None:
+def test_process_not_ready_in_time_counts_as_crash() -> None:
     talk = Talk(replace(CRASHING, start_seconds=7.0))
     talk.ask(A)
     # While it waits for its place nothing is due.
@@ -512,7 +512,7 @@ def test_an_agent_that_is_not_ready_in_time_came_to_nothing() -> None:
     assert "start" in str(talk.outcomes["a"].error)
 
 
-def test_a_late_end_of_an_older_wait_does_not_end_this_one() -> None:
+def test_backoff_timer_of_earlier_wait_is_ignored() -> None:
     talk = Talk(CRASHING)
     for number in range(2):
         _crash(talk, number)

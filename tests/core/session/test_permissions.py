@@ -37,11 +37,11 @@ ALLOW, DENY, ASK = Verdict.ALLOW, Verdict.DENY, Verdict.ASK
         ("", ((("Bash", DENY),),), None),
     ],
 )
-def test_which_rule_counts(tool: str, layers: tuple[Rules, ...], found: Verdict | None) -> None:
+def test_verdict_comes_from_first_matching_rule(tool: str, layers: tuple[Rules, ...], found: Verdict | None) -> None:
     assert permissions.verdict(tool, layers) is found
 
 
-def test_rules_are_kept_in_their_order() -> None:
+def test_rules_keep_their_order() -> None:
     wanted = {"mcp__*": "ask", "Bash": "deny", "*": "allow"}
     assert permissions.parse(wanted) == (("mcp__*", ASK), ("Bash", DENY), ("*", ALLOW))
     assert permissions.parse(None) == ()
@@ -58,13 +58,13 @@ def test_rules_are_kept_in_their_order() -> None:
         *({"Bash": "DENY"}, {"Bash": "never"}, {"Bash": ""}, {"Bash": True}, {"Bash": None}, {"Bash": ["deny"]}),
     ],
 )
-def test_what_cannot_be_a_rule_is_the_callers_error(wanted: Any) -> None:
+def test_rules_refuse_invalid_value(wanted: Any) -> None:
     with pytest.raises(UsageError) as raised:
         permissions.parse(wanted)
     assert "allow" in raised.value.hint
 
 
-def test_there_are_only_so_many() -> None:
+def test_rules_are_bounded() -> None:
     wanted = {f"tool-{number}": "deny" for number in range(RULES_MAX)}
     assert len(permissions.parse(wanted)) == RULES_MAX
     with pytest.raises(UsageError, match=str(RULES_MAX + 1)):

@@ -19,7 +19,7 @@ from banksman.core.session.facts import (
 TOOK = (Rung("eof", 100.5), Rung("term", 101.5), Rung("kill", 106.5))
 
 
-def test_the_rungs_that_were_taken_are_logged_and_where_there_were_none_nothing_is() -> None:
+def test_process_end_logs_ladder_rungs_when_there_were_any() -> None:
     for ladder, told in ((TOOK, [{"rung": each.rung, "at": each.at} for each in TOOK]), ((), None)):
         talk = Talk()
         talk.serve(ask("a", NORMAL))
@@ -28,7 +28,7 @@ def test_the_rungs_that_were_taken_are_logged_and_where_there_were_none_nothing_
         assert talk.logged(kinds.PROCESS_STOPPED) == ([] if told is None else [{"process": 1, "ladder": told}])
 
 
-def test_the_rungs_of_another_process_are_nobodys() -> None:
+def test_process_end_of_another_number_logs_nothing() -> None:
     talk = Talk()
     talk.serve(ask("a", NORMAL))
     talk.tell(ProcessReported(talk.at, 7, ProcessGone(ladder=TOOK)))

@@ -61,7 +61,7 @@ def answers(effects: list[Effect]) -> list[str]:
 
 
 # -- somebody is asked -----------------------------------------------------------------------------------------------
-def test_a_question_is_shown_logged_answered_once_and_closed() -> None:
+def test_question_is_logged_answered_once_and_closed() -> None:
     talk = running()
     effects = talk.mean(asks())
     assert of(AskHuman, effects) == [AskHuman(talk.named(), asks(), "a")]
@@ -77,7 +77,7 @@ def test_a_question_is_shown_logged_answered_once_and_closed() -> None:
     assert talk.tell(QuestionAnswered(0.0, "nobody asked", ALLOWED)) == []
 
 
-def test_an_answer_is_told_when_it_is_durable_and_not_before() -> None:
+def test_answer_is_acknowledged_only_when_durable() -> None:
     talk = running()
     talk.mean(asks())
     talk.is_log_slow = True
@@ -86,7 +86,7 @@ def test_an_answer_is_told_when_it_is_durable_and_not_before() -> None:
     assert of(TellAnswer, talk.commit()) == [TellAnswer(talk.named(), "deny", "answer", "no")]
 
 
-def test_an_answer_that_the_log_loses_is_told_to_be_lost() -> None:
+def test_answer_lost_by_log_is_reported_as_lost() -> None:
     talk = running()
     talk.mean(asks())
     talk.is_log_slow = True
@@ -95,7 +95,7 @@ def test_an_answer_that_the_log_loses_is_told_to_be_lost() -> None:
     assert of(TellAnswer, effects) == [TellAnswer(talk.named(), "allow", "answer", None, FULL)]
 
 
-def test_a_log_that_fails_ends_its_questions_at_once() -> None:
+def test_failed_log_ends_questions_at_once() -> None:
     """The process is on its way out: neither could it hear an answer, nor is there anything to write one to."""
     talk = running()
     talk.mean(asks())
@@ -107,7 +107,7 @@ def test_a_log_that_fails_ends_its_questions_at_once() -> None:
     assert talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED)) == []
 
 
-def test_the_name_of_a_question_is_its_place_and_no_process_uses_it_again() -> None:
+def test_question_name_is_unique_across_processes() -> None:
     talk = running()
     asked: list[str] = []
     for name in "bcd":
@@ -128,7 +128,7 @@ def test_the_name_of_a_question_is_its_place_and_no_process_uses_it_again() -> N
 
 
 @pytest.mark.parametrize("how", ["the log fails", "the host dies"])
-def test_a_name_that_the_log_has_lost_is_never_given_again(how: str) -> None:
+def test_question_name_lost_by_log_is_never_reused(how: str) -> None:
     """Somebody has seen it, and may answer when another question is where it would have been."""
     talk = running()
     talk.is_log_slow = True
@@ -157,7 +157,7 @@ def test_a_name_that_the_log_has_lost_is_never_given_again(how: str) -> None:
     assert talk.tell(QuestionAnswered(0.0, lost, ALLOWED)) == []
 
 
-def test_a_process_on_its_way_out_is_asked_nothing_more() -> None:
+def test_stopping_process_asks_no_more_questions() -> None:
     """After a log that failed and is back, its questions would have the places of those that were lost."""
     talk = running()
     talk.is_log_slow = True
@@ -171,19 +171,19 @@ def test_a_process_on_its_way_out_is_asked_nothing_more() -> None:
     assert not talk.state.questions
 
 
-def test_an_elicitation_is_asked_whatever_the_rules_say_about_tools() -> None:
+def test_elicitation_is_asked_regardless_of_rules() -> None:
     talk = running(replace(TELLING, rules=(("*", Verdict.ALLOW),)))
     assert len(of(AskHuman, talk.mean(asks(wants=RequestPurpose.ELICITATION)))) == 1
 
 
-def test_what_is_not_known_is_refused_and_named() -> None:
+def test_unknown_request_is_refused_and_named() -> None:
     talk = running()
     effects = talk.mean(Requested("q", RequestPurpose.UNKNOWN, "sing"))
     assert answers(effects) == ["R q Banksman does not answer 'sing'"]
     assert not talk.state.questions
 
 
-def test_a_question_in_no_turn_is_asked_in_no_turn() -> None:
+def test_question_outside_turns_survives_interrupt() -> None:
     talk = Talk(TELLING)
     talk.serve(A)
     assert of(AskHuman, talk.mean(asks())) == [AskHuman(talk.named(), asks(), None)]
@@ -195,7 +195,7 @@ def test_a_question_in_no_turn_is_asked_in_no_turn() -> None:
     assert answers(talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED))) == ["A q allow: None"]
 
 
-def test_one_that_is_withdrawn_needs_no_answer() -> None:
+def test_withdrawn_question_needs_no_answer() -> None:
     talk = running()
     talk.mean(asks())
     effects = talk.mean(RequestWithdrawn("q"))
@@ -207,7 +207,7 @@ def test_one_that_is_withdrawn_needs_no_answer() -> None:
     assert not of(CloseQuestion, talk.mean(RequestWithdrawn("other")))
 
 
-def test_a_turn_that_is_to_stop_closes_its_questions_and_takes_no_more() -> None:
+def test_stopping_turn_closes_its_questions_and_takes_no_more() -> None:
     talk = running()
     talk.mean(asks())
     effects = talk.tell(InterruptAsked(0.0, "a", "i"))
@@ -217,7 +217,7 @@ def test_a_turn_that_is_to_stop_closes_its_questions_and_takes_no_more() -> None
     assert not talk.state.questions
 
 
-def test_so_many_questions_may_wait_and_the_next_is_refused() -> None:
+def test_questions_beyond_maximum_are_refused() -> None:
     talk = running()
     talk.mean(*(asks(f"q{number}") for number in range(QUESTIONS_MAX)))
     assert len(talk.state.questions) == QUESTIONS_MAX
@@ -237,7 +237,7 @@ def test_questions_end_with_their_process() -> None:
     assert talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED)) == []
 
 
-def test_so_does_one_in_no_turn() -> None:
+def test_question_outside_turns_ends_with_its_process() -> None:
     talk = Talk(TELLING)
     talk.serve(A)
     talk.mean(asks())
@@ -259,7 +259,7 @@ def test_so_does_one_in_no_turn() -> None:
         ((("*", Verdict.ALLOW),), (("*", Verdict.ASK),), None),
     ],
 )
-def test_a_rule_answers_a_permission(session: Rules, of_ask: Rules, answer: str | None) -> None:
+def test_rule_answers_permission(session: Rules, of_ask: Rules, answer: str | None) -> None:
     talk = running(replace(TELLING, rules=session, question_seconds=5.0), replace(A, rules=of_ask))
     effects = talk.mean(asks())
     if answer is None:
@@ -284,7 +284,7 @@ def test_a_rule_answers_a_permission(session: Rules, of_ask: Rules, answer: str 
         ((("*", Verdict.ALLOW),), (("Bash", Verdict.DENY),), "deny"),
     ],
 )
-def test_a_ruling_is_answered_at_once_and_asks_nobody(session: Rules, of_ask: Rules, verdict: str) -> None:
+def test_ruling_is_answered_at_once_without_question(session: Rules, of_ask: Rules, verdict: str) -> None:
     talk = running(replace(TELLING, rules=session), replace(A, rules=of_ask))
     effects = talk.mean(asks(wants=RequestPurpose.RULING))
     assert answers(effects) == [f"V q {verdict}"]
@@ -293,13 +293,13 @@ def test_a_ruling_is_answered_at_once_and_asks_nobody(session: Rules, of_ask: Ru
 
 
 @pytest.mark.parametrize("session", [(), (("*", Verdict.ALLOW),)])
-def test_of_a_call_without_a_name_the_ruling_is_no(session: Rules) -> None:
+def test_ruling_without_tool_name_denies(session: Rules) -> None:
     """It was too large to be read: no rule can be known to fit, and a hook that is not answered forbids nothing."""
     talk = running(replace(TELLING, rules=session))
     assert answers(talk.mean(asks(tool="", wants=RequestPurpose.RULING))) == ["V q deny"]
 
 
-def test_the_rules_of_an_ask_are_its_turns_and_nobody_elses() -> None:
+def test_rules_of_ask_apply_to_its_turn_only() -> None:
     talk = running(TELLING, replace(A, rules=(("Bash", Verdict.DENY),)))
     talk.hear(b"over a0000 a0000", b"settled a0000")
     talk.ask(ask("b", NORMAL))
@@ -312,7 +312,7 @@ def test_the_rules_of_an_ask_are_its_turns_and_nobody_elses() -> None:
 
 # -- nobody answers --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("default", ["allow", "deny"])
-def test_one_that_nobody_answers_in_time_has_the_default_answer(default: str) -> None:
+def test_question_gets_default_answer_when_it_expires(default: str) -> None:
     talk = running(replace(TELLING, question_seconds=5.0, question_default=default))
     talk.mean(asks())
     assert answers(talk.wait(4.9)) == []
@@ -323,7 +323,7 @@ def test_one_that_nobody_answers_in_time_has_the_default_answer(default: str) ->
     assert talk.tell(QuestionAnswered(9.0, talk.named(), ALLOWED)) == []
 
 
-def test_one_that_was_answered_does_not_expire() -> None:
+def test_answered_question_does_not_expire() -> None:
     talk = running(replace(TELLING, question_seconds=5.0))
     talk.mean(asks())
     talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED))
@@ -331,7 +331,7 @@ def test_one_that_was_answered_does_not_expire() -> None:
     assert talk.fire((Timer.QUESTION, talk.named())) == []
 
 
-def test_one_that_waits_for_ever_does_not_expire() -> None:
+def test_question_without_limit_does_not_expire() -> None:
     talk = running()
     talk.mean(asks())
     assert not talk.waits_for(Timer.QUESTION)
@@ -339,7 +339,7 @@ def test_one_that_waits_for_ever_does_not_expire() -> None:
     assert len(talk.state.questions) == 1
 
 
-def test_a_session_that_is_opened_again_without_a_limit_lets_its_questions_wait() -> None:
+def test_reopened_session_without_limit_lets_questions_wait() -> None:
     talk = running(replace(TELLING, question_seconds=5.0))
     talk.mean(asks())
     talk.tell(Reconfigured(1.0, TELLING, False))
@@ -351,7 +351,7 @@ def test_a_session_that_is_opened_again_without_a_limit_lets_its_questions_wait(
 STOPS = Decision(allows=False, message="stop", interrupts=True)
 
 
-def test_a_denial_that_interrupts_ends_the_turn_by_its_boundary() -> None:
+def test_denial_with_interrupt_ends_turn_by_boundary() -> None:
     talk = running()
     talk.mean(asks())
     effects = talk.tell(QuestionAnswered(0.0, talk.named(), STOPS))
@@ -364,7 +364,7 @@ def test_a_denial_that_interrupts_ends_the_turn_by_its_boundary() -> None:
     assert not of(StopProcess, talk.effects)
 
 
-def test_an_agent_that_goes_on_after_such_a_denial_is_ended_by_the_ladder() -> None:
+def test_agent_that_ignores_interrupting_denial_is_ended_by_ladder() -> None:
     talk = running()
     talk.mean(asks())
     talk.tell(QuestionAnswered(0.0, talk.named(), STOPS))
@@ -377,14 +377,14 @@ def test_an_agent_that_goes_on_after_such_a_denial_is_ended_by_the_ladder() -> N
     assert ended["by"] == By.LADDER
 
 
-def test_such_a_denial_of_a_question_that_is_over_stops_nobody() -> None:
+def test_interrupting_denial_of_answered_question_is_ignored() -> None:
     talk = running()
     talk.mean(asks())
     talk.tell(QuestionAnswered(0.0, talk.named(), DENIED))
     assert talk.tell(QuestionAnswered(0.0, talk.named(), STOPS)) == []
 
 
-def test_a_question_that_its_turn_did_not_wait_for_outlives_it_and_stops_no_other() -> None:
+def test_question_of_background_task_outlives_turn_and_stops_no_other() -> None:
     """It is of a task in the background, which was begun in that turn and goes on."""
     talk = running()
     talk.mean(asks("late"))
@@ -398,7 +398,7 @@ def test_a_question_that_its_turn_did_not_wait_for_outlives_it_and_stops_no_othe
     assert talk.kinds == {"a": Kind.DONE, "b": Kind.DONE}
 
 
-def test_an_interrupt_after_such_a_denial_has_its_receipt() -> None:
+def test_interrupt_after_interrupting_denial_gets_receipt() -> None:
     talk = running()
     talk.mean(asks())
     talk.tell(QuestionAnswered(0.0, talk.named(), STOPS))
@@ -410,7 +410,7 @@ def test_an_interrupt_after_such_a_denial_has_its_receipt() -> None:
 
 # -- callbacks -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("wants", [RequestPurpose.HOOK, RequestPurpose.TOOL])
-def test_a_callback_is_called_and_what_it_gives_back_is_sent_once(wants: RequestPurpose) -> None:
+def test_callback_is_called_and_its_result_sent_once(wants: RequestPurpose) -> None:
     talk = running()
     effects = talk.mean(asks("c", "h", wants))
     assert of(CallBack, effects) == [CallBack(1, asks("c", "h", wants))]
@@ -423,19 +423,19 @@ def test_a_callback_is_called_and_what_it_gives_back_is_sent_once(wants: Request
     assert not talk.state.callbacks
 
 
-def test_a_callback_that_failed_is_refused_with_its_reason() -> None:
+def test_failed_callback_is_refused_with_its_reason() -> None:
     talk = running()
     talk.mean(asks("c", "h", RequestPurpose.HOOK))
     assert answers(talk.tell(CallbackAnswered(0.0, 1, "c", None, "it raised"))) == ["R c it raised"]
 
 
-def test_an_empty_answer_is_an_answer() -> None:
+def test_empty_callback_answer_is_sent() -> None:
     talk = running()
     talk.mean(asks("c", "h", RequestPurpose.HOOK))
     assert answers(talk.tell(CallbackAnswered(0.0, 1, "c", {}))) == ["C c {}"]
 
 
-def test_so_many_callbacks_run_at_once_and_the_next_is_refused() -> None:
+def test_callbacks_beyond_maximum_are_refused() -> None:
     talk = running()
     talk.mean(*(asks(f"c{number}", "h", RequestPurpose.HOOK) for number in range(CALLBACKS_MAX)))
     assert len(of(CallBack, talk.effects)) == CALLBACKS_MAX
@@ -446,14 +446,14 @@ def test_so_many_callbacks_run_at_once_and_the_next_is_refused() -> None:
     assert len(of(CallBack, talk.mean(asks("again", "h", RequestPurpose.TOOL)))) == 1
 
 
-def test_a_callback_that_is_withdrawn_is_closed_and_its_answer_sent_to_nobody() -> None:
+def test_withdrawn_callback_is_closed_and_its_answer_dropped() -> None:
     talk = running()
     talk.mean(asks("c", "h", RequestPurpose.HOOK))
     assert of(CloseCallback, talk.mean(RequestWithdrawn("c"))) == [CloseCallback("c")]
     assert talk.tell(CallbackAnswered(0.0, 1, "c", {})) == []
 
 
-def test_a_callback_of_a_process_that_is_gone_is_closed_and_answers_nobody() -> None:
+def test_callback_of_dead_process_is_closed_and_its_answer_dropped() -> None:
     talk = running()
     talk.mean(asks("c", "h", RequestPurpose.HOOK))
     assert of(CloseCallback, talk.die(code=1)) == [CloseCallback("c")]
@@ -463,7 +463,7 @@ def test_a_callback_of_a_process_that_is_gone_is_closed_and_answers_nobody() -> 
     assert talk.tell(CallbackAnswered(0.0, 1, "c", {})) == []
 
 
-def test_a_late_answer_is_not_taken_for_that_of_another_process_which_uses_the_same_names() -> None:
+def test_late_callback_answer_does_not_reach_same_request_of_next_process() -> None:
     talk = running()
     talk.mean(asks("c", "h", RequestPurpose.HOOK))
     talk.die(code=1)
@@ -477,7 +477,7 @@ def test_a_late_answer_is_not_taken_for_that_of_another_process_which_uses_the_s
     assert answers(talk.tell(CallbackAnswered(0.0, 2, "c", {}))) == ["C c {}"]
 
 
-def test_a_callback_outlives_the_turn_it_was_called_in() -> None:
+def test_callback_outlives_its_turn() -> None:
     """The agent may still wait for it: a hook at the end of a turn, a task in the background."""
     talk = running()
     talk.mean(asks("c", "h", RequestPurpose.HOOK))
@@ -486,7 +486,7 @@ def test_a_callback_outlives_the_turn_it_was_called_in() -> None:
     assert answers(talk.tell(CallbackAnswered(0.0, 1, "c", {}))) == ["C c {}"]
 
 
-def test_to_a_process_that_was_told_to_stop_no_answer_is_sent() -> None:
+def test_stopping_process_gets_no_answers() -> None:
     talk = running()
     talk.mean(asks("c", "h", RequestPurpose.HOOK), asks())
     talk.ask(replace(ask("u", INTERACTIVE)))
@@ -508,21 +508,21 @@ def _serving(verdict: str) -> Talk:
     return talk
 
 
-def test_what_a_rule_denies_is_not_done_for_the_agent_either() -> None:
+def test_workspace_request_is_refused_when_rule_denies() -> None:
     effects = _serving("deny").mean(RUN)
     assert not of(CallBack, effects)
     (refused,) = sent(effects)
     assert refused.startswith(b"R 7 a rule")
 
 
-def test_what_a_rule_allows_or_does_not_know_is_done() -> None:
+def test_workspace_request_runs_when_rule_allows_or_is_absent() -> None:
     assert of(CallBack, _serving("allow").mean(RUN))
     talk = _serving("deny")
     assert of(CallBack, talk.mean(replace(RUN, tool="read"), replace(RUN, request="8", tool="")))
 
 
 @pytest.mark.parametrize("allows", [True, False])
-def test_what_a_rule_has_asked_about_is_done_when_somebody_allows_it(allows: bool) -> None:
+def test_workspace_request_waits_for_answer_when_rule_asks(allows: bool) -> None:
     talk = _serving("ask")
     (asked,) = of(AskHuman, talk.mean(RUN))
     assert (asked.asked.wants, asked.asked.tool) == (RequestPurpose.PERMISSION, "execute")

@@ -81,13 +81,13 @@ def logged(talk: Told, kind: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("policy", [None, "withdraw"])
-def test_without_the_policy_it_is_withdrawn(policy: str | None) -> None:
+def test_question_is_withdrawn_by_crash_without_keep_policy(policy: str | None) -> None:
     past = crashed(policy)
     assert past.questions == ()
     assert questions.kept(past) == ()
 
 
-def test_it_is_kept_through_one_crash_after_another_and_through_a_snapshot() -> None:
+def test_kept_question_survives_crashes_and_snapshot() -> None:
     past = crashed("keep")
     assert [(question.turn, question.is_kept) for question in past.questions] == [(None, True)]
     assert crash_recovery.settle(past) == []
@@ -97,7 +97,7 @@ def test_it_is_kept_through_one_crash_after_another_and_through_a_snapshot() -> 
     assert kept.asked == replace(SAW, subtype="")
 
 
-def test_it_is_shown_again_and_its_answer_is_given_when_the_same_is_asked() -> None:
+def test_kept_question_is_shown_again_and_answers_same_request() -> None:
     past = crashed("keep")
     talk, kept = resumed(past), named(past)
     [shown] = of(AskHuman, talk.tell(Begun(0.0)))
@@ -118,7 +118,7 @@ def test_it_is_shown_again_and_its_answer_is_given_when_the_same_is_asked() -> N
     assert requests(talk) == ["r-3"]
 
 
-def test_one_from_before_questions_had_names_of_ours_has_the_agents() -> None:
+def test_kept_question_of_old_log_has_name_of_agent() -> None:
     about = {"wants": "permission", "tool": "saw", "input": {"depth": 3}, "details": {}}
     asked = entry(None, kinds.QUESTION_ASKED, question="theirs", **about)
     past = pasts.fold(pasts.beginning(TELLING), [*opened("keep"), asked])
@@ -129,7 +129,7 @@ def test_one_from_before_questions_had_names_of_ours_has_the_agents() -> None:
     assert of(CloseQuestion, effects) == [CloseQuestion("theirs")]
 
 
-def test_an_answer_that_the_log_cannot_take_is_not_given_and_it_waits_on() -> None:
+def test_kept_question_waits_on_when_log_cannot_take_its_answer() -> None:
     past = crashed("keep")
     talk, kept = resumed(past), named(past)
     talk.is_log_slow = True
@@ -147,7 +147,7 @@ def test_an_answer_that_the_log_cannot_take_is_not_given_and_it_waits_on() -> No
 
 
 @pytest.mark.parametrize("other", [{"tool": "axe"}, {"input": {"depth": 4}}, {"wants": RequestPurpose.ELICITATION}])
-def test_what_is_not_the_same_is_a_question_of_its_own(other: dict[str, object]) -> None:
+def test_kept_answer_does_not_apply_to_different_question(other: dict[str, object]) -> None:
     past = crashed("keep")
     talk = resumed(past)
     talk.tell(QuestionAnswered(0.0, named(past), Decision(allows=True)))
@@ -156,7 +156,7 @@ def test_what_is_not_the_same_is_a_question_of_its_own(other: dict[str, object])
     assert len(talk.state.kept) == 1
 
 
-def test_asked_again_before_it_was_answered_it_is_the_new_one_that_waits() -> None:
+def test_kept_question_is_replaced_when_agent_asks_again() -> None:
     past = crashed("keep")
     talk = resumed(past)
     asks_again(talk, replace(SAW, request="r-2"))
@@ -172,7 +172,7 @@ def test_asked_again_before_it_was_answered_it_is_the_new_one_that_waits() -> No
     assert requests(talk) == ["r-2"]
 
 
-def test_what_a_rule_says_now_comes_before_what_somebody_said_then() -> None:
+def test_rule_precedes_kept_answer() -> None:
     past = crashed("keep")
     talk = resumed(past)
     talk.tell(QuestionAnswered(0.0, named(past), Decision(allows=True)))
@@ -185,7 +185,7 @@ def test_what_a_rule_says_now_comes_before_what_somebody_said_then() -> None:
 
 
 @pytest.mark.parametrize(("wants", "key"), [("permission", REDACTED), ("elicitation", "plain")])
-def test_what_cannot_be_known_again_is_withdrawn(wants: str, key: str) -> None:
+def test_question_that_cannot_be_recognised_is_withdrawn_by_crash(wants: str, key: str) -> None:
     """One with a secret in it; and one in words, to which another that is asked in other words would be the same."""
     past = crashed("keep")
     about = f'{{"wants":"{wants}","tool":"saw","input":{{"key":"{key}"}},"details":{{}}}}'

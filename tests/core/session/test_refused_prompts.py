@@ -28,7 +28,7 @@ def _steered() -> Talk:
     return talk
 
 
-def test_while_the_turn_goes_on_it_waits_for_its_end() -> None:
+def test_refused_prompt_waits_for_end_of_running_turn() -> None:
     talk = _steered()
     assert not sent(talk.mean(PromptRefused("steer0000")))
     heard = talk.hear(b"over a0000 a0000", b"settled a0000")
@@ -39,7 +39,7 @@ def test_while_the_turn_goes_on_it_waits_for_its_end() -> None:
     assert talk.kinds["steer"] is Kind.DONE
 
 
-def test_after_the_turns_end_it_is_sent_as_a_turn_of_its_own() -> None:
+def test_refused_prompt_is_sent_as_own_turn_after_turn_end() -> None:
     talk = _steered()
     assert sent(talk.ask(LATER)) == [b"P later0000\n"]
     assert not sent(talk.hear(b"over a0000 a0000", b"settled a0000"))
@@ -52,14 +52,14 @@ def test_after_the_turns_end_it_is_sent_as_a_turn_of_its_own() -> None:
     assert len(talk.logged(kinds.TURN_ENDED)) == 3
 
 
-def test_one_that_nobody_wants_any_more_is_not_sent_again() -> None:
+def test_refused_prompt_is_not_resent_when_withdrawn() -> None:
     talk = _steered()
     talk.tell(AskWithdrawn(talk.at, "steer"))
     talk.mean(PromptRefused("steer0000"))
     assert talk.kinds == {"steer": Kind.WITHDRAWN}
 
 
-def test_in_a_session_that_closes_it_is_refused() -> None:
+def test_refused_prompt_is_refused_when_session_closes() -> None:
     talk = _steered()
     talk.tell(CloseAsked(talk.at))
     talk.mean(PromptRefused("steer0000"))
@@ -67,14 +67,14 @@ def test_in_a_session_that_closes_it_is_refused() -> None:
     assert talk.kinds == {"a": Kind.INTERRUPTED, "steer": Kind.REFUSED}
 
 
-def test_of_a_prompt_that_is_none_of_ours_it_says_nothing() -> None:
+def test_refusal_of_unknown_prompt_is_ignored() -> None:
     talk = _steered()
     assert not sent(talk.mean(PromptRefused("other0000")))
     talk.hear(b"over a0000 a0000 steer0000", b"settled steer0000", b"settled a0000")
     assert talk.kinds == {"a": Kind.DONE, "steer": Kind.DONE}
 
 
-def test_an_agent_that_does_not_say_what_it_works_on_is_not_sent_one() -> None:
+def test_steered_prompt_waits_when_agent_does_not_name_its_work() -> None:
     """It may come to it only after the turn: its answer would be the next one's."""
     talk = Talk()
     talk.ask(A)
@@ -92,7 +92,7 @@ class Narrow(toy.ToyDialect):
         return super().prompt(ref, prompt)
 
 
-def test_a_prompt_that_cannot_be_said_after_all_fails_its_turn_and_nothing_else() -> None:
+def test_unsendable_prompt_fails_only_its_turn() -> None:
     """Each of those that are collected is checked by itself; together they may be too much."""
     talk = Talk(replace(CONFIG, dialect=Narrow()))
     talk.ask(replace(A, prompt="far too long a prompt"))
@@ -103,7 +103,7 @@ def test_a_prompt_that_cannot_be_said_after_all_fails_its_turn_and_nothing_else(
     assert talk.kinds["b"] is Kind.DONE
 
 
-def test_one_that_cannot_be_added_after_all_fails_when_its_turn_comes() -> None:
+def test_unsendable_steered_prompt_fails_when_its_turn_comes() -> None:
     talk = Talk(replace(CONFIG, dialect=Narrow()))
     talk.ask(A)
     talk.begin()

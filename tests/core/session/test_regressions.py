@@ -30,14 +30,14 @@ EXACT = replace(A, schema={"type": "object"})
 OLD = replace(TELLING, recycle_seconds=10.0, save_prompt="put it down")
 
 
-def test_a_process_with_a_schema_is_asked_to_save_all_the_same() -> None:
+def test_save_is_sent_to_process_with_schema() -> None:
     talk = Talk(OLD)
     talk.serve(EXACT, structured={})
     talk.wait(10.0)
     assert sent(talk.ask(SAVE)) == [b"P save0000\n"]
 
 
-def test_a_save_that_had_to_give_way_has_not_saved() -> None:
+def test_preempted_save_does_not_replace_process() -> None:
     talk = Talk(OLD)
     talk.serve(A)
     talk.wait(10.0)
@@ -50,7 +50,7 @@ def test_a_save_that_had_to_give_way_has_not_saved() -> None:
     assert not of(StopProcess, talk.effects), "it is asked again, and not replaced before it has saved"
 
 
-def test_everybody_who_wanted_to_go_on_with_an_unknown_conversation_is_told() -> None:
+def test_unknown_conversation_fails_every_queued_ask() -> None:
     state = Session(config=TELLING, conversation="unknown", is_adopted=True, spent=None)
     talk = Talk(state=state)
     talk.ask(A)
@@ -61,7 +61,7 @@ def test_everybody_who_wanted_to_go_on_with_an_unknown_conversation_is_told() ->
     assert of(StartProcess, talk.ask(ask("c", NORMAL))) == [StartProcess(2, None)]
 
 
-def test_an_older_change_does_not_win_over_a_newer_one() -> None:
+def test_older_setting_does_not_override_newer_one() -> None:
     talk = Talk(TELLING)
     talk.serve(A)
     talk.tell(SettingAsked(0.0, "1", "model", "old"))
@@ -73,7 +73,7 @@ def test_an_older_change_does_not_win_over_a_newer_one() -> None:
     assert not of(StopProcess, talk.effects)
 
 
-def test_a_boundary_that_is_said_twice_is_counted_once() -> None:
+def test_repeated_boundary_is_counted_once() -> None:
     talk = Talk(TELLING)
     big = replace(A, prompt="x" * (256 << 10))
     over = {"is_error": True, "is_overflow": True, "cost": 0.5}
@@ -83,7 +83,7 @@ def test_a_boundary_that_is_said_twice_is_counted_once() -> None:
     assert talk.logged(kinds.SESSION_CONTEXT_LOST) == [], "one large prompt is not the conversation's fault"
 
 
-def test_a_prompt_that_is_done_again_and_again_does_not_keep_its_turn_open() -> None:
+def test_repeated_prompt_settlement_does_not_keep_turn_open() -> None:
     talk = Talk(TELLING)
     talk.ask(A)
     talk.begin()
@@ -94,7 +94,7 @@ def test_a_prompt_that_is_done_again_and_again_does_not_keep_its_turn_open() -> 
     assert talk.kinds == {"a": Kind.FAILED}
 
 
-def test_nobody_says_for_somebody_else_what_they_would_have_entered() -> None:
+def test_expired_elicitation_is_denied_despite_default_allow() -> None:
     talk = Talk(replace(TELLING, question_seconds=1.0, question_default="allow"))
     talk.ask(A)
     talk.begin()
@@ -107,7 +107,7 @@ def test_nobody_says_for_somebody_else_what_they_would_have_entered() -> None:
     assert answers == [[b"A", b"form", b"deny:"], [b"A", b"may", b"allow:"]]
 
 
-def test_another_configuration_does_not_wait_for_the_crashes_of_the_last_one() -> None:
+def test_reconfiguration_ends_backoff() -> None:
     talk = Talk(TELLING)
     for name in "abc":
         talk.ask(ask(name, NORMAL))
@@ -119,7 +119,7 @@ def test_another_configuration_does_not_wait_for_the_crashes_of_the_last_one() -
 
 
 @pytest.mark.parametrize("result", ["success", "failed"])
-def test_a_compaction_ends_also_if_it_failed(result: str) -> None:
+def test_compaction_ends_when_it_failed(result: str) -> None:
     begun = b'{"type":"system","subtype":"status","status":"compacting"}'
     over = b'{"type":"system","subtype":"status","status":null,"compact_result":"%s"}' % result.encode()
     assert CLAUDE.read(begun) == ToolBegan(("compaction",))

@@ -46,7 +46,7 @@ def taken(effects: list[Effect]) -> list[tuple[str, type | None]]:
     return [(e.change, None if e.error is None else type(e.error)) for e in of(SettingTaken, effects)]
 
 
-def test_a_process_that_runs_is_told_and_answers() -> None:
+def test_setting_is_sent_to_running_process_and_answered() -> None:
     talk = ready()
     effects = change(talk)
     assert sent(effects) == [b"S setting-1-1 model=large\n"]
@@ -67,7 +67,7 @@ def test_a_process_that_runs_is_told_and_answers() -> None:
     assert talk.starts[-1] == StartProcess(2, "talk", settings=LARGE)
 
 
-def test_an_agent_that_refuses_is_believed_and_keeps_what_it_has() -> None:
+def test_setting_refused_by_agent_is_dropped() -> None:
     talk = ready()
     change(talk)
     [refused] = of(SettingTaken, talk.mean(Replied("setting-1-1", error="no such model")))
@@ -78,7 +78,7 @@ def test_an_agent_that_refuses_is_believed_and_keeps_what_it_has() -> None:
     assert not talk.logged(kinds.SESSION_SETTING)
 
 
-def test_an_agent_that_does_not_answer_is_replaced_by_one_that_has_it() -> None:
+def test_unanswered_setting_replaces_process() -> None:
     talk = ready()
     change(talk)
     assert taken(talk.wait(9.9)) == []
@@ -99,7 +99,7 @@ def test_an_agent_that_does_not_answer_is_replaced_by_one_that_has_it() -> None:
     assert talk.state.settings == before
 
 
-def test_in_a_turn_the_process_is_replaced_after_it() -> None:
+def test_unanswered_setting_replaces_process_after_its_turn() -> None:
     talk = Talk(TELLING)
     talk.ask(A)
     talk.begin()
@@ -115,14 +115,14 @@ def test_in_a_turn_the_process_is_replaced_after_it() -> None:
     assert of(StartProcess, talk.die(signal=15)) == [StartProcess(2, "talk", settings=LARGE)]
 
 
-def test_no_prompt_is_sent_before_the_answer() -> None:
+def test_setting_blocks_prompts_until_answered() -> None:
     talk = ready()
     change(talk)
     assert sent(talk.ask(B)) == []
     assert sent(talk.mean(Replied("setting-1-1"))) == [b"P b0000\n"]
 
 
-def test_a_prompt_that_was_granted_before_waits_for_the_answer_too() -> None:
+def test_setting_blocks_granted_prompt_until_answered() -> None:
     """Between the grant and the first byte: the intent is on its way to the log."""
     talk = ready()
     talk.is_log_slow = True
@@ -134,7 +134,7 @@ def test_a_prompt_that_was_granted_before_waits_for_the_answer_too() -> None:
     assert sent(talk.mean(Replied("setting-1-1"))) == [b"P b0000\n"]
 
 
-def test_one_that_was_granted_before_does_not_go_to_a_process_that_never_answers() -> None:
+def test_granted_prompt_moves_to_next_process_when_setting_is_unanswered() -> None:
     talk = ready()
     talk.is_log_slow = True
     talk.ask(B)
@@ -151,7 +151,7 @@ def test_one_that_was_granted_before_does_not_go_to_a_process_that_never_answers
     assert talk.kinds["b"] is Kind.DONE
 
 
-def test_when_the_process_dies_the_next_one_has_it() -> None:
+def test_setting_applies_to_next_process_when_process_dies() -> None:
     talk = ready()
     change(talk)
     effects = talk.die(code=1)
@@ -160,14 +160,14 @@ def test_when_the_process_dies_the_next_one_has_it() -> None:
     assert of(StartProcess, talk.ask(B)) == [StartProcess(2, "talk", settings=LARGE)]
 
 
-def test_without_a_process_it_is_had_at_once() -> None:
+def test_setting_applies_at_once_without_process() -> None:
     talk = Talk(TELLING)
     assert taken(change(talk)) == [("c", None)]
     assert [body["by"] for body in talk.logged(kinds.SESSION_SETTING)] == ["start"]
     assert of(StartProcess, talk.ask(A)) == [StartProcess(1, None, settings=LARGE)]
 
 
-def test_a_process_that_is_being_started_is_told_as_soon_as_it_listens_and_before_its_first_prompt() -> None:
+def test_setting_is_sent_to_starting_process_before_first_prompt() -> None:
     talk = Talk(TELLING)
     talk.ask(A)
     assert talk.starts == [StartProcess(1, None)]
@@ -189,7 +189,7 @@ def test_a_process_that_is_being_started_is_told_as_soon_as_it_listens_and_befor
     assert len(talk.starts) == 1
 
 
-def test_when_it_does_not_come_to_listen_the_next_one_has_it() -> None:
+def test_setting_applies_to_next_process_when_start_fails() -> None:
     talk = Talk(TELLING)
     talk.ask(A)
     talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
@@ -199,7 +199,7 @@ def test_when_it_does_not_come_to_listen_the_next_one_has_it() -> None:
     assert of(StartProcess, talk.ask(B)) == [StartProcess(2, None, settings=LARGE)]
 
 
-def test_to_a_process_on_its_way_out_nothing_is_said() -> None:
+def test_setting_is_not_sent_to_stopping_process() -> None:
     talk = ready()
     change(talk)
     talk.wait(10.0)
@@ -210,7 +210,7 @@ def test_to_a_process_on_its_way_out_nothing_is_said() -> None:
     assert of(StartProcess, talk.ask(B)) == [StartProcess(2, "talk", settings=(("model", "small"),))]
 
 
-def test_the_last_of_one_name_counts_and_names_do_not_mix() -> None:
+def test_setting_keeps_last_value_of_each_name() -> None:
     talk = Talk(TELLING)
     change(talk, "large", id="1")
     change(talk, "plan", name="permission_mode", id="2")
@@ -219,7 +219,7 @@ def test_the_last_of_one_name_counts_and_names_do_not_mix() -> None:
     assert len(talk.state.settings) == 2
 
 
-def test_only_so_many_may_be_unanswered() -> None:
+def test_unanswered_settings_are_bounded() -> None:
     talk = ready()
     for number in range(CHANGES_MAX):
         assert taken(change(talk, id=f"c{number}")) == []
@@ -231,7 +231,7 @@ def test_only_so_many_may_be_unanswered() -> None:
     assert ids == [*(f"c{number}" for number in range(1, CHANGES_MAX)), "again"]
 
 
-def test_an_unanswered_change_spares_the_process() -> None:
+def test_process_with_unanswered_setting_is_not_idle() -> None:
     talk = Talk(replace(TELLING, idle_seconds=1.0))
     talk.serve(A)
     change(talk)
@@ -239,7 +239,7 @@ def test_an_unanswered_change_spares_the_process() -> None:
     assert not of(StopProcess, talk.wait(5.0))
 
 
-def test_a_session_that_is_being_closed_says_so() -> None:
+def test_setting_is_refused_while_session_closes() -> None:
     for fact in (CloseAsked(0.0), DrainAsked(0.0)):
         talk = Talk(TELLING)
         talk.ask(A)
@@ -249,7 +249,7 @@ def test_a_session_that_is_being_closed_says_so() -> None:
         assert taken(change(talk)) == [("c", Closed)]
 
 
-def test_whoever_waits_when_it_is_closed_is_answered() -> None:
+def test_pending_setting_fails_when_session_closes() -> None:
     talk = ready()
     change(talk)
     talk.tell(CloseAsked(0.0))
@@ -257,7 +257,7 @@ def test_whoever_waits_when_it_is_closed_is_answered() -> None:
     assert talk.state.settings == ()
 
 
-def test_a_change_that_is_not_answered_when_that_happens_is_over() -> None:
+def test_pending_setting_ends_when_session_is_reopened() -> None:
     talk = ready()
     change(talk)
     change(talk, "plan", name="permission_mode", id="d")
@@ -272,7 +272,7 @@ def test_a_change_that_is_not_answered_when_that_happens_is_over() -> None:
     assert taken(talk.tell(Reconfigured(0.0, TELLING, False))) == []
 
 
-def test_a_session_that_is_opened_again_with_a_word_of_its_own_drops_what_it_was_changed_to() -> None:
+def test_reopened_session_drops_settings_that_open_names() -> None:
     talk = Talk(TELLING)
     change(talk)
     change(talk, "plan", name="permission_mode", id="d")
@@ -282,7 +282,7 @@ def test_a_session_that_is_opened_again_with_a_word_of_its_own_drops_what_it_was
     assert of(StartProcess, talk.ask(A)) == [StartProcess(1, None, settings=(("permission_mode", "plan"),))]
 
 
-def test_a_log_that_cannot_be_written_is_the_answer() -> None:
+def test_setting_fails_when_log_cannot_be_written() -> None:
     talk = ready()
     talk.tell(AppendFailed(0.0, StoreError("full")))
     assert taken(change(talk)) == [("c", StoreError)]

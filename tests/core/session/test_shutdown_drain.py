@@ -95,7 +95,7 @@ def granted() -> Talk:
 
 
 # -- what runs, and what waits ---------------------------------------------------------------------------------------
-def test_what_runs_comes_to_its_end_and_what_waits_is_passed_on() -> None:
+def test_leaving_session_finishes_running_turn_and_passes_queue_on() -> None:
     talk = running()
     assert not of(StopProcess, talk.tell(LeaveAsked(0.0)))
     assert talk.state.mode is Mode.LEAVING
@@ -115,7 +115,7 @@ def test_what_runs_comes_to_its_end_and_what_waits_is_passed_on() -> None:
     assert talk.kinds == {"a": Kind.DONE}, "no outcome is made up"
 
 
-def test_the_log_of_one_that_has_left_says_who_waits_and_that_it_is_not_closed() -> None:
+def test_left_session_log_names_queue_and_is_not_closed() -> None:
     talk = running()
     talk.tell(LeaveAsked(0.0))
     talk.hear(b"over a0000 a0000", b"settled a0000")
@@ -127,7 +127,7 @@ def test_the_log_of_one_that_has_left_says_who_waits_and_that_it_is_not_closed()
     assert found.conversation == "talk"
 
 
-def test_what_was_granted_and_not_sent_waits_again_and_is_passed_on() -> None:
+def test_leaving_session_requeues_granted_turn_that_was_not_sent() -> None:
     talk = granted()
     talk.tell(LeaveAsked(0.0))
     assert talk.state.turn is None
@@ -140,7 +140,7 @@ def test_what_was_granted_and_not_sent_waits_again_and_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_process_that_is_being_started_is_stopped_and_its_ask_passed_on(is_there: bool) -> None:
+def test_leaving_session_stops_starting_process_and_passes_its_ask_on(is_there: bool) -> None:
     talk = Talk(TELLING)
     talk.ask(ask("a", NORMAL))
     if is_there:
@@ -155,7 +155,7 @@ def test_a_process_that_is_being_started_is_stopped_and_its_ask_passed_on(is_the
     assert passed_on(fails.tell(ProcessReported(0.0, 1, StartFailed(AgentError("no such program"))))) == ["a"]
 
 
-def test_one_that_had_to_give_way_and_comes_back_is_passed_on() -> None:
+def test_leaving_session_passes_preempted_turn_on() -> None:
     talk = Talk(TELLING)
     talk.ask(ask("low", BACKGROUND, on_preempt="requeue"))
     talk.begin()
@@ -166,14 +166,14 @@ def test_one_that_had_to_give_way_and_comes_back_is_passed_on() -> None:
     assert waiting(folded(talk)) == ["urgent", "low"]
 
 
-def test_a_turn_of_the_agents_own_is_not_waited_for() -> None:
+def test_leaving_session_does_not_wait_for_agent_initiated_turn() -> None:
     talk = Talk(TELLING)
     talk.serve(ask("a", NORMAL))
     talk.mean(TurnOpened(origin="task", can_interrupt=True))
     assert [frame[:11] for frame in sent(talk.tell(LeaveAsked(0.0)))] == [b"I interrupt"]
 
 
-def test_a_prompt_that_was_to_be_added_to_what_runs_and_was_not_sent_is_passed_on() -> None:
+def test_leaving_session_passes_unsent_steered_prompt_on() -> None:
     talk = Talk(TELLING)
     talk.ask(ask("a", NORMAL))
     talk.begin()
@@ -187,7 +187,7 @@ def test_a_prompt_that_was_to_be_added_to_what_runs_and_was_not_sent_is_passed_o
     assert waiting(folded(talk)) == ["more"]
 
 
-def test_holds_end_and_windows_are_closed() -> None:
+def test_leaving_session_ends_holds_and_collect_windows() -> None:
     talk = Talk(TELLING)
     talk.tell(HoldAsked(0.0, "h", NORMAL))
     talk.ask(ask("a", NORMAL, hold="h"))
@@ -204,7 +204,7 @@ def test_holds_end_and_windows_are_closed() -> None:
     assert passed_on(talk.die(signal=15)) == ["one", "two"]
 
 
-def test_a_setting_that_the_agent_has_not_answered_is_for_the_next_process_wherever_that_is() -> None:
+def test_leaving_session_keeps_unanswered_setting_for_next_process() -> None:
     talk = Talk(TELLING)
     talk.serve(ask("a", NORMAL))
     talk.tell(SettingAsked(0.0, "c", "model", "large"))
@@ -213,7 +213,7 @@ def test_a_setting_that_the_agent_has_not_answered_is_for_the_next_process_where
     assert folded(talk).settings == (("model", "large"),)
 
 
-def test_a_question_without_its_process_is_withdrawn() -> None:
+def test_leaving_session_withdraws_questions_with_its_process() -> None:
     talk = running()
     talk.mean(Requested("q", RequestPurpose.PERMISSION, "can_use_tool", "Bash"))
     talk.tell(LeaveAsked(0.0, 0.0))
@@ -224,7 +224,7 @@ def test_a_question_without_its_process_is_withdrawn() -> None:
 
 
 # -- its deadline ----------------------------------------------------------------------------------------------------
-def test_of_several_deadlines_the_first_counts() -> None:
+def test_leave_uses_earliest_of_several_deadlines() -> None:
     talk = running()
     for by in (None, 9.0, 5.0, 7.0):
         talk.tell(LeaveAsked(0.0, by))
@@ -237,13 +237,13 @@ def test_of_several_deadlines_the_first_counts() -> None:
     assert talk.state.mode is Mode.LEFT
 
 
-def test_a_deadline_that_has_passed_is_now() -> None:
+def test_leave_with_past_deadline_stops_at_once() -> None:
     talk = running()
     assert of(StopProcess, talk.tell(LeaveAsked(talk.at, talk.at)))
     assert LEAVE not in talk.timers
 
 
-def test_one_that_drains_is_closed_by_then() -> None:
+def test_draining_session_is_closed_by_leave_deadline() -> None:
     talk = running()
     talk.tell(DrainAsked(0.0))
     assert talk.kinds == {"b": Kind.REFUSED, "c": Kind.REFUSED}
@@ -254,7 +254,7 @@ def test_one_that_drains_is_closed_by_then() -> None:
     assert talk.state.mode is Mode.CLOSED
 
 
-def test_who_drains_one_that_is_leaving_refuses_nobody() -> None:
+def test_drain_of_leaving_session_refuses_nobody() -> None:
     talk = running()
     talk.tell(LeaveAsked(0.0))
     assert talk.tell(DrainAsked(0.0)) == []
@@ -275,7 +275,7 @@ def leaving_now(*asks: str) -> Talk:
     return talk
 
 
-def test_a_withdrawal_counts_until_the_log_says_that_it_has_left() -> None:
+def test_withdrawal_counts_until_leave_is_durable() -> None:
     for fact in (AskWithdrawn(0.0, "a"), InterruptAsked(0.0, "a", "i")):
         talk = leaving_now("a", "b")
         talk.tell(fact)
@@ -288,7 +288,7 @@ def test_a_withdrawal_counts_until_the_log_says_that_it_has_left() -> None:
         assert receipts == ([] if isinstance(fact, AskWithdrawn) else [(True, By.WITHDRAWN)])
 
 
-def test_so_does_a_close() -> None:
+def test_close_counts_until_leave_is_durable() -> None:
     talk = leaving_now("a")
     talk.tell(CloseAsked(0.0))
     effects = talk.commit()
@@ -298,7 +298,7 @@ def test_so_does_a_close() -> None:
     assert folded(talk).mode is Mode.CLOSED
 
 
-def test_it_has_not_left_before_who_asked_last_knows_that_it_was_accepted() -> None:
+def test_leave_waits_until_last_ask_is_acknowledged() -> None:
     """Else it could be cancelled with nobody left who could withdraw it."""
     talk = Talk(TELLING)
     talk.is_log_slow = True
@@ -311,7 +311,7 @@ def test_it_has_not_left_before_who_asked_last_knows_that_it_was_accepted() -> N
     assert passed_on(talk.commit()) == ["a"]
 
 
-def test_who_comes_after_is_answered_and_changes_nothing() -> None:
+def test_left_session_rejects_later_facts_unchanged() -> None:
     talk = Talk(TELLING)
     talk.ask(ask("a", NORMAL))
     talk.tell(LeaveAsked(0.0))
@@ -334,7 +334,7 @@ def test_who_comes_after_is_answered_and_changes_nothing() -> None:
         assert step(left, fact) == (left, [])
 
 
-def test_while_it_leaves_nothing_new_is_taken_and_it_says_why() -> None:
+def test_leaving_session_rejects_new_asks_with_reason() -> None:
     talk = running()
     talk.tell(LeaveAsked(0.0))
     for fact in (Asked(0.0, ask("z", NORMAL)), HoldAsked(0.0, "h", NORMAL), SettingAsked(0.0, "c", "model", "large")):
@@ -348,7 +348,7 @@ def test_while_it_leaves_nothing_new_is_taken_and_it_says_why() -> None:
 
 
 # -- a log that fails ------------------------------------------------------------------------------------------------
-def test_what_a_log_that_fails_has_cost_is_written_before_it_leaves() -> None:
+def test_leave_waits_until_failed_outcomes_are_logged() -> None:
     """Else whoever has it next would serve those who were told that they failed."""
     talk = leaving_now("a")
     talk.tell(AppendFailed(0.0, FULL))
@@ -363,7 +363,7 @@ def test_what_a_log_that_fails_has_cost_is_written_before_it_leaves() -> None:
     assert [body["outcome"] for body in talk.logged(kinds.TURN_ENDED)] == ["failed"]
 
 
-def test_but_not_for_longer_than_was_said() -> None:
+def test_leave_with_failed_log_ends_at_deadline() -> None:
     talk = leaving_now("a")
     talk.tell(AppendFailed(0.0, FULL))
     talk.tell(LeaveAsked(0.0, 5.0))
@@ -376,7 +376,7 @@ def test_but_not_for_longer_than_was_said() -> None:
     assert len(of(Finish, late.die(signal=15))) == 1
 
 
-def test_one_that_was_taken_over_has_nothing_to_wait_for() -> None:
+def test_leave_ends_at_once_when_session_was_taken_over() -> None:
     talk = leaving_now("a")
     effects = talk.tell(AppendFailed(0.0, NotOwner("another has it"), is_final=True))
     assert talk.state.store is Store.LOST
@@ -385,7 +385,7 @@ def test_one_that_was_taken_over_has_nothing_to_wait_for() -> None:
     assert len(of(Finish, effects)) == 1
 
 
-def test_a_process_that_dies_by_itself_fails_its_turn_and_nobody_else() -> None:
+def test_leaving_session_passes_queue_on_when_its_process_dies() -> None:
     talk = running()
     talk.tell(LeaveAsked(0.0))
     gone = talk.die(code=1, stderr="oh")
@@ -394,7 +394,7 @@ def test_a_process_that_dies_by_itself_fails_its_turn_and_nobody_else() -> None:
     assert talk.state.process.phase is ProcessPhase.NONE
 
 
-def test_one_that_nobody_uses_leaves_at_once() -> None:
+def test_unused_session_leaves_at_once() -> None:
     talk = Talk(replace(TELLING, idle_seconds=60.0))
     assert [type(effect) for effect in talk.tell(LeaveAsked(0.0)) if not isinstance(effect, Append)] == [Finish]
     used = Talk(replace(TELLING, idle_seconds=60.0))

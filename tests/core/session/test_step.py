@@ -82,7 +82,7 @@ CHOSEN = {**USUAL, **(LARGE if IS_LARGE else {})}
 
 # -- every order -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("scenario", CHOSEN.values(), ids=list(CHOSEN))
-def test_every_order_of_facts_keeps_the_guarantees(scenario: Scenario) -> None:
+def test_session_keeps_guarantees_in_every_order_of_facts(scenario: Scenario) -> None:
     found = exploration.assert_holds(scenario)
     assert found.is_whole
     assert found.terminals > 0
@@ -90,7 +90,7 @@ def test_every_order_of_facts_keeps_the_guarantees(scenario: Scenario) -> None:
 
 @thorough
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=list(MUTANTS))
-def test_a_mistake_is_found(mutant: Mutant) -> None:
+def test_exploration_finds_planted_mistake(mutant: Mutant) -> None:
     with mutant.applied():
         if not isinstance(mutant.found_by, str):
             with pytest.raises(AssertionError):
@@ -201,7 +201,7 @@ def _outcomes(effects: list[Effect]) -> Iterator[tuple[str, Kind]]:
     return ((e.turn, e.outcome.kind) for e in effects if isinstance(e, Resolve))
 
 
-def test_one_that_waited_long_is_chosen_as_the_next_class_up_and_preempts_nobody() -> None:
+def test_aged_ask_is_chosen_one_class_up_and_preempts_nobody() -> None:
     talk = Talk()
     talk.ask(ask("a", NORMAL))
     talk.begin()
@@ -220,7 +220,7 @@ def test_one_that_waited_long_is_chosen_as_the_next_class_up_and_preempts_nobody
     assert dict(_outcomes(talk.effects))["low"] is Kind.PREEMPTED
 
 
-def test_a_clock_warns_and_then_ends_the_turn_and_is_named() -> None:
+def test_clock_warns_then_ends_turn_and_is_named() -> None:
     talk = Talk(replace(CONFIG, clocks={"progress": 10.0}))
     talk.ask(ask("a", NORMAL))
     talk.begin()
@@ -242,7 +242,7 @@ def test_a_clock_warns_and_then_ends_the_turn_and_is_named() -> None:
     assert resolved.outcome.clock == "progress"
 
 
-def test_a_closed_session_answers_whoever_still_asks() -> None:
+def test_closed_session_answers_late_callers() -> None:
     talk = Talk()
     talk.tell(CloseAsked(0.0))
     assert talk.state.mode is Mode.CLOSED
@@ -270,7 +270,7 @@ def test_a_closed_session_answers_whoever_still_asks() -> None:
     assert all(step(talk.state, fact) == (talk.state, []) for fact in silent)
 
 
-def test_an_acknowledgement_acts_on_nothing_but_the_interrupt_it_names() -> None:
+def test_acknowledgement_affects_only_the_interrupt_it_names() -> None:
     talk = Talk()
     talk.ask(ask("a", NORMAL))
     talk.begin()
@@ -281,7 +281,7 @@ def test_an_acknowledgement_acts_on_nothing_but_the_interrupt_it_names() -> None
     assert talk.state.turn == before
 
 
-def test_in_a_full_queue_an_ask_of_a_hold_has_the_holds_class_too() -> None:
+def test_full_queue_ranks_ask_of_hold_by_class_of_hold() -> None:
     talk = Talk(replace(CONFIG, queue_max=1, when_full="drop"))
     talk.tell(HoldAsked(0.0, "hold", BACKGROUND))
     talk.ask(ask("a", BACKGROUND, hold="hold"))
@@ -307,7 +307,7 @@ def _resuming() -> Talk:
     return talk
 
 
-def test_only_a_process_that_says_so_has_lost_the_conversation() -> None:
+def test_conversation_is_lost_only_when_process_says_so() -> None:
     forgets = _resuming()
     forgets.tell(ProcessReported(0.0, 2, Started(77, 0.0)))
     forgets.tell(ProcessReported(0.0, 2, Exited(1, None, 0.0)))
@@ -327,14 +327,14 @@ def test_only_a_process_that_says_so_has_lost_the_conversation() -> None:
     assert ("b", Kind.FAILED) in _outcomes(fails.effects)
 
 
-def test_a_start_that_the_log_cut_short_does_not_cost_the_conversation() -> None:
+def test_conversation_survives_start_cut_short_by_log() -> None:
     talk = _resuming()
     talk.tell(AppendFailed(0.0, StoreError("the disk is full")))
     talk.tell(ProcessReported(0.0, 2, ProcessGone()))
     assert talk.state.conversation == "talk"
 
 
-def test_an_interrupt_that_was_refused_has_stopped_nothing() -> None:
+def test_refused_interrupt_stops_nothing() -> None:
     talk = Talk()
     talk.ask(ask("a", NORMAL))
     talk.begin()
@@ -346,7 +346,7 @@ def test_an_interrupt_that_was_refused_has_stopped_nothing() -> None:
     assert ("a", Kind.DONE) in _outcomes(talk.effects)
 
 
-def test_a_prompt_that_is_settled_without_a_result_fails_and_not_before_the_result_could_have_come() -> None:
+def test_settled_prompt_without_result_fails_after_drain_time() -> None:
     late = Talk()
     late.ask(ask("a", NORMAL))
     late.begin()
@@ -363,7 +363,7 @@ def test_a_prompt_that_is_settled_without_a_result_fails_and_not_before_the_resu
     assert ("a", Kind.FAILED) in _outcomes(never.effects)
 
 
-def test_so_does_one_whose_agent_begins_something_else_instead() -> None:
+def test_settled_prompt_without_result_fails_when_agent_begins_another_turn() -> None:
     talk = Talk()
     talk.ask(ask("a", NORMAL))
     talk.begin()
@@ -377,7 +377,7 @@ def test_so_does_one_whose_agent_begins_something_else_instead() -> None:
     assert list(_outcomes(said.effects)) == [("a", Kind.DONE)]
 
 
-def test_a_process_that_dies_before_the_first_byte_is_counted_apart_from_preemptions() -> None:
+def test_process_death_before_first_byte_is_counted_as_restart() -> None:
     often = Turn(id="a", ask=ask("a", NORMAL), priority=NORMAL, phase=TurnPhase.STARTING, attempt=9)
     talk = Talk()
     talk.ask(ask("z", NORMAL))
@@ -389,7 +389,7 @@ def test_a_process_that_dies_before_the_first_byte_is_counted_apart_from_preempt
     assert [waiting.restarts for waiting in talk.state.queue if isinstance(waiting, Turn)] == [1]
 
 
-def test_a_question_that_is_asked_twice_is_one_question() -> None:
+def test_repeated_question_is_one_question() -> None:
     talk = Talk()
     talk.ask(ask("a", NORMAL))
     talk.begin()
@@ -403,7 +403,7 @@ def test_a_question_that_is_asked_twice_is_one_question() -> None:
     assert len(talk.state.questions) == QUESTIONS_MAX
 
 
-def test_an_agent_that_asks_and_never_reads_is_given_up() -> None:
+def test_agent_that_asks_and_never_reads_is_stopped() -> None:
     talk = Talk()
     talk.ask(ask("a", NORMAL))
     talk.begin()
@@ -414,7 +414,7 @@ def test_an_agent_that_asks_and_never_reads_is_given_up() -> None:
     assert any(isinstance(effect, StopProcess) for effect in effects)
 
 
-def test_holds_that_wait_are_bounded_and_are_no_asks() -> None:
+def test_waiting_holds_are_bounded_and_take_no_ask_places() -> None:
     talk = Talk(replace(CONFIG, queue_max=2))
     talk.ask(ask("a", NORMAL))
     talk.begin()
@@ -423,7 +423,7 @@ def test_holds_that_wait_are_bounded_and_are_no_asks() -> None:
     assert not [e for e in talk.ask(ask("b", NORMAL)) if isinstance(e, Reject)]
 
 
-def test_a_result_that_names_only_what_was_added_ends_only_that() -> None:
+def test_result_that_names_steered_prompt_ends_only_that() -> None:
     talk = Talk()
     talk.ask(ask("a", NORMAL))
     talk.begin()

@@ -44,12 +44,12 @@ def _interrupted(config: object = LEAVES) -> Talk:
     return talk
 
 
-def test_what_was_started_since_the_prompt_is_ended() -> None:
+def test_sweep_covers_processes_started_since_prompt() -> None:
     talk = _interrupted()
     assert of(SweepTools, talk.effects) == [SweepTools(1, 1.0, True)]
 
 
-def test_in_a_later_turn_it_is_since_that_turns_prompt() -> None:
+def test_sweep_of_later_turn_starts_at_its_own_prompt() -> None:
     talk = Talk(LEAVES)
     talk.serve(A)
     talk.at = 7.0
@@ -61,13 +61,13 @@ def test_in_a_later_turn_it_is_since_that_turns_prompt() -> None:
     assert of(SweepTools, talk.effects) == [SweepTools(1, 7.0, True)]
 
 
-def test_the_next_prompt_waits_for_it() -> None:
+def test_next_prompt_waits_for_sweep() -> None:
     talk = _interrupted()
     assert not sent(talk.ask(B))
     assert sent(talk.tell(ProcessReported(talk.at, 1, SweepEnded()))) == [b"P b0000\n"]
 
 
-def test_what_was_ended_is_told_with_the_name_of_the_turn_that_left_it() -> None:
+def test_sweep_is_logged_with_turn_that_left_processes() -> None:
     talk = _interrupted()
     talk.tell(ProcessReported(talk.at, 1, SweepEnded((SLEEP,), (Survivor(98, "other", "not ours to signal"),))))
     (body,) = talk.logged(kinds.PROCESS_SWEPT)
@@ -76,13 +76,13 @@ def test_what_was_ended_is_told_with_the_name_of_the_turn_that_left_it() -> None
     assert body["after"] == "a"
 
 
-def test_if_nothing_was_left_nothing_is_told() -> None:
+def test_sweep_that_found_nothing_is_not_logged() -> None:
     talk = _interrupted()
     talk.tell(ProcessReported(talk.at, 1, SweepEnded()))
     assert not talk.logged(kinds.PROCESS_SWEPT)
 
 
-def test_by_policy_it_is_only_told() -> None:
+def test_sweep_only_reports_when_policy_is_keep() -> None:
     talk = _interrupted(replace(LEAVES, after_interrupt="keep"))
     assert [effect.ends for effect in of(SweepTools, talk.effects)] == [False]
     talk.tell(ProcessReported(talk.at, 1, SweepEnded((SLEEP,))))
@@ -92,17 +92,17 @@ def test_by_policy_it_is_only_told() -> None:
     ]
 
 
-def test_a_turn_that_ended_by_itself_may_leave_what_it_likes() -> None:
+def test_completed_turn_is_not_swept() -> None:
     talk = Talk(LEAVES)
     talk.serve(A)
     assert not of(SweepTools, talk.effects)
 
 
-def test_an_agent_that_cleans_up_is_not_swept_after() -> None:
+def test_turn_is_not_swept_when_agent_cleans_up() -> None:
     assert not of(SweepTools, _interrupted(TELLING).effects)
 
 
-def test_a_preempted_turn_is_swept_after_before_the_urgent_one_begins() -> None:
+def test_preempted_turn_is_swept_before_urgent_one_begins() -> None:
     talk = Talk(LEAVES)
     talk.ask(A)
     talk.begin()
@@ -112,13 +112,13 @@ def test_a_preempted_turn_is_swept_after_before_the_urgent_one_begins() -> None:
     assert sent(talk.tell(ProcessReported(talk.at, 1, SweepEnded()))) == [b"P urgent0000\n"]
 
 
-def test_one_that_is_never_answered_ends_the_process() -> None:
+def test_unanswered_sweep_ends_process() -> None:
     talk = _interrupted()
     assert talk.waits_for(Timer.SWEEP) == ["1"]
     assert of(StopProcess, talk.wait(SWEEP_SECONDS_MAX)) == [StopProcess(1)]
 
 
-def test_an_answer_of_a_process_that_is_gone_says_nothing() -> None:
+def test_sweep_answer_of_dead_process_is_ignored() -> None:
     talk = _interrupted()
     talk.die(code=1)
     assert not talk.waits_for(Timer.SWEEP)
@@ -128,7 +128,7 @@ def test_an_answer_of_a_process_that_is_gone_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_turns_that_the_agent_opens_meanwhile_and_are_stopped_are_swept_after_as_well(count: int) -> None:
+def test_agent_initiated_turns_during_sweep_are_swept_too(count: int) -> None:
     talk = _interrupted()
     talk.ask(ask("urgent", INTERACTIVE))
     for number in range(count):
@@ -143,7 +143,7 @@ def test_turns_that_the_agent_opens_meanwhile_and_are_stopped_are_swept_after_as
     assert sent(talk.tell(ProcessReported(talk.at, 1, SweepEnded()))) == [b"P urgent0000\n"]
 
 
-def test_one_that_says_that_it_had_finished_may_have_left_its_tools_all_the_same() -> None:
+def test_turn_that_finished_before_interrupt_is_swept_too() -> None:
     talk = Talk(replace(LEAVES, dialect=toy.ToyDialect(acknowledges_interrupts=False)))
     talk.ask(A)
     talk.begin()
@@ -154,7 +154,7 @@ def test_one_that_says_that_it_had_finished_may_have_left_its_tools_all_the_same
     assert len(of(SweepTools, talk.effects)) == 1
 
 
-def test_a_turn_that_came_of_an_added_prompt_began_when_the_one_before_was_over() -> None:
+def test_sweep_of_steered_turn_starts_at_end_of_previous_one() -> None:
     talk = Talk(LEAVES)
     talk.ask(A)
     talk.begin()
@@ -177,7 +177,7 @@ SERVES = replace(TELLING, serves_terminals=True)
 
 
 @pytest.mark.parametrize("policy", ["sweep", "keep"])
-def test_what_the_agent_has_had_us_run_in_the_turn_ends_with_it(policy: str) -> None:
+def test_interrupt_ends_or_reports_workspace_commands_of_turn(policy: str) -> None:
     talk = Talk(replace(SERVES, after_interrupt=policy))
     talk.serve(A)
     talk.at = 7.0
@@ -191,7 +191,7 @@ def test_what_the_agent_has_had_us_run_in_the_turn_ends_with_it(policy: str) -> 
     assert (body[member], body["after"]) == ([{"pid": 99, "command": "sleep 60"}], "b")
 
 
-def test_nothing_is_begun_for_a_turn_that_is_to_end() -> None:
+def test_stopping_turn_starts_no_workspace_command() -> None:
     talk = Talk(SERVES)
     talk.ask(A)
     talk.begin()

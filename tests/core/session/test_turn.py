@@ -21,7 +21,7 @@ def _diagram() -> str:
     return "\n".join(["stateDiagram-v2", "    [*] --> queued", *moves, "    ended --> [*]"])
 
 
-def test_the_architecture_page_draws_the_table() -> None:
+def test_architecture_page_shows_turn_table() -> None:
     page = ARCHITECTURE.read_text(encoding="utf-8")
     assert f"```mermaid\n{_diagram()}\n```" in page, f"paste this into {ARCHITECTURE.name}:\n{_diagram()}"
 
@@ -37,7 +37,7 @@ def _paths(phase: TurnPhase, length: int) -> Iterator[tuple[Move, ...]]:
             yield from ((move, *rest) for rest in _paths(following, length - 1))
 
 
-def test_every_path_of_the_table_can_be_walked() -> None:
+def test_turn_table_paths_can_be_walked() -> None:
     paths = list(_paths(TurnPhase.QUEUED, 8))
     assert len(paths) > 50
     for path in paths:
@@ -50,7 +50,7 @@ def test_every_path_of_the_table_can_be_walked() -> None:
 
 @pytest.mark.parametrize("phase", TurnPhase)
 @pytest.mark.parametrize("move", Move)
-def test_a_move_that_is_not_in_the_table_raises_before_anything_changes(phase: TurnPhase, move: Move) -> None:
+def test_turn_move_outside_table_raises_and_changes_nothing(phase: TurnPhase, move: Move) -> None:
     turn = Turn(id="a", ask=_ask(), priority=NORMAL, phase=phase)
     if move in TABLE[phase]:
         assert turn.moved(move).phase is TABLE[phase][move]
@@ -60,7 +60,7 @@ def test_a_move_that_is_not_in_the_table_raises_before_anything_changes(phase: T
     assert turn.phase is phase
 
 
-def test_nothing_leads_out_of_the_end_and_everything_leads_to_it() -> None:
+def test_ended_phase_is_final_and_reachable_from_every_phase() -> None:
     assert not TABLE[TurnPhase.ENDED]
     reaching = {TurnPhase.ENDED}
     while more := {p for p in TurnPhase if p not in reaching and set(TABLE[p].values()) & reaching}:
@@ -68,13 +68,13 @@ def test_nothing_leads_out_of_the_end_and_everything_leads_to_it() -> None:
     assert reaching == set(TurnPhase)
 
 
-def test_what_is_over_cannot_come_back() -> None:
+def test_ended_turn_cannot_be_requeued() -> None:
     coming_back = {phase for phase in TurnPhase if Move.REQUEUE in TABLE[phase]}
     assert coming_back == {TurnPhase.STARTING, TurnPhase.RUNNING, TurnPhase.INTERRUPTING}
 
 
 @given(attempts=st.integers(1, 70_000))
-def test_another_attempt_has_another_key_and_another_name(attempts: int) -> None:
+def test_requeued_turn_has_new_key_and_ref(attempts: int) -> None:
     turn = Turn(id="a", ask=_ask(), priority=NORMAL, phase=TurnPhase.STARTING, attempt=attempts, cause=Cause.PREEMPT)
     again = turn.requeued()
     assert again.phase is TurnPhase.QUEUED
@@ -84,7 +84,7 @@ def test_another_attempt_has_another_key_and_another_name(attempts: int) -> None
     assert again.cause is None
 
 
-def test_what_was_collected_comes_back_and_what_was_steered_does_not() -> None:
+def test_requeued_turn_keeps_collected_asks_and_drops_steered_ones() -> None:
     turn = Turn(
         id="a", ask=_ask(), priority=NORMAL, phase=TurnPhase.INTERRUPTING, joined=(_ask("b"),), steered=(_ask("c"),)
     )
@@ -92,7 +92,7 @@ def test_what_was_collected_comes_back_and_what_was_steered_does_not() -> None:
     assert [ask.id for ask in turn.requeued().asks] == ["a", "b"]
 
 
-def test_prompts_that_were_collected_are_sent_as_one() -> None:
+def test_collected_prompts_are_joined_into_one() -> None:
     texts = Turn(id="a", ask=_ask(), priority=NORMAL, joined=(_ask("b"),))
     assert texts.prompt == "a\n\nb"
     block = {"type": "image", "data": "…"}
@@ -100,7 +100,7 @@ def test_prompts_that_were_collected_are_sent_as_one() -> None:
     assert mixed.prompt == [{"type": "text", "text": "a"}, block]
 
 
-def test_a_turn_of_the_agents_own_is_nobodys_ask() -> None:
+def test_agent_initiated_turn_has_no_asks() -> None:
     turn = own("own-1", "task", 0, seq=7, heard=(), at=0.0)
     assert turn.is_own
     assert turn.is_open

@@ -15,7 +15,7 @@ def _by_name(them: Clocks) -> dict[ClockName, Clock]:
     return {clock.name: clock for clock in them}
 
 
-def test_a_limit_that_is_none_or_missing_is_no_clock() -> None:
+def test_watchdog_without_limit_is_no_clock() -> None:
     assert {clock.name for clock in watchdogs.wound({"bytes": None, "overall": 1.0, "start": 5.0}, 0.0)} == {
         ClockName.OVERALL
     }
@@ -23,12 +23,12 @@ def test_a_limit_that_is_none_or_missing_is_no_clock() -> None:
     assert watchdogs.expired((), 1e9) is None
 
 
-def test_what_watches_a_tool_or_a_question_stands_still_at_first() -> None:
+def test_tool_and_human_clocks_are_stopped_at_first() -> None:
     running = {name for name, clock in _by_name(watchdogs.wound(LIMITS, 0.0)).items() if clock.is_running}
     assert running == {ClockName.BYTES, ClockName.PROGRESS, ClockName.OVERALL}
 
 
-def test_while_a_question_waits_all_others_stand_still() -> None:
+def test_question_stops_all_other_clocks() -> None:
     them = watchdogs.attend(watchdogs.wound(LIMITS, 0.0), 3.0, has_tool=True, has_question=True)
     assert {clock.name for clock in them if clock.is_running} == {ClockName.HUMAN}
     assert watchdogs.expired(them, 12.9) is None
@@ -41,12 +41,12 @@ def test_while_a_question_waits_all_others_stand_still() -> None:
     assert watchdogs.next_at(after) == 101.0  # Half of eight seconds, three of which had passed.
 
 
-def test_while_a_tool_runs_silence_is_no_fault() -> None:
+def test_tool_stops_silence_clocks() -> None:
     them = watchdogs.attend(watchdogs.wound(LIMITS, 0.0), 1.0, has_tool=True, has_question=False)
     assert {clock.name for clock in them if clock.is_running} == {ClockName.TOOL, ClockName.OVERALL}
 
 
-def test_each_tool_begins_anew() -> None:
+def test_tool_clock_restarts_with_each_tool() -> None:
     them = watchdogs.attend(watchdogs.wound(LIMITS, 0.0), 0.0, has_tool=True, has_question=False)
     them, warned = watchdogs.warn(them, 3.0)
     assert [clock.name for clock in warned] == [ClockName.TOOL]
@@ -57,7 +57,7 @@ def test_each_tool_begins_anew() -> None:
     assert [clock.name for clock in warned] == [ClockName.TOOL]
 
 
-def test_it_warns_once_and_again_only_after_it_was_wound_up() -> None:
+def test_clock_warns_once_until_rewound() -> None:
     them = watchdogs.wound({"bytes": 8.0}, 0.0)
     them, warned = watchdogs.warn(them, 4.0)
     assert len(warned) == 1
@@ -70,7 +70,7 @@ def test_it_warns_once_and_again_only_after_it_was_wound_up() -> None:
     assert len(warned) == 1
 
 
-def test_to_wind_up_what_is_not_there_changes_nothing() -> None:
+def test_wind_of_absent_clock_changes_nothing() -> None:
     them = watchdogs.wound({"overall": 8.0}, 0.0)
     assert watchdogs.wind(them, 1.0, ClockName.BYTES) is them
 
@@ -79,7 +79,7 @@ _deeds = st.lists(st.tuples(st.sampled_from(["wait", "bytes", "tool", "question"
 
 
 @given(deeds=_deeds)
-def test_it_agrees_with_a_model_that_counts_seconds(deeds: list[tuple[str, int]]) -> None:
+def test_watchdogs_agree_with_model_that_counts_seconds(deeds: list[tuple[str, int]]) -> None:
     them = watchdogs.wound(LIMITS, 0.0)
     passed = dict.fromkeys(LIMITS, 0)
     now = 0
@@ -124,7 +124,7 @@ def _runs(name: str, has_tool: bool, has_question: bool) -> bool:
 
 
 @given(since=st.floats(0, 1e9), seconds=st.floats(0.001, 1e6))
-def test_a_timer_that_fires_on_time_is_never_too_early(since: float, seconds: float) -> None:
+def test_watchdog_timer_never_fires_too_early(since: float, seconds: float) -> None:
     """Whatever is lost in the sum: at the very number that the timer was set to, the clock has something to say."""
     them = watchdogs.wound({"overall": seconds}, since)
     half = watchdogs.next_at(them)

@@ -61,7 +61,7 @@ def seconds_left(talk: Talk) -> float:
     return talk.at - begin
 
 
-def test_while_a_tool_runs_its_own_clock_runs_and_silence_is_no_fault() -> None:
+def test_running_tool_runs_only_its_own_clock() -> None:
     talk = running()
     talk.wait(4.0)
     talk.mean(TOOL)
@@ -71,7 +71,7 @@ def test_while_a_tool_runs_its_own_clock_runs_and_silence_is_no_fault() -> None:
     assert ended_by(talk) == "tool"
 
 
-def test_when_it_is_over_the_others_begin_anew() -> None:
+def test_silence_clocks_restart_after_tool() -> None:
     talk = running()
     talk.mean(TOOL)
     talk.wait(90.0)
@@ -81,7 +81,7 @@ def test_when_it_is_over_the_others_begin_anew() -> None:
     assert ended_by(talk) == "bytes"
 
 
-def test_of_several_tools_the_last_one_counts() -> None:
+def test_tool_clock_runs_until_last_of_several_tools_ends() -> None:
     talk = running()
     talk.mean(ToolBegan(("t1", "t2")))
     talk.mean(ToolBegan(("t3", "t1")))
@@ -92,7 +92,7 @@ def test_of_several_tools_the_last_one_counts() -> None:
     assert runs(talk) == {"bytes", "progress"}
 
 
-def test_more_tools_than_are_counted_are_tools_all_the_same() -> None:
+def test_counted_tools_and_tasks_are_bounded() -> None:
     talk = running()
     talk.mean(ToolBegan(tuple(f"t{number}" for number in range(2 * TASKS_MAX))))
     assert talk.state.turn is not None
@@ -101,7 +101,7 @@ def test_more_tools_than_are_counted_are_tools_all_the_same() -> None:
     assert len(talk.state.process.tasks) == TASKS_MAX
 
 
-def test_a_question_in_a_tool_stops_its_clock_until_it_is_answered() -> None:
+def test_question_inside_tool_pauses_its_clock() -> None:
     talk = running()
     talk.mean(TOOL, Requested("q", RequestPurpose.PERMISSION, "can_use_tool", "saw"))
     assert runs(talk) == {"human"}
@@ -121,7 +121,7 @@ def test_a_question_in_a_tool_stops_its_clock_until_it_is_answered() -> None:
         (Noise(), "progress"),
     ],
 )
-def test_thought_is_life_and_no_progress(meaning: Meaning | None, clock: str | None) -> None:
+def test_thought_winds_bytes_clock_and_not_progress(meaning: Meaning | None, clock: str | None) -> None:
     talk = running()
     for _ in range(12):
         talk.wait(4.0)
@@ -135,7 +135,7 @@ def test_thought_is_life_and_no_progress(meaning: Meaning | None, clock: str | N
     assert talk.state.turn.clock == clock
 
 
-def test_thought_among_words_is_progress() -> None:
+def test_thought_after_text_does_not_wind_progress_clock() -> None:
     talk = running()
     talk.wait(4.0)
     talk.hear(b"text")
@@ -146,7 +146,7 @@ def test_thought_among_words_is_progress() -> None:
     assert (since[ClockName.PROGRESS], since[ClockName.BYTES]) == (4.0, 8.0)
 
 
-def test_a_compaction_counts_as_a_tool() -> None:
+def test_compaction_counts_as_tool() -> None:
     begins = CLAUDE.read(b'{"type":"system","subtype":"status","status":"compacting"}')
     ends = CLAUDE.read(b'{"type":"system","subtype":"compact_boundary"}')
     assert begins is not None
@@ -172,7 +172,7 @@ def test_tools_end_with_their_turn() -> None:
     assert runs(talk) == {"bytes", "progress"}
 
 
-def test_a_turn_that_comes_back_has_no_tools() -> None:
+def test_requeued_turn_has_no_tools() -> None:
     talk = Talk(CLOCKED)
     talk.ask(replace(A, on_preempt="requeue"))
     talk.begin()
@@ -186,7 +186,7 @@ def test_a_turn_that_comes_back_has_no_tools() -> None:
     assert runs(talk) == {"bytes", "progress"}
 
 
-def test_a_tool_of_the_agents_own_turn_is_watched_too() -> None:
+def test_agent_initiated_turn_tool_is_watched() -> None:
     talk = Talk(CLOCKED)
     talk.serve(A)
     talk.mean(TurnOpened(origin="task", can_interrupt=True), TOOL)
@@ -196,7 +196,7 @@ def test_a_tool_of_the_agents_own_turn_is_watched_too() -> None:
     assert talk.state.clocks == ()
 
 
-def test_a_tool_outside_of_a_turn_is_nobodys() -> None:
+def test_tool_outside_turns_changes_no_clock() -> None:
     talk = Talk(CLOCKED)
     talk.serve(A)
     before = talk.state

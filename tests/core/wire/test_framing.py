@@ -94,7 +94,7 @@ class Shell:
 @example([b"a\r", b"\r\n"])
 @example([b"a\r", b"b\r\n\r", b"\n\r"])
 @example([b"\n", b"", b"\n"])
-def test_how_the_bytes_are_cut_never_shows(chunks: list[bytes]) -> None:
+def test_framing_is_independent_of_cuts(chunks: list[bytes]) -> None:
     data = b"".join(chunks)
     one = Framing()
     got: list[Framed] = []
@@ -109,19 +109,19 @@ def test_how_the_bytes_are_cut_never_shows(chunks: list[bytes]) -> None:
     assert (one.bytes_in, one.lines, one.blank, one.oversize) == (len(data), len(lines), blank, 0)
 
 
-def test_bytes_pass_through_whatever_they_are() -> None:
+def test_framing_passes_any_bytes_through() -> None:
     strange = bytes(byte for byte in range(256) if byte != ord("\n")) + b"\xed\xa0\x80\xc0\x80"
     assert framed([strange + b"\n" + strange]) == [strange, strange]
     # What str.splitlines takes for a newline is none.
     assert framed([b"a\x0bb\x0cc\x1cd\xc2\x85e\xe2\x80\xa8f\rg\n"]) == [b"a\x0bb\x0cc\x1cd\xc2\x85e\xe2\x80\xa8f\rg"]
 
 
-def test_a_return_is_dropped_only_before_a_newline_and_only_one() -> None:
+def test_framing_drops_one_return_only_before_newline() -> None:
     assert framed([b"a\r\nb\r\r\n\rc\n\r\n"]) == [b"a", b"b\r", b"\rc"]
     assert framed([b"a\r", b"\r", b"\n", b"\r\n", b"b\r"]) == [b"a\r", b"b"]
 
 
-def test_a_chunk_without_anything_oversize_is_a_plain_list_of_the_callers() -> None:
+def test_framing_returns_plain_list_owned_by_caller() -> None:
     one = Framing()
     first = one.feed(b"a\nb\n")
     assert type(first) is list
@@ -145,14 +145,14 @@ def test_a_chunk_without_anything_oversize_is_a_plain_list_of_the_callers() -> N
         (b"12345\n", []),
     ],
 )
-def test_the_last_line_needs_no_newline(data: bytes, last: list[bytes] | MixedChunk) -> None:
+def test_framing_accepts_last_line_without_newline(data: bytes, last: list[bytes] | MixedChunk) -> None:
     one = Framing(frame_bytes_max=4)
     one.feed(data)
     assert one.end() == last
     assert one.bytes_in == len(data)
 
 
-def test_nothing_comes_after_the_end() -> None:
+def test_framing_refuses_input_after_end() -> None:
     one = Framing()
     one.feed(b"a")
     one.end()
@@ -169,7 +169,7 @@ def test_nothing_comes_after_the_end() -> None:
 @example([b"abc\r", b"\r\n"], 3)
 @example([b"abcd\r", b"\r", b"e\n"], 3)
 @example([b"a\n\nabcdef\n\nb\nabc"], 3)
-def test_an_oversize_line_comes_whole_and_in_its_place(chunks: list[bytes], limit: int) -> None:
+def test_framing_passes_oversize_line_whole_and_in_place(chunks: list[bytes], limit: int) -> None:
     data = b"".join(chunks)
     one, shell = Framing(frame_bytes_max=limit), Shell()
     for chunk in chunks:
@@ -192,7 +192,7 @@ def test_an_oversize_line_comes_whole_and_in_its_place(chunks: list[bytes], limi
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n", b""])
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_the_limit_is_the_longest_line_that_is_kept(newline: bytes, size: int) -> None:
+def test_framing_limit_is_longest_kept_line(newline: bytes, size: int) -> None:
     limit = 100
     for length, is_kept in ((limit - 1, True), (limit, True), (limit + 1, False)):
         line = b"x" * length
@@ -202,13 +202,13 @@ def test_the_limit_is_the_longest_line_that_is_kept(newline: bytes, size: int) -
         assert isinstance(got[-1], OversizeEnded) is not is_kept
 
 
-def test_a_newline_that_comes_alone_takes_nothing_from_the_limit() -> None:
+def test_framing_limit_excludes_newline_that_comes_alone() -> None:
     # The held pieces are too large to be gathered, and the chunk with the newline adds nothing to them.
     limit = 10_000
     assert framed([b"x", b"x" * (limit - 1) + b"\r", b"", b"\n"], limit) == [b"x" * limit]
 
 
-def test_the_real_limit() -> None:
+def test_framing_default_limit_is_32_mib() -> None:
     line = bytes(FRAME_BYTES_MAX)
     assert FRAME_BYTES_MAX == 32 << 20
     assert framed([line, b"\nnext\n"]) == [line, b"next"]
@@ -220,7 +220,7 @@ def test_the_real_limit() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 100, 5000, 70_000, 300_000])
-def test_head_and_tail_are_the_lines_ends_however_it_came(size: int) -> None:
+def test_framing_head_and_tail_are_ends_of_oversize_line(size: int) -> None:
     line = b"".join(b"%07d " % number for number in range(25_000))
     data = line + b"\nnext\n"
     shell = Shell()
@@ -229,7 +229,7 @@ def test_head_and_tail_are_the_lines_ends_however_it_came(size: int) -> None:
     assert shell.spilled == [OversizeEnded(len(line), line[:HEAD_BYTES], line[-TAIL_BYTES:])]
 
 
-def test_what_it_is_doing_shows() -> None:
+def test_framing_repr_shows_its_state() -> None:
     one = Framing(frame_bytes_max=4)
     assert repr(one) == "<Framing open=none bytes_in=0 lines=0 oversize=0>"
     one.feed(b"a\nbc")
@@ -262,7 +262,7 @@ def trickle(length: int, size: int, make: Callable[[bytes], bytes] = bytes) -> l
 
 
 @pytest.mark.parametrize("size", [1, 2, 100])
-def test_a_trickle_is_searched_once_and_never_summed_up(size: int) -> None:
+def test_framing_searches_trickled_bytes_once(size: int) -> None:
     for length in (20_000, 40_000):
         Counted.work = 0
         assert framed([*trickle(length, size, Counted), Counted(b"\n")]) == [b"x" * length]
@@ -270,7 +270,7 @@ def test_a_trickle_is_searched_once_and_never_summed_up(size: int) -> None:
 
 
 @pytest.mark.parametrize(("length", "size"), [(1 << 18, 1), (1 << 20, 64), (8 << 20, 4000), (8 << 20, 5000)])
-def test_four_times_the_trickle_is_four_times_the_work(length: int, size: int) -> None:
+def test_framing_cost_of_trickle_is_linear(length: int, size: int) -> None:
     def seconds(chunks: list[bytes]) -> float:
         one = Framing()
         before = time.thread_time()
@@ -294,7 +294,7 @@ def test_four_times_the_trickle_is_four_times_the_work(length: int, size: int) -
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("size", [2, 3, 1000, 4096, 5000])
-def test_memory_is_bounded_by_the_limit_however_small_the_pieces(size: int) -> None:
+def test_framing_memory_is_bounded_for_any_piece_size(size: int) -> None:
     limit = 4 * HEAD_BYTES
     chunk = b"x" * size
     # Fresh objects, as they come from a pipe; the last one passes the limit.
@@ -325,7 +325,7 @@ def test_memory_is_bounded_by_the_limit_however_small_the_pieces(size: int) -> N
         tracemalloc.stop()
 
 
-def test_an_oversize_line_is_handed_over_without_a_copy() -> None:
+def test_framing_passes_oversize_chunks_without_copy() -> None:
     one = Framing(frame_bytes_max=1 << 20)
     chunks = [bytes(256 << 10) for _ in range(5)]
     for chunk in chunks[:4]:
@@ -336,7 +336,7 @@ def test_an_oversize_line_is_handed_over_without_a_copy() -> None:
     assert [id(piece) for piece in pieces] == [id(chunk) for chunk in chunks]
 
 
-def test_the_chunk_that_is_longer_than_the_limit_is_cut() -> None:
+def test_framing_cuts_chunk_longer_than_limit() -> None:
     # `feed` measures no line of a chunk that fits the limit, so a longer one must never get that far.
     assert Framing(frame_bytes_max=4).feed(b"ab\ncd\n\nef\n") == [b"ab", b"cd", b"ef"]
     assert framed([b"ab\n12345\ncd\n"], 4) == [

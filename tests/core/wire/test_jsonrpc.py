@@ -67,7 +67,7 @@ READ: list[tuple[bytes, Message]] = [
 
 
 @pytest.mark.parametrize(("line", "message"), READ, ids=[str(number) for number in range(len(READ))])
-def test_one_message_a_line(line: bytes, message: Message) -> None:
+def test_decode_reads_one_message_per_line(line: bytes, message: Message) -> None:
     (read,) = jsonrpc.decode(line)
     assert read == message
     assert type(getattr(read, "id", None)) is type(getattr(message, "id", None))
@@ -84,7 +84,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("line", GARBAGE, ids=[str(number) for number in range(len(GARBAGE))])
-def test_garbage_is_a_value(line: bytes) -> None:
+def test_decode_returns_invalid_message_for_garbage(line: bytes) -> None:
     (read,) = jsonrpc.decode(line)
     assert isinstance(read, InvalidMessage)
     assert read.reason
@@ -93,7 +93,7 @@ def test_garbage_is_a_value(line: bytes) -> None:
 @pytest.mark.parametrize(
     "id", [b"1.5", b"true", b"[]", b"{}", b"1e300", b"99999999999999999999999", b'"%s"' % (b"x" * 9_000)]
 )
-def test_who_asks_under_what_is_no_id_is_known_to_wait(id: bytes) -> None:
+def test_decode_marks_request_with_invalid_id(id: bytes) -> None:
     (read,) = jsonrpc.decode(b'{"jsonrpc":"2.0","id":%s,"method":"m"}' % id)
     assert isinstance(read, InvalidMessage)
     assert read.is_request
@@ -103,13 +103,13 @@ def test_who_asks_under_what_is_no_id_is_known_to_wait(id: bytes) -> None:
     assert not reply.is_request, "nobody waits for an answer to an answer"
 
 
-def test_who_names_no_method_is_known_to_wait() -> None:
+def test_decode_marks_request_without_method() -> None:
     assert jsonrpc.decode(b'{"id":7,"method":null}') == (
         InvalidMessage("the method is no text", is_request=True, id=7),
     )
 
 
-def test_a_batch_is_taken_apart() -> None:
+def test_decode_splits_batch() -> None:
     line = b'[1,{"id":"1","error":"x"},[],{"method":"n"},{"id":1,"method":"m"},{"id":1,"result":null}]'
     first, second, third, *rest = jsonrpc.decode(line)
     assert isinstance(first, InvalidMessage)
@@ -138,7 +138,7 @@ def batch(item: bytes, count: int) -> bytes:
     return b"[%s]" % b",".join([item] * count)
 
 
-def test_a_batch_has_a_most() -> None:
+def test_decode_bounds_batch_size() -> None:
     reply = b'{"id":1,"result":{}}'
     assert jsonrpc.decode(batch(reply, BATCH_MAX)) == (RpcReply(1, {}),) * BATCH_MAX
     # It may hold the end of a turn, and nothing else may ever say so.
@@ -156,14 +156,14 @@ def test_a_batch_has_a_most() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("item", [b"0", b"{}", b"[]", b'"', b'{"id":1,"result":{}}', b" ", b"\xff"])
 @pytest.mark.parametrize("bytes_about", [1 << 10, 1 << 20, 4 << 20])
-def test_what_a_line_of_many_costs_is_bounded(item: bytes, bytes_about: int) -> None:
+def test_decode_cost_of_batch_is_bounded(item: bytes, bytes_about: int) -> None:
     line = batch(item, bytes_about // (len(item) + 1))
     count, read = steps(line)
     assert len(read) <= BATCH_MAX
     assert count < 20 * BATCH_MAX
 
 
-def test_a_line_too_long_to_salvage_is_read_at_its_ends() -> None:
+def test_decode_reads_ends_of_line_too_long_to_salvage() -> None:
     line = b'{"result":' + DEEP * 6 + b',"id":5}'
     assert len(line) > jsonrpc.SALVAGE_BYTES_MAX
     assert jsonrpc.decode(line) == (RpcReply(5, {}, is_cut=True),)
@@ -196,17 +196,17 @@ def test_a_line_too_long_to_salvage_is_read_at_its_ends() -> None:
         (b'{"id":1.5,"result":"', b'"}', RpcReply(None, is_cut=True)),
     ],
 )
-def test_an_oversize_message_is_known_by_its_ends(head: bytes, tail: bytes, message: Message) -> None:
+def test_decode_head_reads_oversize_message_from_its_ends(head: bytes, tail: bytes, message: Message) -> None:
     assert jsonrpc.decode_head(head, tail) == message
 
 
 @pytest.mark.parametrize("head", [b"xx", b"12", b'"text', b'{"params":{"a":"'])
-def test_an_oversize_line_that_is_no_message(head: bytes) -> None:
+def test_decode_head_refuses_oversize_line_that_is_no_message(head: bytes) -> None:
     assert isinstance(jsonrpc.decode_head(head), InvalidMessage)
 
 
 @pytest.mark.parametrize("piece", [b',"a":"', b',"a":1', b'{"a":', b'"', b"\\", b",", b' , "id" : 1 '])
-def test_the_ends_of_a_line_cost_little(piece: bytes) -> None:
+def test_decode_head_cost_is_bounded(piece: bytes) -> None:
     began = time.process_time()
     jsonrpc.decode_head((b'{"result":' + piece * 60_000)[: 64 << 10], (piece * 4_000)[: 4 << 10] + b"}")
     assert time.process_time() - began < 2
@@ -214,7 +214,7 @@ def test_the_ends_of_a_line_cost_little(piece: bytes) -> None:
 
 # -- ids -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("id", [0, "0", -7, "", 'a"b\n', (1 << 64) - 1], ids=repr)
-def test_an_id_as_text_says_its_type(id: jsonrpc.Id) -> None:
+def test_id_text_keeps_type_of_id(id: jsonrpc.Id) -> None:
     text = jsonrpc.id_text(id)
     assert json.loads(text) == id
     assert jsonrpc.id_from(text) == id
@@ -222,7 +222,7 @@ def test_an_id_as_text_says_its_type(id: jsonrpc.Id) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "null", "1.5", "true", "[]", "\ud800"])
-def test_any_other_text_is_none(text: str) -> None:
+def test_id_from_returns_none_for_other_text(text: str) -> None:
     assert jsonrpc.id_from(text) is None
 
 
@@ -237,12 +237,12 @@ def test_any_other_text_is_none(text: str) -> None:
         (Notification("other", {"requestId": 3}), None),
     ],
 )
-def test_a_request_may_be_withdrawn(notice: Notification, id: jsonrpc.Id | None) -> None:
+def test_withdrawn_returns_request_id_of_cancel_notice(notice: Notification, id: jsonrpc.Id | None) -> None:
     assert jsonrpc.withdrawn(notice) == id
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
-def test_what_is_written_is_read_again() -> None:
+def test_written_message_is_read_back() -> None:
     for writer in (JSONRPC, BARE):
         sent: list[tuple[bytes, Message]] = [
             (writer.call(1, "m", {"a": "b\nc"}), RpcCall(1, "m", {"a": "b\nc"})),
@@ -260,6 +260,6 @@ def test_what_is_written_is_read_again() -> None:
 
 
 @pytest.mark.parametrize("value", ["\ud800", object()])
-def test_what_cannot_be_written_is_an_error_of_whoever_gave_it(value: object) -> None:
+def test_write_refuses_value_that_is_no_json(value: object) -> None:
     with pytest.raises(UsageError):
         JSONRPC.call(1, "m", {"a": value})

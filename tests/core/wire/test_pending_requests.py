@@ -16,7 +16,7 @@ from banksman.core.wire.pending_requests import (
 )
 
 
-def test_ours_count_from_one_and_are_settled_once() -> None:
+def test_outgoing_requests_count_from_one_and_settle_once() -> None:
     ours = OutgoingRequests[str]()
     ours, first = ours.begin("a")
     ours, second = ours.begin("b")
@@ -31,7 +31,7 @@ def test_ours_count_from_one_and_are_settled_once() -> None:
     assert third == 3, "an id is never used again"
 
 
-def test_a_number_that_comes_back_as_its_text_is_that_number() -> None:
+def test_outgoing_request_settles_by_id_as_text() -> None:
     ours, _ = OutgoingRequests[str]().begin("a")
     ours, _ = ours.begin("b")
     ours, purpose = ours.settle("2")
@@ -40,7 +40,7 @@ def test_a_number_that_comes_back_as_its_text_is_that_number() -> None:
     assert ours.settle("2") == (ours, None)
 
 
-def test_of_too_many_none_is_forgotten() -> None:
+def test_outgoing_requests_are_bounded_without_dropping() -> None:
     ours = OutgoingRequests[int]()
     for number in range(OURS_MAX):
         assert ours.has_room
@@ -52,7 +52,7 @@ def test_of_too_many_none_is_forgotten() -> None:
     assert ours.settle(1)[0].has_room
 
 
-def test_each_of_theirs_is_answered_once() -> None:
+def test_incoming_request_is_answered_once() -> None:
     theirs, is_new = IncomingRequests().take(0)
     assert is_new
     theirs, is_new = theirs.take("0")
@@ -67,7 +67,7 @@ def test_each_of_theirs_is_answered_once() -> None:
     assert is_new, "it may use an id again when it has its answer"
 
 
-def test_there_is_room_for_so_many() -> None:
+def test_incoming_requests_are_bounded() -> None:
     theirs = IncomingRequests()
     for number in range(THEIRS_MAX):
         theirs, is_new = theirs.take(number)
@@ -76,7 +76,7 @@ def test_there_is_room_for_so_many() -> None:
     assert not theirs.is_open(THEIRS_MAX)
 
 
-def test_the_last_word_is_a_request_until_something_else_is_said() -> None:
+def test_exchange_remembers_last_request_until_next_frame() -> None:
     exchange, _ = PendingRequests[str]().call("a", "m", {})
     assert exchange.last == 1
     exchange, is_taken, frames = exchange.take(RpcCall("q", "m"))
@@ -88,7 +88,7 @@ def test_the_last_word_is_a_request_until_something_else_is_said() -> None:
     assert exchange.notice("n")[0].last is None
 
 
-def test_what_nobody_can_answer_is_rejected_if_somebody_waits() -> None:
+def test_exchange_rejects_invalid_message_only_when_it_is_request() -> None:
     exchange = PendingRequests[str](BARE)
     assert exchange.reject(InvalidMessage("no object")) == (exchange, ())
     _, [frame] = exchange.reject(InvalidMessage("the id", is_request=True))

@@ -86,7 +86,7 @@ SECRETS = (
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-def test_a_secret_is_found_however_it_is_written(secret: str) -> None:
+def test_redactor_finds_secret_in_every_spelling(secret: str) -> None:
     redactor = Redactor([secret, "another-secret"])
     spellings = (secret, json.dumps(secret)[1:-1], escaped(secret), quote(secret, safe=""), quote_plus(secret))
     for way, written in WRITTEN.items():
@@ -95,19 +95,19 @@ def test_a_secret_is_found_however_it_is_written(secret: str) -> None:
         assert not [spelling for spelling in spellings if spelling.encode() in redacted], way
 
 
-def test_all_else_in_a_line_stays_as_it_was_byte_for_byte() -> None:
+def test_redactor_keeps_rest_of_line_byte_for_byte() -> None:
     line = b'{ "a" : 1.50, "b\\/c":"\\u0041", "d":"x %b y", "e":1e400 ,"f":[true,null]}\r\n' % SECRET.encode()
     expected = b'{ "a" : 1.50, "b\\/c":"\\u0041", "d":"x [redacted] y", "e":1e400 ,"f":[true,null]}\r\n'
     assert Redactor([SECRET]).redact(line) == expected
 
 
-def test_what_has_no_secret_is_the_same_object() -> None:
+def test_redactor_returns_same_object_without_secret() -> None:
     redactor = Redactor([SECRET, "пароль"])
     for line in (b"", b'{"a":"100%, \\u00e9"}', b"no JSON, 100% \\u00", b'"' + SECRET[:-1].encode() + b'"'):
         assert redactor.redact(line) is line
 
 
-def test_an_escape_is_never_cut() -> None:
+def test_redactor_never_cuts_an_escape() -> None:
     """`\\t` and then `oken-1` is no `token-1`; and if it were taken for one, a lone backslash would be left."""
     line = b'{"a":"\\token-1","b":"\\\\token-1"}'
     assert Redactor(["token-1"]).redact(line) == b'{"a":"\\token-1","b":"\\\\[redacted]"}'
@@ -115,13 +115,13 @@ def test_an_escape_is_never_cut() -> None:
     assert Redactor(["345678"]).redact(coded) is coded
 
 
-def test_a_name_of_a_member_and_a_number_are_no_hiding_places() -> None:
+def test_redactor_covers_member_names_and_numbers() -> None:
     line = b'{"id-12345678":[12345678,-0.12345678e5,1234567]}'
     expected = b'{"id-[redacted]":["[redacted]","-0.[redacted]e5",1234567]}'
     assert Redactor(["12345678"]).redact(line) == expected
 
 
-def test_of_secrets_that_contain_or_overlap_each_other_nothing_is_left() -> None:
+def test_redactor_removes_overlapping_secrets() -> None:
     redactor = Redactor(["secret", "secret-and-more", "more-of-it"])
     assert redactor.redact(b"<secret-and-more>") == b"<[redacted]>"
     assert redactor.redact(b"<secret-and-more-of-it>") == b"<[redacted]>"
@@ -129,7 +129,7 @@ def test_of_secrets_that_contain_or_overlap_each_other_nothing_is_left() -> None
     assert Redactor(["aaaaaa"]).redact(b"<aaaaaaaa>") == b"<[redacted]>"
 
 
-def test_half_of_a_surrogate_pair_beside_a_secret_stays() -> None:
+def test_redactor_keeps_lone_surrogates_beside_secret() -> None:
     """JavaScript cuts texts where it likes, and writes what is left of a character by its code."""
     line = b'{"a":"\\ud83d ' + SECRET.encode() + b' \\ude00","b":"\\ud800"}'
     assert json.loads(Redactor([SECRET]).redact(line)) == {"a": "\ud83d [redacted] \ude00", "b": "\ud800"}
@@ -137,11 +137,11 @@ def test_half_of_a_surrogate_pair_beside_a_secret_stays() -> None:
     assert json.loads(Redactor(["key😀key"]).redact(paired)) == {"a": "\ud800 [redacted]"}
 
 
-def test_a_space_may_be_a_plus_where_nothing_else_is_encoded() -> None:
+def test_redactor_reads_plus_as_space_without_other_encoding() -> None:
     assert Redactor(["é è é è"]).redact("é+è+é+è".encode()) == b"[redacted]"
 
 
-def test_a_line_that_was_cut_is_redacted_as_text() -> None:
+def test_redactor_treats_cut_line_as_text() -> None:
     line = b'{"a":"x","b":"' + SECRET.encode() + b" and"
     assert Redactor([SECRET]).redact(line) == b'{"a":"x","b":"[redacted] and'
 
@@ -155,7 +155,7 @@ values = st.recursive(
 
 
 @given(st.data(), secrets)
-def test_the_strings_of_a_line_lose_the_secret_and_nothing_else_changes(data: st.DataObject, found: list[str]) -> None:
+def test_redactor_changes_only_strings_with_secret(data: st.DataObject, found: list[str]) -> None:
     # What is escaped twice or percent-encoded is found too; the law is of texts in which a secret stands only plainly.
     spelled = {"\\", "%", "+"}
     found = [secret for secret in found if not spelled & {*secret}] or ["ab/\n é"]
@@ -176,7 +176,7 @@ def test_the_strings_of_a_line_lose_the_secret_and_nothing_else_changes(data: st
 
 
 @given(values, secrets, st.booleans())
-def test_whatever_the_secrets_a_line_of_json_stays_one(value: Any, found: list[str], is_ascii: bool) -> None:
+def test_redactor_keeps_json_valid_for_any_secrets(value: Any, found: list[str], is_ascii: bool) -> None:
     redactor = Redactor(found)
     line = json.dumps(value, ensure_ascii=is_ascii).encode()
     redacted = redactor.redact(line)
@@ -188,16 +188,14 @@ def test_whatever_the_secrets_a_line_of_json_stays_one(value: Any, found: list[s
 
 
 @given(st.binary(max_size=30), st.binary(max_size=30), secrets)
-def test_bytes_that_are_no_text_lose_the_secret_and_keep_the_rest(
-    before: bytes, after: bytes, found: list[str]
-) -> None:
+def test_redactor_keeps_bytes_that_are_no_text(before: bytes, after: bytes, found: list[str]) -> None:
     alone = ["zyxwvuts"]
     assert Redactor(alone).redact(before + b"zyxwvuts" + after) == before + b"[redacted]" + after
     Redactor(found).redact(before + after)
 
 
 # -- entries ---------------------------------------------------------------------------------------------------------
-def test_entries_without_a_secret_are_the_same_object() -> None:
+def test_redactor_returns_same_entries_without_secret() -> None:
     redactor = Redactor([SECRET])
     for entries in (
         [],
@@ -209,7 +207,7 @@ def test_entries_without_a_secret_are_the_same_object() -> None:
 
 
 @pytest.mark.parametrize("others", [0, 1, 40])
-def test_entries_with_a_secret_are_replaced_and_the_given_ones_left_alone(others: int) -> None:
+def test_redactor_replaces_entries_with_secret_and_spares_originals(others: int) -> None:
     other: Entry = ("t", UPDATE, b'{"a":"\\u0041"}')
     prompted: Entry = (None, "turn.queued", b'{"prompt":"' + SECRET.encode() + b'"}')
     entries = [*[other] * others, prompted]
@@ -222,7 +220,7 @@ def test_entries_with_a_secret_are_replaced_and_the_given_ones_left_alone(others
 @pytest.mark.parametrize(
     "secret", ["", "a" * (SECRET_CHARS_MIN - 1), "a" * (SECRET_CHARS_MAX + 1), b"0123456789", None, 7, "\ud800-secret"]
 )
-def test_what_can_be_no_secret_is_refused_and_never_shown(secret: Any) -> None:
+def test_redactor_refuses_invalid_secret_without_showing_it(secret: Any) -> None:
     with pytest.raises(UsageError) as refused:
         Redactor([SECRET, secret])
     assert refused.value.hint
@@ -232,27 +230,27 @@ def test_what_can_be_no_secret_is_refused_and_never_shown(secret: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [SECRET, b"0123456", None, 7])
-def test_one_text_is_no_list_of_secrets(given: Any) -> None:
+def test_redactor_refuses_single_text_as_list(given: Any) -> None:
     with pytest.raises(UsageError):
         Redactor(given)
 
 
 @pytest.mark.thorough
-def test_the_longest_and_the_shortest_secrets_are_found() -> None:
+def test_redactor_finds_longest_and_shortest_secrets() -> None:
     for secret in ("q" * SECRET_CHARS_MIN, "qx" * (SECRET_CHARS_MAX // 2)):
         assert Redactor([secret]).redact(secret.encode()) == b"[redacted]"
 
 
-def test_it_shows_none_of_its_secrets() -> None:
+def test_redactor_repr_shows_no_secret() -> None:
     assert repr(Redactor([SECRET, "пароль"])) == "<Redactor secrets=2>"
 
 
-def test_without_secrets_nothing_is_found() -> None:
+def test_redactor_without_secrets_changes_nothing() -> None:
     line = b"100% \\u0041"
     assert Redactor([]).redact(line) is line
 
 
-def test_any_change_can_be_made_to_the_strings_of_a_line() -> None:
+def test_in_strings_changes_strings_of_line_only() -> None:
     assert in_strings(b'{"a":["b",1]}', str.upper) == b'{"A":["B",1]}'
     assert in_strings(b"a \xff b", str.upper) == b"A \xff B"
 
@@ -260,7 +258,7 @@ def test_any_change_can_be_made_to_the_strings_of_a_line() -> None:
 @pytest.mark.parametrize(
     "spelled", ["hunter2/é😀-key", "hunter2\\/\\u00e9\\ud83d\\ude00-key", "hunter2%2F%C3%A9%F0%9F%98%80-key"]
 )
-def test_two_ends_of_a_text_hold_no_part_of_a_secret_that_was_cut(spelled: str) -> None:
+def test_redact_ends_leaves_no_part_of_cut_secret(spelled: str) -> None:
     """Wherever what was left out begins and ends, by bytes, in a secret or between two."""
     redactor = Redactor(["hunter2/é😀-key"])
     text = f"<{'x' * 400}{spelled * 3}{'x' * 400}>".encode()
@@ -275,5 +273,5 @@ def test_two_ends_of_a_text_hold_no_part_of_a_secret_that_was_cut(spelled: str) 
             assert tail.endswith("x>")
 
 
-def test_two_ends_of_a_text_that_are_shorter_than_a_secret_are_left_out() -> None:
+def test_redact_ends_drops_ends_shorter_than_secret() -> None:
     assert Redactor(["hunter2"]).redact_ends("a hun", "ter2 b") == ("", "")

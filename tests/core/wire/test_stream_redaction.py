@@ -193,14 +193,14 @@ def test_other_events_between_two_deltas_do_not_hide_the_secret() -> None:
     assert not holds_too_much(text_of(told[0][2]) + text_of(told[4][2]), SECRET)
 
 
-def test_text_without_a_secret_is_stored_byte_for_byte() -> None:
+def test_text_without_secret_is_stored_byte_for_byte() -> None:
     streamed = StreamedRedactor(Redactor([SECRET]))
     for text in ("hun", "dred h", "h", "ello \\", "u00", " 5%", ""):
         entries: list[Entry] = [("t-1", UPDATE, claude(text).replace(b": ", b" :  "))]
         assert streamed.entries(entries) is entries
 
 
-def test_only_the_delta_changes_in_a_frame_that_is_redacted() -> None:
+def test_redacted_frame_changes_only_in_its_delta() -> None:
     streamed = StreamedRedactor(Redactor([SECRET]))
     frame = claude(f"a {SECRET}").replace(b": ", b" :  ").replace(b"u-1", b"hunter")
     (_, _, data), *_ = streamed.entries([("t-1", UPDATE, frame)])
@@ -208,7 +208,7 @@ def test_only_the_delta_changes_in_a_frame_that_is_redacted() -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_text_that_only_begins_like_a_secret_is_stored_whole(dialect: str) -> None:
+def test_text_that_begins_like_secret_is_stored_whole(dialect: str) -> None:
     """Cut anywhere, in two or in three."""
     text = f"the {SECRET[:7]}s and {SECRET[:12]}; then"
     for first in range(1, len(text)):
@@ -217,7 +217,7 @@ def test_text_that_only_begins_like_a_secret_is_stored_whole(dialect: str) -> No
             assert stored(StreamedRedactor(Redactor([SECRET])), list(map(DIALECTS[dialect], pieces))) == text
 
 
-def test_secrets_that_overlap_are_replaced_as_one() -> None:
+def test_overlapping_secrets_are_replaced_as_one() -> None:
     streamed = StreamedRedactor(Redactor(["abcdefgh", "efghijkl"]))
     assert stored(streamed, [claude("x abcdef"), claude("ghij"), claude("kl y")]) == f"x {REDACTED}{REDACTED} y"
     assert (
@@ -234,7 +234,7 @@ def test_held_text_does_not_move_into_another_message_or_turn() -> None:
     assert [text_of(entry[2]) for entry in told] == ["", "next"]
 
 
-def test_texts_that_are_remembered_have_a_bound() -> None:
+def test_remembered_texts_are_bounded() -> None:
     streamed = StreamedRedactor(Redactor([SECRET]))
     for index in range(TEXTS_MAX + 1):
         streamed.entries([("t-1", UPDATE, claude("hun", index=index))])
@@ -270,7 +270,7 @@ ODD: dict[str, Callable[[str], bytes]] = {
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_frame_that_is_odd_elsewhere_is_a_delta_all_the_same(odd: str) -> None:
+def test_delta_with_odd_members_elsewhere_is_redacted(odd: str) -> None:
     for cut in range(1, len(SECRET)):
         streamed = StreamedRedactor(Redactor([SECRET]))
         frames = [ODD[odd](f"it is {SECRET[:cut]}"), ODD[odd](f"{SECRET[cut:]}, so")]
@@ -285,7 +285,7 @@ def test_frame_that_is_odd_elsewhere_is_a_delta_all_the_same(odd: str) -> None:
 
 @pytest.mark.parametrize("odd", ["half a pair elsewhere", "no utf-8", "too deep", "content beside it"])
 @pytest.mark.parametrize("is_first", [True, False])
-def test_odd_delta_and_a_plain_one_are_of_one_text(odd: str, is_first: bool) -> None:
+def test_odd_and_plain_deltas_are_redacted_as_one_text(odd: str, is_first: bool) -> None:
     streamed = StreamedRedactor(Redactor([SECRET]))
     first, second = (ODD[odd], claude) if is_first else (claude, ODD[odd])
     told = [
@@ -295,7 +295,7 @@ def test_odd_delta_and_a_plain_one_are_of_one_text(odd: str, is_first: bool) -> 
     assert not any(part in data for data in told for part in (b"hunter", b"key"))
 
 
-def test_secret_with_an_emoji_that_is_cut_in_its_middle_is_redacted() -> None:
+def test_secret_cut_inside_an_emoji_is_redacted() -> None:
     """JavaScript cuts texts by units of UTF-16."""
     for secret in ("key😀secret", "a😀b😀c😀"):
         redactor = Redactor([secret])
@@ -308,7 +308,7 @@ def test_secret_with_an_emoji_that_is_cut_in_its_middle_is_redacted() -> None:
             assert len(said) <= len(f"< ____{REDACTED} >")
 
 
-def test_emoji_that_is_cut_in_its_middle_is_stored_as_it_was() -> None:
+def test_emoji_cut_in_its_middle_is_stored_unchanged() -> None:
     said = stored(StreamedRedactor(Redactor([SECRET])), [claude("a hunter\ud83d"), claude("\ude00 b")])
     assert said.encode("utf-16-le", "surrogatepass").decode("utf-16-le") == "a hunter😀 b"
     said = stored(StreamedRedactor(Redactor(["secret😀"])), [claude("a secret\ud83d"), claude("\ude01 b")])
@@ -325,7 +325,7 @@ def test_delta_is_withheld_when_too_many_texts_of_its_turn_are_open() -> None:
     assert told[TEXTS_MAX + 1 :] == [REDACTED, REDACTED, "other"]
 
 
-def test_texts_of_a_turn_that_has_ended_are_forgotten() -> None:
+def test_texts_of_ended_turn_are_forgotten() -> None:
     streamed = StreamedRedactor(Redactor([SECRET]))
     for turn in ("t-1", "t-2"):
         streamed.entries([(turn, UPDATE, claude("hun", index=index)) for index in range(TEXTS_MAX)])
@@ -336,7 +336,7 @@ def test_texts_of_a_turn_that_has_ended_are_forgotten() -> None:
     assert text_of(streamed.entries([("t-3", UPDATE, claude("more"))])[0][2]) == "more"
 
 
-def test_codex_items_that_are_over_do_not_crowd_out_later_text() -> None:
+def test_ended_codex_items_do_not_crowd_out_later_text() -> None:
     """What belongs to no turn, such as the words of a subagent, has no end of a turn that would clear it."""
     streamed = StreamedRedactor(Redactor([SECRET]))
     for number in range(TEXTS_MAX + 10):

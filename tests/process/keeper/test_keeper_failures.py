@@ -50,9 +50,7 @@ def assert_said(done: subprocess.CompletedProcess[str], marker: str, expected: s
 
 # -- orders and starts -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("number", ["ENOBUFS", "ETOOMANYREFS"])
-def test_an_order_that_cannot_be_handed_to_the_spare_keeper_costs_neither_it_nor_the_zygote(
-    marker: str, number: str
-) -> None:
+def test_zygote_survives_an_order_the_spare_keeper_cannot_take(marker: str, number: str) -> None:
     """The fds of a command are counted against its user while they are under way. A zygote that dies of that takes
     every start that is under way with it; the command is to be served by a keeper forked for it."""
     code = """
@@ -67,7 +65,7 @@ print(zygote_pid() == before, state_of(before) in "SR")
 
 
 @pytest.mark.parametrize("moment", ["pipe", "close", "posix_spawn"])
-def test_a_fork_in_another_thread_in_the_middle_of_a_start_holds_none_of_our_fds(marker: str, moment: str) -> None:
+def test_fork_in_another_thread_during_a_start_holds_none_of_our_fds(marker: str, moment: str) -> None:
     """A pipe was made and nobody knows of it, one is about to be closed and forgotten already, a zygote is started.
 
     The fork lives on. With a pipe of the command's in its hands that pipe never ends, with the zygote's socket the
@@ -138,7 +136,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]))
     assert_said(run_program(code, marker, moment), marker, "exited True end\nTrue\n0\n")
 
 
-def test_a_shutdown_while_a_command_starts_ends_it_as_the_closing_of_its_host(marker: str) -> None:
+def test_shutdown_during_a_start_ends_the_command_as_host_closed(marker: str) -> None:
     """The orders wait in the queue of a zygote that does not run. Whoever waits for such a command is told that it was
     stopped, which is true, and not that something went wrong."""
     code = """
@@ -156,7 +154,7 @@ asyncio.run(main())
 
 
 # -- guards that are stopped -----------------------------------------------------------------------------------------
-def test_a_shutdown_does_not_wait_for_a_guard_that_is_stopped(marker: str) -> None:
+def test_shutdown_does_not_wait_for_a_stopped_guard(marker: str) -> None:
     """A stopped spare keeper never sees that it is dismissed, and its zygote would wait for it for ever."""
     code = (
         SPARE
@@ -173,7 +171,7 @@ with frozen(zygote), frozen(spare):
 
 
 # -- guards that are killed ------------------------------------------------------------------------------------------
-def test_a_keeper_that_dies_while_it_starts_the_command_does_not_invite_a_blind_retry(marker: str) -> None:
+def test_keeper_death_during_a_start_warns_that_the_command_may_have_run(marker: str) -> None:
     """The command may have run, and done half of its work: only the caller can know whether twice is once too often.
 
     Once for certain before the keeper has said that it started (it fails right after), and as a command would do it.
@@ -209,9 +207,7 @@ asyncio.run(main())
 
 
 @pytest.mark.thorough
-def test_the_tree_of_a_lost_keeper_has_its_whole_time_though_an_older_orphan_cannot_be_ended(
-    marker: str, tmp_path: Path
-) -> None:
+def test_zygote_gives_a_lost_keepers_tree_its_whole_time_despite_an_older_orphan(marker: str, tmp_path: Path) -> None:
     """The zygote has looked for the first tree's orphan until its time was up. The second tree is another matter: it
     must be ended, seen to end, and not be reported as surviving in the very moment it was found.
 
@@ -259,7 +255,7 @@ asyncio.run(main())
 
 
 # -- guards that are late, or find the host late ---------------------------------------------------------------------
-async def test_a_sweep_of_many_is_told_whole_to_a_host_that_reads_nothing_meanwhile(
+async def test_sweep_of_many_is_reported_whole_to_a_host_that_reads_late(
     marker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three hundred names do not fit into the socket, and the loop is busy until all of them are dead. The last word
@@ -291,7 +287,7 @@ stay()
 
 
 @pytest.mark.parametrize("word", [messages.TERM, messages.REST])
-def test_a_rung_that_comes_after_the_kill_does_not_continue_a_frozen_tree(word: str) -> None:
+def test_keeper_ignores_a_rung_that_comes_after_the_kill(word: str) -> None:
     """A host that was late says TERM when the keeper is already killing. With TERM goes CONT, and what was frozen, so
     that it could not run away, would run again. In the real thing that moment is too short to be hit."""
     keeper, said = _bare_keeper()
@@ -301,7 +297,7 @@ def test_a_rung_that_comes_after_the_kill_does_not_continue_a_frozen_tree(word: 
     assert keeper._deadline is None  # pyright: ignore[reportPrivateUsage]
 
 
-def test_a_rung_before_the_kill_is_obeyed() -> None:
+def test_keeper_obeys_a_rung_before_the_kill() -> None:
     """Or the test above would see nothing because there is nothing to see."""
     keeper, said = _bare_keeper()
     keeper._obey((messages.TERM, 5.0))  # pyright: ignore[reportPrivateUsage]
@@ -352,7 +348,7 @@ class Facts:
         return fact
 
 
-async def test_a_deadline_that_is_renewed_does_not_come_and_one_that_is_not_makes_the_keeper_act(marker: str) -> None:
+async def test_keeper_acts_on_a_deadline_that_is_not_renewed(marker: str) -> None:
     """The keeper ends a command whose host falls silent; a host that lives tells it so before the deadline."""
     facts = Facts()
     code = "time.sleep(2); say('past'); stay()"

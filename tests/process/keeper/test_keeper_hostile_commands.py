@@ -104,7 +104,7 @@ def test_tree_ends_with_its_killed_host_when_guards_are_stopped(marker: str, sto
 
 
 @pytest.mark.parametrize("ends", ["by itself", "by stop"])
-async def test_command_that_stops_its_keeper_is_waited_for_as_any_other(marker: str, ends: str) -> None:
+async def test_command_that_stops_its_keeper_is_waited_for_like_any_other(marker: str, ends: str) -> None:
     async with Host() as host:
         code = "say('ready')\nhear()\n" + STOP_KEEPER + ("sys.exit(3)" if ends == "by itself" else "say('on')\nstay()")
         command = await start(host, child(code, marker), stdin="pipe", grace=3600, timeout=100)
@@ -164,7 +164,7 @@ async def test_tree_whose_keeper_is_traced_is_ended_by_the_last_rung(marker: str
     assert fact.survivors == ()
 
 
-def test_keeper_that_leaves_before_its_tree_is_lost_whatever_its_exit_status(marker: str, tmp_path: Path) -> None:
+def test_keeper_that_exits_before_its_tree_counts_as_lost(marker: str, tmp_path: Path) -> None:
     """Made to call exit(0) by a debugger, say. Only the status that follows the proof counts as the end of a duty."""
     leave = "os._exit(0) if os.getppid() == ZYGOTE else (_ for _ in ()).throw(OSError())"
     python = zygote_with(tmp_path, "ZYGOTE = os.getpid()", f"keeper.Keeper.stay = lambda self: {leave}")

@@ -13,7 +13,7 @@ from tests.server.kit import Served
 
 
 @pytest.mark.thorough
-def test_the_server_tells_what_the_command_line_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_route_matches_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     users = tmp_path / "config" / "banksman" / "agents"
     users.mkdir(parents=True)
@@ -45,9 +45,7 @@ def test_the_server_tells_what_the_command_line_tells(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.thorough
-def test_a_wrong_file_of_ones_own_is_a_problem_of_its_open_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_malformed_agent_file_fails_only_the_open_that_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     users = tmp_path / "config" / "banksman" / "agents"
     users.mkdir(parents=True)

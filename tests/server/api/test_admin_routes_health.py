@@ -19,7 +19,7 @@ from banksman.testing.nats_servers import Servers
 pytestmark = thorough
 
 
-def test_healthz_tells_a_store_that_cannot_be_written_and_livez_does_not(tmp_path: Path) -> None:
+def test_healthz_fails_on_unwritable_store_and_livez_does_not(tmp_path: Path) -> None:
     with Served(tmp_path / "server", drain_seconds=1) as served:
         session = served.post("/v1/sessions", {"command": fake_agent.command()})["id"]
         assert served.request("GET", "/healthz", token=False).status == 200
@@ -35,7 +35,7 @@ def test_healthz_tells_a_store_that_cannot_be_written_and_livez_does_not(tmp_pat
 
 
 @pytest.mark.parametrize("how", ["a folder", "empty", "missing"])
-def test_healthz_tells_a_store_that_could_not_be_opened_at_the_start(tmp_path: Path, how: str) -> None:
+def test_healthz_fails_when_store_could_not_be_opened_at_start(tmp_path: Path, how: str) -> None:
     served = Served(tmp_path / "server", store=None)
     store = served.folder / "state" / "banksman" / "store.db"
     store.parent.mkdir(parents=True)
@@ -59,9 +59,7 @@ def test_healthz_tells_a_store_that_could_not_be_opened_at_the_start(tmp_path: P
         assert served.request("GET", "/healthz", token=False).status == 200
 
 
-async def test_a_store_that_could_not_be_opened_is_tried_again_by_who_asks_for_it_but_not_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unopened_store_is_retried_at_a_limited_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = tmp_path / "store.db"
     async with Host(f"sqlite:{store}") as host:
         store.mkdir()
@@ -73,7 +71,7 @@ async def test_a_store_that_could_not_be_opened_is_tried_again_by_who_asks_for_i
         assert has_working_store(host)
 
 
-def test_healthz_tells_a_store_that_was_moved_away_before_anybody_writes(tmp_path: Path) -> None:
+def test_healthz_fails_when_store_was_moved_before_any_write(tmp_path: Path) -> None:
     with Served(tmp_path / "server", drain_seconds=1) as served:
         served.open()
         files = [*served.folder.glob("store.db*")]
@@ -93,7 +91,7 @@ def _is_broken(answer: Answer) -> bool:
 
 
 @pytest.mark.thorough
-def test_healthz_of_a_front_end_tells_that_its_cluster_is_out_of_reach(tmp_path: Path) -> None:
+def test_healthz_of_front_end_fails_when_cluster_is_unreachable(tmp_path: Path) -> None:
     with Servers(1) as servers, fleet(tmp_path, servers, some_prefix(), lease=5) as many:
         front = many.front()
         assert front.request("GET", "/healthz", token=False).status == 200

@@ -46,7 +46,7 @@ def read_all(served: Served, path: str, **query: Any) -> str:
             return text
 
 
-def test_a_command_from_its_start_to_its_end(served: Served, tmp_path: Path) -> None:
+def test_command_runs_from_start_to_end(served: Served, tmp_path: Path) -> None:
     path = start(served, "sh", "-c", "pwd; echo $WORD; echo oops >&2; exit 3", cwd=str(tmp_path), env={"WORD": "said"})
     done = finished(served, path)
     assert (done["ended"], done["code"], done["signal"], done["survivors"]) == ("exited", 3, None, [])
@@ -55,7 +55,7 @@ def test_a_command_from_its_start_to_its_end(served: Served, tmp_path: Path) -> 
     assert path.rpartition("/")[2] in [command["id"] for command in served.get("/v1/commands")["commands"]]
 
 
-def test_each_end_is_reported_once_over_http(served: Served) -> None:
+def test_commands_ended_reports_each_end_once(served: Served) -> None:
     waited, stopped, looked_at = (start(served, "cat", stdin="pipe") for _ in range(3))
     assert served.post("/v1/commands/ended") == {"commands": []}
     for path in (waited, looked_at):
@@ -77,7 +77,7 @@ def is_connected(port: int, client: int) -> bool:
     return [port, client] in ports
 
 
-def test_end_is_reported_to_the_next_client_when_the_one_that_stopped_the_command_has_gone(served: Served) -> None:
+def test_command_end_is_reported_to_next_client_when_its_stopper_has_gone(served: Served) -> None:
     script = "trap 'echo stopping' TERM; echo ready; until read line; do :; done"
     path = start(served, "sh", "-c", script, stdin="pipe", grace=3600)
     assert served.get(f"{path}/watch?pattern=ready&wait=60")["matched"]
@@ -123,7 +123,7 @@ async def answered(host: Host, method: str, path: str, *, is_gone: bool, query: 
 
 @pytest.mark.parametrize("is_gone", [False, True])
 @pytest.mark.parametrize("how", ["stop", "look", "ended"])
-async def test_report_is_taken_only_for_a_client_that_is_still_connected(how: str, is_gone: bool) -> None:
+async def test_command_end_is_taken_only_for_a_connected_client(how: str, is_gone: bool) -> None:
     async with Host("memory:") as host:
         command = await host.start(["true"])
         await command.wait_over()
@@ -138,7 +138,7 @@ async def test_report_is_taken_only_for_a_client_that_is_still_connected(how: st
         assert host.take_ended() == ([command] if is_gone else [])
 
 
-async def test_report_that_was_taken_before_is_not_reported_again_for_a_client_that_has_gone() -> None:
+async def test_command_end_taken_before_is_not_reported_again_for_a_gone_client() -> None:
     async with Host("memory:") as host:
         command = await host.start(["true"])
         await command.wait()
@@ -146,7 +146,7 @@ async def test_report_that_was_taken_before_is_not_reported_again_for_a_client_t
         assert host.take_ended() == []
 
 
-def test_look_that_does_not_wait_leaves_the_end_to_be_reported(served: Served) -> None:
+def test_command_look_without_wait_leaves_the_end_to_be_reported(served: Served) -> None:
     path = start(served, "true")
     read_all(served, path)
     deadline = time.monotonic() + SECONDS_MAX
@@ -159,7 +159,7 @@ def test_look_that_does_not_wait_leaves_the_end_to_be_reported(served: Served) -
 
 
 @pytest.mark.thorough
-def test_reading_waits_no_longer_than_it_is_told(served: Served) -> None:
+def test_command_output_wait_respects_its_timeout(served: Served) -> None:
     path = start(served, "sleep", "1000")
     assert served.get(f"{path}/output?wait=0.05") == {"next": 0, "missed": 0, "end": False, "text": ""}
     assert served.get(f"{path}?wait=0.05")["finished"] is None
@@ -168,7 +168,7 @@ def test_reading_waits_no_longer_than_it_is_told(served: Served) -> None:
     assert [step["rung"] for step in done["ladder"]][:1] == ["term"]
 
 
-def test_what_is_sent_to_its_stdin_comes_back_whole(served: Served) -> None:
+def test_command_stdin_round_trips_text_and_bytes(served: Served) -> None:
     path = start(served, "cat", stdin="pipe")
     served.post(f"{path}/stdin", {"text": "grüße\n"})
     served.post(f"{path}/stdin", {"base64": base64.b64encode(b"\xff\x00").decode(), "end": True})
@@ -182,7 +182,7 @@ def test_what_is_sent_to_its_stdin_comes_back_whole(served: Served) -> None:
 
 
 @pytest.mark.thorough
-def test_a_character_is_not_cut_in_two(served: Served) -> None:
+def test_command_output_never_splits_a_character(served: Served) -> None:
     path = start(served, "printf", "äöü€𝄞x")
     finished(served, path)
     assert read_all(served, path, limit=5) == "äöü€𝄞x"
@@ -190,7 +190,7 @@ def test_a_character_is_not_cut_in_two(served: Served) -> None:
     assert len(read_all(served, path, limit=1)) == len("äöü€𝄞x".encode())
 
 
-def test_watching_tells_when_it_is_ready(served: Served) -> None:
+def test_command_watch_matches_a_pattern_in_output(served: Served) -> None:
     path = start(served, "sh", "-c", "echo starting; echo listening on 8080; sleep 1000")
     found = served.get(f"{path}/watch?pattern=listening%20on%20(%5Cd%2B)&wait=60")
     assert (found["matched"], found["text"], found["groups"]) == (True, "listening on 8080", ["8080"])
@@ -202,7 +202,7 @@ def test_watching_tells_when_it_is_ready(served: Served) -> None:
     assert served.get(f"{path}/watch?pattern=never&wait=60")["end"] is True
 
 
-def test_a_signal_goes_to_its_leader(served: Served) -> None:
+def test_command_signal_reaches_its_leader(served: Served) -> None:
     path = start(served, "sh", "-c", "trap 'echo heard; exit 0' USR1; echo ready; while :; do sleep 0.01; done")
     served.get(f"{path}/watch?pattern=ready&wait=60")
     served.post(f"{path}/signal", {"signal": "USR1"})
@@ -212,7 +212,7 @@ def test_a_signal_goes_to_its_leader(served: Served) -> None:
     assert served.request("POST", f"{path}/signal", {"signal": 65}).status == 422
 
 
-def test_a_terminal_has_a_size_and_gets_another(served: Served) -> None:
+def test_command_terminal_is_resized(served: Served) -> None:
     script = "stty size; trap 'stty size; exit' WINCH; echo ready; while :; do sleep 0.01; done"
     path = start(served, "sh", "-c", script, pty=[30, 100])
     served.get(f"{path}/watch?pattern=ready&wait=60")
@@ -224,7 +224,7 @@ def test_a_terminal_has_a_size_and_gets_another(served: Served) -> None:
     served.post(f"{plain}/stop", {"at_once": True})
 
 
-def test_what_cannot_be_started_is_the_callers_error(served: Served) -> None:
+def test_command_start_refuses_invalid_body(served: Served) -> None:
     bodies: list[tuple[dict[str, Any], int]] = [
         ({"argv": []}, 400),
         ({"argv": ["no-such-program-anywhere"]}, 422),
@@ -241,7 +241,7 @@ def test_what_cannot_be_started_is_the_callers_error(served: Served) -> None:
     assert served.request("GET", "/v1/commands/none").status == 404
 
 
-def test_the_end_of_a_command_leaves_nothing(served: Served, marker: str) -> None:
+def test_command_stop_leaves_no_process(served: Served, marker: str) -> None:
     path = start(served, "sh", "-c", f"setsid sleep 1000 {marker} & sleep 1000", env={"MARK": marker})
     done = served.post(f"{path}/stop", {"at_once": True})["finished"]
     assert done["survivors"] == []

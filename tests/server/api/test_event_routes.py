@@ -54,7 +54,7 @@ def backward(served: Served, session: str, limit: int, query: str = "") -> list[
     return found
 
 
-def test_a_log_is_the_same_from_behind(served: Served) -> None:
+def test_events_read_backward_equal_events_read_forward(served: Served) -> None:
     session = served.open()
     said(served, session, "@@stream 20 0 漢")
     said(served, session, "again")
@@ -73,7 +73,7 @@ def test_a_log_is_the_same_from_behind(served: Served) -> None:
         assert (page["events"], page["next"], page["first"]) == ([], None, events[0]["cursor"])
 
 
-def test_without_frames_there_is_what_we_said_ourselves_and_nothing_is_left_out(served: Served) -> None:
+def test_events_without_frames_are_complete(served: Served) -> None:
     session = served.open()
     for number in range(3):
         said(served, session, f"{number}\n@@stream 50 0 漢")
@@ -93,7 +93,7 @@ def test_without_frames_there_is_what_we_said_ourselves_and_nothing_is_left_out(
 
 
 @pytest.mark.thorough
-def test_what_cannot_be_meant_is_told(served: Served) -> None:
+def test_events_route_refuses_contradictory_query(served: Served) -> None:
     session = served.open()
     said(served, session, "hello")
     epoch, _, seq = str(served.get(of(session))["head"]).rpartition(".")
@@ -116,7 +116,7 @@ def test_what_cannot_be_meant_is_told(served: Served) -> None:
 
 
 @thorough
-def test_backward_it_ends_where_retention_began(tmp_path: Path) -> None:
+def test_events_backward_end_where_retention_began(tmp_path: Path) -> None:
     with trimmed(tmp_path / "served") as (served, session, early, first):
         kept = all_events(served, session)
         assert kept[0]["seq"] == first
@@ -131,7 +131,7 @@ def test_backward_it_ends_where_retention_began(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-async def test_long_events_make_short_pages_backward_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_events_backward_pages_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The newest are what is asked for: what does not fit is left out at the other end."""
     monkeypatch.setattr(event_routes, "PAGE_BYTES_MAX", 5000)
     path = tmp_path / "log.sqlite"
@@ -161,7 +161,7 @@ async def test_long_events_make_short_pages_backward_too(monkeypatch: pytest.Mon
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("accept", ["page", "text/event-stream"])
-def test_what_is_partial_is_told_once_more_when_it_is_whole(served: Served, accept: str) -> None:
+def test_events_with_partial_text_are_repeated_when_whole(served: Served, accept: str) -> None:
     session = served.open({"prompt 1": ["speak 0 one two three"]})
     said(served, session, "go")
 
@@ -221,7 +221,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 @pytest.mark.thorough
-def test_a_few_of_ours_among_very_many_frames_are_found_quickly(tmp_path: Path) -> None:
+def test_events_without_frames_are_found_quickly_among_many_frames(tmp_path: Path) -> None:
     folder = tmp_path / "server"
     folder.mkdir()
     asyncio.run(write_long(folder / "store.db"))

@@ -33,7 +33,7 @@ OPERATIONS = {
 }
 
 
-def test_it_is_openapi_3_1() -> None:
+def test_openapi_description_is_valid_3_1() -> None:
     assert DESCRIBED["openapi"] == "3.1.0"
     definitions.OPENAPI_31_VALIDATOR.validate(DESCRIBED)
     for name, schema in DESCRIBED["components"]["schemas"].items():
@@ -41,25 +41,25 @@ def test_it_is_openapi_3_1() -> None:
         assert re.fullmatch(r"[A-Za-z0-9._-]+", name)
 
 
-def test_every_route_is_in_it_and_by_a_name_of_its_own() -> None:
+def test_openapi_description_has_every_route_with_a_unique_operation_id() -> None:
     assert set(OPERATIONS) == {(route.method, route.path) for route in ROUTES}
     names = [operation["operationId"] for operation in OPERATIONS.values()]
     assert len(set(names)) == len(names)
 
 
-def test_operation_ids_do_not_follow_the_names_of_modules() -> None:
+def test_openapi_operation_ids_do_not_follow_module_names() -> None:
     """Generated clients have functions of these names."""
     words = {operation["operationId"].partition("_")[0] for operation in OPERATIONS.values()}
     assert words == {"sessions", "turns", "events", "commands", "hosts", "operation"}
 
 
-def test_every_reference_leads_somewhere() -> None:
+def test_openapi_references_resolve() -> None:
     text = msgspec.json.encode(DESCRIBED).decode()
     for name in re.findall(r'"\$ref":"#/components/schemas/([^"]+)"', text):
         assert name in DESCRIBED["components"]["schemas"]
 
 
-def test_every_error_is_a_problem_and_what_may_be_tried_again_says_when() -> None:
+def test_openapi_errors_are_problems_and_retryable_ones_have_retry_after() -> None:
     for (method, path), operation in OPERATIONS.items():
         for status, answer in operation["responses"].items():
             if int(status) >= 400:
@@ -68,7 +68,7 @@ def test_every_error_is_a_problem_and_what_may_be_tried_again_says_when() -> Non
                 assert "Retry-After" in answer["headers"]
 
 
-def test_what_any_request_may_be_answered_is_in_each() -> None:
+def test_openapi_operations_list_the_common_error_statuses() -> None:
     for (method, path), operation in OPERATIONS.items():
         found = {int(status) for status in operation["responses"]}
         assert {400, 403, 405, 408, 414, 431, 500, 503} <= found, (method, path)
@@ -82,18 +82,18 @@ def test_what_any_request_may_be_answered_is_in_each() -> None:
             assert 422 in found or path in ends, (method, path)
 
 
-def test_every_status_that_an_error_can_have_has_words() -> None:
+def test_openapi_describes_every_error_status() -> None:
     for _, status in problems._STATUSES:  # pyright: ignore[reportPrivateUsage]
         assert status in openapi._WORDS  # pyright: ignore[reportPrivateUsage]
 
 
-def test_what_is_open_says_so_and_nothing_else_does() -> None:
+def test_openapi_marks_exactly_the_routes_without_authentication() -> None:
     open_ = {place for place, operation in OPERATIONS.items() if operation.get("security") == []}
     assert open_ == {("GET", "/healthz"), ("GET", "/livez"), ("POST", "/v1/login")}
     assert DESCRIBED["security"]
 
 
-def test_bodies_take_no_member_that_is_not_known() -> None:
+def test_openapi_bodies_refuse_unknown_members() -> None:
     for operation in OPERATIONS.values():
         if "requestBody" in operation:
             reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
@@ -118,20 +118,20 @@ def parts(schema: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from parts(part, f"{place}.{key}[{number}]")
 
 
-def test_every_schema_and_every_property_has_a_description() -> None:
+def test_openapi_schemas_and_properties_have_descriptions() -> None:
     for name, schema in SCHEMAS.items():
         assert schema["description"], name
         for member, shape in schema.get("properties", {}).items():
             assert shape["description"], (name, member)
 
 
-def test_every_described_attribute_is_a_member() -> None:
+def test_openapi_described_attributes_are_members() -> None:
     for kind in schemas._message_types(msgspec.Struct):  # pyright: ignore[reportPrivateUsage]
         _, members = schemas._parts(kind.__doc__ or "")  # pyright: ignore[reportPrivateUsage]
         assert set(members) <= set(kind.__struct_fields__), kind
 
 
-def test_every_operation_has_a_tag_that_is_described() -> None:
+def test_openapi_operations_have_a_described_tag() -> None:
     described = {tag["name"] for tag in DESCRIBED["tags"] if tag["description"]}
     for place, operation in OPERATIONS.items():
         (tag,) = operation["tags"]
@@ -140,14 +140,14 @@ def test_every_operation_has_a_tag_that_is_described() -> None:
             assert parameter["description"], (place, parameter["name"])
 
 
-def test_words_with_a_fixed_choice_are_named_enums() -> None:
+def test_openapi_fixed_choices_are_named_enums() -> None:
     named = {name for name, schema in SCHEMAS.items() if "enum" in schema}
     assert named >= {"TurnState", "SessionState", "OutcomeKind", "OnBusy", "PriorityName", "SignalName", "CommandState"}
     assert SCHEMAS["OnBusy"]["enum"] == ["enqueue", "reject", "interrupt", "steer", "collect"]
     assert SCHEMAS["Turn"]["properties"]["state"]["$ref"] == "#/components/schemas/TurnState"
 
 
-def test_the_words_of_the_core_are_in_the_enums() -> None:
+def test_openapi_enums_match_the_core() -> None:
     assert tuple(TurnPhase) == common_messages.TURN_STATES
     assert tuple(outcome.Kind) == common_messages.OUTCOME_KINDS
     assert tuple(outcome.By) == common_messages.ENDED_BY
@@ -157,7 +157,7 @@ def test_the_words_of_the_core_are_in_the_enums() -> None:
     assert tuple(Verdict) == common_messages.RULINGS
 
 
-def test_every_phase_of_an_open_session_is_in_its_enum() -> None:
+def test_openapi_phase_enum_has_every_phase_of_an_open_session() -> None:
     """See `phase` in status.py: it has the words of these."""
     modes = {mode.name.lower() for mode in Mode} - {"open"}
     processes = {phase.name.lower() for phase in ProcessPhase} - {"none", "ready"}
@@ -165,14 +165,14 @@ def test_every_phase_of_an_open_session_is_in_its_enum() -> None:
     assert modes | processes | turns <= set(common_messages.PHASES)
 
 
-def test_nothing_that_may_be_left_out_has_a_default() -> None:
+def test_openapi_optional_members_have_no_default() -> None:
     """openapi-typescript makes a member with a `default` one that must be given."""
     for name, schema in SCHEMAS.items():
         for place, part in parts(schema, name):
             assert "default" not in part, place
 
 
-def test_members_that_are_always_sent_are_required() -> None:
+def test_openapi_always_sent_members_are_required() -> None:
     """Else a generated client has to look whether each of them is there."""
     for kind in schemas._message_types(msgspec.Struct):  # pyright: ignore[reportPrivateUsage]
         schema = SCHEMAS.get(kind.__name__, {})
@@ -180,27 +180,27 @@ def test_members_that_are_always_sent_are_required() -> None:
             assert set(schema["required"]) == set(schema["properties"]), kind
 
 
-def test_every_object_says_what_it_takes() -> None:
+def test_openapi_objects_declare_their_properties() -> None:
     for name, schema in SCHEMAS.items():
         for place, part in parts(schema, name):
             if part.get("type") == "object":
                 assert "properties" in part or "additionalProperties" in part, place
 
 
-def test_every_media_type_has_a_schema() -> None:
+def test_openapi_media_types_have_a_schema() -> None:
     for place, operation in OPERATIONS.items():
         for status, answer in operation["responses"].items():
             for media_type, content in answer.get("content", {}).items():
                 assert content.get("schema"), (place, status, media_type)
 
 
-def test_accept_is_a_parameter_of_what_can_be_a_stream() -> None:
+def test_openapi_stream_routes_have_an_accept_parameter() -> None:
     operation = OPERATIONS["GET", "/v1/sessions/{id}/events"]
     (accept,) = [each for each in operation["parameters"] if each["name"] == "Accept"]
     assert accept["schema"]["enum"] == list(operation["responses"]["200"]["content"])
 
 
-def test_every_kind_of_event_is_described() -> None:
+def test_openapi_describes_every_event_kind() -> None:
     written = {value for name, value in vars(kinds).items() if name.isupper() and isinstance(value, str)}
     assert set(event_messages.EVENTS) == written - {kinds.STREAM_GAP}
     described = SCHEMAS["Event"]["discriminator"]["mapping"]
@@ -209,11 +209,11 @@ def test_every_kind_of_event_is_described() -> None:
     assert places == [*described.values(), "#/components/schemas/OtherEvent"]
 
 
-def test_every_signal_of_the_enum_is_taken() -> None:
+def test_openapi_signal_enum_is_accepted_by_the_route() -> None:
     assert all(command_routes._signal(name) for name in common_messages.SIGNALS)  # pyright: ignore[reportPrivateUsage]
 
 
-def test_events_of_a_real_session_are_as_described(tmp_path: Path) -> None:
+def test_openapi_event_schema_matches_events_of_a_real_session(tmp_path: Path) -> None:
     schema = {"$ref": "#/components/schemas/Event", "components": DESCRIBED["components"]}
     validator = jsonschema_rs.Draft202012Validator(schema)
     script = {"prompt 1": ['ask Bash {"command": "make"}', "say done"], "prompt 2": ["exit 3"]}

@@ -18,7 +18,7 @@ EXAMPLES = 3
 
 
 @pytest.mark.parametrize("group", [group for group in contract.GROUPS if group != "all"])
-def test_the_server_answers_as_it_says(tmp_path: Path, group: str) -> None:
+def test_server_answers_generated_requests_as_described(tmp_path: Path, group: str) -> None:
     with Served(tmp_path / "server", **contract.SETTINGS) as served:
         found = contract.check(served, contract.Wanted(group, EXAMPLES))
         assert not found.failures, "\n\n".join(f"{name}\n{what}" for name, what in found.failures.items())
@@ -32,7 +32,7 @@ def test_the_server_answers_as_it_says(tmp_path: Path, group: str) -> None:
         assert "Traceback" not in served.log.read_text(encoding="utf-8")
 
 
-def test_to_drain_is_answered_as_it_says_and_ends_the_server(tmp_path: Path) -> None:
+def test_drain_is_answered_as_described_and_ends_the_server(tmp_path: Path) -> None:
     with Served(tmp_path / "server", **contract.SETTINGS) as served:
         for body in (b"{", b"[]", b'{"timeout": -1}', b'{"timeout": "x"}', b'{"x": 1}', b'{"timeout": 1e400}'):
             answer = served.request("POST", "/v1/drain", body, headers={"Content-Type": "application/json"})

@@ -38,7 +38,7 @@ def ids(served: Served, what: str) -> set[str]:
     return {each["id"] for each in served.get(f"/v1/{what}")[what]}
 
 
-def test_what_comes_twenty_times_at_once_is_done_once(served: Served) -> None:
+def test_idempotency_key_makes_concurrent_requests_run_once(served: Served) -> None:
     sessions, commands = ids(served, "sessions"), ids(served, "commands")
     body = {"command": fake_agent.command()}
     opened = at_once(served, "/v1/sessions", body, "open")
@@ -60,7 +60,7 @@ def test_what_comes_twenty_times_at_once_is_done_once(served: Served) -> None:
     assert len(ids(served, "commands") - commands) == 1
 
 
-def test_another_body_under_a_key_is_refused_and_another_place_is_another_key(served: Served) -> None:
+def test_idempotency_key_refuses_another_body_and_is_scoped_by_path(served: Served) -> None:
     commands = ids(served, "commands")
     assert send(served, "/v1/commands", {"argv": ["true"]}, "k").status == 201
     answer = send(served, "/v1/commands", {"argv": ["true", "x"]}, "k")
@@ -83,7 +83,7 @@ def test_another_body_under_a_key_is_refused_and_another_place_is_another_key(se
 
 
 @pytest.mark.thorough
-def test_what_has_failed_may_be_tried_again_with_the_same_key(served: Served, tmp_path: Path) -> None:
+def test_idempotency_key_of_failed_request_may_be_retried(served: Served, tmp_path: Path) -> None:
     commands = ids(served, "commands")
     program = tmp_path / "program"
     body = {"argv": [str(program)]}
@@ -96,7 +96,7 @@ def test_what_has_failed_may_be_tried_again_with_the_same_key(served: Served, tm
     assert len(ids(served, "commands") - commands) == 1
 
 
-def test_after_a_kill_the_same_key_is_the_same_session_and_the_same_turn(tmp_path: Path) -> None:
+def test_idempotency_key_survives_a_server_kill(tmp_path: Path) -> None:
     served = Served(tmp_path / "server")
     body = {"command": fake_agent.command(memory=tmp_path / "memory")}
     with served:
@@ -115,7 +115,7 @@ def test_after_a_kill_the_same_key_is_the_same_session_and_the_same_turn(tmp_pat
         assert sum(event["kind"] == "turn.queued" for event in events) == 1
 
 
-def test_what_is_no_key_is_refused(served: Served) -> None:
+def test_idempotency_key_that_is_malformed_is_refused(served: Served) -> None:
     commands = ids(served, "commands")
     for key in ("", " ", "a b", "x" * 256, "\xe9", "\t"):
         for path, body in (
@@ -129,7 +129,7 @@ def test_what_is_no_key_is_refused(served: Served) -> None:
     assert send(served, "/v1/commands", {"argv": ["true"]}, "!" + "~" * 254).status == 201
 
 
-def test_the_key_of_a_session_that_was_deleted_makes_it_again(served: Served) -> None:
+def test_idempotency_key_of_deleted_session_makes_it_again(served: Served) -> None:
     body = {"command": fake_agent.command(), "name": "again"}
     first = send(served, "/v1/sessions", body, "twice")
     assert served.request("DELETE", "/v1/sessions/again?forget=1").status == 204
@@ -137,7 +137,7 @@ def test_the_key_of_a_session_that_was_deleted_makes_it_again(served: Served) ->
     assert served.get("/v1/sessions/again")["id"] == second.json["id"] == first.json["id"]
 
 
-def test_key_of_a_turn_that_went_with_its_session_asks_again(served: Served) -> None:
+def test_idempotency_key_of_turn_deleted_with_its_session_asks_again(served: Served) -> None:
     body = {"command": fake_agent.command(), "name": "made-twice"}
     turns: list[str] = []
     for _ in range(2):
@@ -148,7 +148,7 @@ def test_key_of_a_turn_that_went_with_its_session_asks_again(served: Served) -> 
     assert turns[0] != turns[1]
 
 
-def test_key_of_an_ask_that_was_never_sent_asks_again(served: Served) -> None:
+def test_idempotency_key_of_ask_never_sent_asks_again(served: Served) -> None:
     session = served.open({"prompt work": ["hang"]})
     turns = f"/v1/sessions/{session}/turns"
     served.ask(session, "work")
@@ -162,7 +162,7 @@ def test_key_of_an_ask_that_was_never_sent_asks_again(served: Served) -> None:
     assert send(served, turns, {"prompt": "later"}, "later").json["turn"] == again
 
 
-async def test_large_answers_are_forgotten_before_they_fill_the_memory() -> None:
+async def test_request_replay_forgets_large_answers_to_bound_memory() -> None:
     asked = request_replay.RequestReplay()
     large = request_replay.BYTES_MAX // 4
 
@@ -178,7 +178,7 @@ async def test_large_answers_are_forgotten_before_they_fill_the_memory() -> None
     assert asked._weight == sum(entry.weight for entry in kept) <= request_replay.BYTES_MAX  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_newest_answer_is_remembered_however_large_it_is() -> None:
+async def test_request_replay_remembers_newest_answer_however_large() -> None:
     asked = request_replay.RequestReplay()
     times: list[int] = []
 
@@ -191,7 +191,7 @@ async def test_newest_answer_is_remembered_however_large_it_is() -> None:
     assert len(times) == 1
 
 
-async def test_answer_that_cannot_be_encoded_is_given_to_all_and_nothing_is_done_twice() -> None:
+async def test_request_replay_gives_unencodable_answer_to_all_and_runs_once() -> None:
     asked = request_replay.RequestReplay()
     times: list[int] = []
     is_begun, goes_on = asyncio.Event(), asyncio.Event()
@@ -209,7 +209,7 @@ async def test_answer_that_cannot_be_encoded_is_given_to_all_and_nothing_is_done
     assert ([told.status for told in answers], len(times)) == ([500, 500], 1)
 
 
-async def test_key_of_a_turn_that_retention_took_does_not_ask_again(
+async def test_idempotency_key_of_turn_dropped_by_retention_does_not_ask_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session has forgotten the key too: it remembers fewer of them than the server."""
@@ -247,7 +247,7 @@ class _Body(msgspec.Struct):
 
 
 @pytest.mark.thorough
-async def test_a_keyed_request_does_not_look_at_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_replay_cost_is_independent_of_key_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not when there are as many as are remembered, either; and what is being done is not forgotten."""
     monkeypatch.setattr(request_replay, "KEYS_MAX", 100)
     asked = request_replay.RequestReplay()

@@ -43,7 +43,7 @@ def at_once(*calls: Any) -> list[Answer]:
 
 
 # -- turns -----------------------------------------------------------------------------------------------------------
-def test_a_turn_from_the_ask_to_its_outcome(served: Served) -> None:
+def test_turn_runs_from_ask_to_outcome(served: Served) -> None:
     session = served.open(name="fix-ci")
     accepted = served.request("POST", "/v1/sessions/fix-ci/turns", {"prompt": "hello"})
     assert accepted.status == 202
@@ -58,7 +58,7 @@ def test_a_turn_from_the_ask_to_its_outcome(served: Served) -> None:
     assert (shown["id"], shown["name"], shown["phase"], shown["holder"]) == (session, "fix-ci", "idle", None)
 
 
-def test_what_was_accepted_survives_the_server(fresh: Served) -> None:
+def test_accepted_turns_survive_a_server_kill(fresh: Served) -> None:
     """The turn that ran is unknown, and never sent again by itself; the one that waited is come to, unasked."""
     session = fresh.open({"prompt work": ["hang"]})
     running, waiting = fresh.ask(session, "work"), fresh.ask(session, "more")
@@ -69,7 +69,7 @@ def test_what_was_accepted_survives_the_server(fresh: Served) -> None:
     assert fresh.outcome(session, waiting)["kind"] == "done"
 
 
-def test_a_late_cancel_does_not_stop_the_next_turn(served: Served) -> None:
+def test_late_interrupt_does_not_stop_the_next_turn(served: Served) -> None:
     """Scenario 58. The page still shows the first turn, and its stop is pressed when the second one runs."""
     session = served.open({"prompt 2": ["stream 3 0.01", "say second"]})
     first = served.ask(session, "first")
@@ -80,7 +80,7 @@ def test_a_late_cancel_does_not_stop_the_next_turn(served: Served) -> None:
     assert served.outcome(session, second)["kind"] == "done"
 
 
-def test_an_interrupt_whose_client_is_gone_still_stops_its_turn_and_only_that(served: Served) -> None:
+def test_interrupt_of_gone_client_stops_only_its_turn(served: Served) -> None:
     """Scenario 58, the other way round: the receipt comes when nobody waits for it, and the next turn is running."""
     session = served.open({"prompt 1": ["hang"]})
     first = served.ask(session, "first")
@@ -96,7 +96,7 @@ def test_an_interrupt_whose_client_is_gone_still_stops_its_turn_and_only_that(se
     assert served.outcome(session, second)["kind"] == "done"
 
 
-def test_the_turn_that_runs_is_stopped_without_its_name(served: Served) -> None:
+def test_session_interrupt_stops_the_running_turn(served: Served) -> None:
     session = served.open({"prompt 1": ["hang"]})
     assert served.post(f"/v1/sessions/{session}/interrupt") == {
         **{"stopped": False, "by": "already_over", "kept": None, "queued": []}
@@ -107,7 +107,7 @@ def test_the_turn_that_runs_is_stopped_without_its_name(served: Served) -> None:
     assert served.outcome(session, turn)["kind"] == "interrupted"
 
 
-def test_waiting_for_an_outcome_ends_with_the_time(served: Served) -> None:
+def test_turn_wait_ends_at_its_timeout_without_outcome(served: Served) -> None:
     session = served.open({"prompt 1": ["hang"]})
     turn = served.ask(session, "work")
     shown = served.get(f"/v1/sessions/{session}/turns/{turn}?wait=0.05")
@@ -116,7 +116,7 @@ def test_waiting_for_an_outcome_ends_with_the_time(served: Served) -> None:
 
 
 # -- questions -------------------------------------------------------------------------------------------------------
-def test_a_question_is_answered_once_from_two_clients_and_both_are_told(served: Served) -> None:
+def test_question_answered_by_two_clients_has_one_winner(served: Served) -> None:
     """Scenario 64."""
     session = served.open(ASKS)
     turn = served.ask(session, "go")
@@ -141,7 +141,7 @@ def test_a_question_is_answered_once_from_two_clients_and_both_are_told(served: 
 
 
 @pytest.mark.thorough
-def test_an_answer_sent_again_is_the_same_answer_also_after_a_restart(fresh: Served) -> None:
+def test_question_answer_sent_again_is_the_same_after_a_restart(fresh: Served) -> None:
     session = fresh.open(ASKS)
     turn = fresh.ask(session, "go")
     question = wait_for(fresh, session, "question.asked")["body"]["question"]
@@ -156,7 +156,7 @@ def test_an_answer_sent_again_is_the_same_answer_also_after_a_restart(fresh: Ser
     assert fresh.request("POST", f"{path}0", {"decision": "allow"}).status == 404
 
 
-def test_nothing_runs_before_the_decision_and_the_waiting_is_seen(served: Served, tmp_path: Path) -> None:
+def test_tool_waits_for_the_decision_and_the_session_shows_it(served: Served, tmp_path: Path) -> None:
     """Scenario 64: the tool's file is made only after the answer; meanwhile other clocks stand still."""
     made = tmp_path / "made"
     script = {"prompt 1": ['ask Bash {"command": "touch"}', f"touch {made}", "say done"]}
@@ -176,7 +176,7 @@ def test_nothing_runs_before_the_decision_and_the_waiting_is_seen(served: Served
 
 
 @pytest.mark.thorough
-def test_a_question_expires_once_and_a_late_answer_is_told(served: Served) -> None:
+def test_question_expires_once_and_late_answer_is_not_first(served: Served) -> None:
     session = served.open(ASKS, options={"question_seconds": 0.05})
     turn = served.ask(session, "go")
     question = wait_for(served, session, "question.answered")["body"]["question"]
@@ -186,7 +186,7 @@ def test_a_question_expires_once_and_a_late_answer_is_told(served: Served) -> No
 
 
 # -- sessions --------------------------------------------------------------------------------------------------------
-def test_a_session_is_listed_changed_closed_and_forgotten(fresh: Served) -> None:
+def test_session_is_listed_changed_closed_and_forgotten(fresh: Served) -> None:
     sessions = [fresh.open(name=name) for name in ("one", "two", "three")]
     listed = fresh.get("/v1/sessions?limit=2")
     assert [session["name"] for session in listed["sessions"]] == ["one", "two"]
@@ -203,14 +203,14 @@ def test_a_session_is_listed_changed_closed_and_forgotten(fresh: Served) -> None
     assert len(fresh.get("/v1/sessions")["sessions"]) == 2
 
 
-def test_a_session_that_was_closed_goes_on_when_it_is_asked(served: Served) -> None:
+def test_closed_session_resumes_when_asked(served: Served) -> None:
     session = served.open()
     assert served.outcome(session, served.ask(session, "one"))["kind"] == "done"
     served.request("DELETE", f"/v1/sessions/{session}")
     assert served.outcome(session, served.ask(session, "two"))["text"] == "two"
 
 
-def test_why_shows_the_tree(served: Served) -> None:
+def test_why_shows_the_process_tree(served: Served) -> None:
     session = served.open()
     served.outcome(session, served.ask(session, "one"))
     why = served.get(f"/v1/sessions/{session}/why")
@@ -218,13 +218,13 @@ def test_why_shows_the_tree(served: Served) -> None:
     assert why["counters"]["frames_in"] > 0
 
 
-def test_the_agents_are_told(served: Served) -> None:
+def test_agents_route_lists_agents_and_where_they_are(served: Served) -> None:
     agents = served.get("/v1/agents")["agents"]
     assert "claude" in [agent["name"] for agent in agents]
     assert all(agent["found"] is (agent["path"] is not None) for agent in agents)
 
 
-def test_a_name_may_have_a_slash(served: Served) -> None:
+def test_session_name_may_contain_a_slash(served: Served) -> None:
     session = served.open(name="a/b ü")
     assert served.get("/v1/sessions/a%2Fb%20%C3%BC")["id"] == session
     assert served.request("GET", "/v1/sessions/a/b").status == 404
@@ -232,7 +232,7 @@ def test_a_name_may_have_a_slash(served: Served) -> None:
 
 # -- sessions that another host has ----------------------------------------------------------------------------------
 @pytest.mark.thorough
-async def test_what_another_host_does_is_told_and_nobody_waits_for_it(tmp_path: Path) -> None:
+async def test_session_of_another_host_is_shown_without_waiting(tmp_path: Path) -> None:
     """A turn that runs and one that waits there, and a question: each is shown at once, as the log has it."""
     with Served(tmp_path / "server") as served:
         async with Host(f"sqlite:{tmp_path / 'server' / 'store.db'}") as host:

@@ -20,7 +20,7 @@ from banksman.testing import fake_agent
 
 
 @pytest.mark.parametrize("name", [None, "a-name"])
-async def test_who_comes_again_with_the_key_gets_it_as_it_was_asked_for(name: str | None) -> None:
+async def test_session_left_incomplete_is_completed_by_the_same_key(name: str | None) -> None:
     settings = ServerSettings(store="memory:")
     async with Host("memory:") as host:
         context = embedded.context_of(host, settings, lambda _: None)
@@ -47,7 +47,7 @@ async def test_who_comes_again_with_the_key_gets_it_as_it_was_asked_for(name: st
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-async def test_one_that_another_host_has_made_meanwhile_is_neither_taken_for_new_nor_deleted(
+async def test_create_neither_reuses_nor_deletes_a_session_made_by_another_host(
     is_cancelled: bool,
 ) -> None:
     log = MemoryLog()

@@ -31,7 +31,7 @@ async def works_in(session: Session) -> str:
     return os.readlink(f"/proc/{pid}/cwd")
 
 
-async def test_another_folder_is_in_the_log_and_is_where_whoever_takes_it_over_goes_on(tmp_path: Path) -> None:
+async def test_reopen_with_another_cwd_is_logged_and_used_by_takeover(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()
@@ -50,7 +50,7 @@ async def test_another_folder_is_in_the_log_and_is_where_whoever_takes_it_over_g
         assert (taken.cwd, await works_in(taken)) == (str(two), str(two))
 
 
-async def test_what_is_opened_as_it_was_says_nothing_twice(tmp_path: Path) -> None:
+async def test_reopen_with_same_settings_logs_nothing(tmp_path: Path) -> None:
     async with Host("memory:") as host:
         how: dict[str, Any] = {"command": fake_agent.command(), "name": "x", "cwd": tmp_path}
         session = await host.open("claude", **how)
@@ -62,7 +62,7 @@ async def test_what_is_opened_as_it_was_says_nothing_twice(tmp_path: Path) -> No
         assert [body["options"] for body in await bodies(session)] == [{}, {"drain_seconds": 9}]
 
 
-async def test_what_the_log_cannot_take_is_refused_and_is_in_it_when_it_is_asked_for_again(tmp_path: Path) -> None:
+async def test_reopen_is_refused_when_log_is_full_and_logged_on_retry(tmp_path: Path) -> None:
     how: dict[str, Any] = {"command": fake_agent.command(), "name": "x", "options": RETRIES}
     # More than what is free in the file.
     long = "be brief\n" * 50_000
@@ -81,7 +81,7 @@ async def test_what_the_log_cannot_take_is_refused_and_is_in_it_when_it_is_asked
         assert [body["system_prompt"] for body in await bodies(session)] == [None, long]
 
 
-async def test_the_answer_and_the_log_name_one_folder(tmp_path: Path) -> None:
+async def test_reopen_answer_and_log_name_the_same_cwd(tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
 
     def opening(cwd: Path) -> ForwardedRequest:

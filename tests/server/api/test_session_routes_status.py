@@ -41,7 +41,7 @@ def state(wanted: str) -> Callable[[Any], bool]:
 
 
 # -- at a glance -----------------------------------------------------------------------------------------------------
-def test_a_session_says_what_it_is_doing_in_one_word(fresh: Served, tmp_path: Path) -> None:
+def test_session_state_is_one_word_for_what_it_does(fresh: Served, tmp_path: Path) -> None:
     begin = time.time()
     session = fresh.open(ASKS, cwd=str(tmp_path), name="glance")
     path = f"/v1/sessions/{session}"
@@ -74,7 +74,7 @@ def test_a_session_says_what_it_is_doing_in_one_word(fresh: Served, tmp_path: Pa
     assert again["at"] == fresh.get(f"{path}/events?before=999999&limit=1")["events"][0]["at"]
 
 
-def test_what_waits_for_a_place_is_queued(tmp_path: Path) -> None:
+def test_session_waiting_for_a_process_slot_is_queued(tmp_path: Path) -> None:
     with Served(tmp_path / "server", processes_max=1) as served:
         first, second = served.open(), served.open()
         turn = served.ask(first, "@@hang")
@@ -85,7 +85,7 @@ def test_what_waits_for_a_place_is_queued(tmp_path: Path) -> None:
         wait(served, f"/v1/sessions/{second}", state("idle"))
 
 
-def test_what_cannot_go_on_is_wedged(served: Served) -> None:
+def test_session_backing_off_is_wedged(served: Served) -> None:
     """It comes to nothing each time that it is started, and so is not for a while."""
     session = served.post("/v1/sessions", {"command": ["/bin/false"], "options": {"backoff_seconds": 30}})["id"]
     for number in range(5):
@@ -100,7 +100,7 @@ async def until(session: Session, wanted: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_an_agent_that_is_silent_for_nothing_that_is_known_seems_wedged(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_session_with_unexplained_silent_agent_is_wedged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "QUIET_SECONDS_MAX", 0.3)
     async with Host("memory:") as host:
         session = await host.open("claude", command=fake_agent.command())
@@ -120,7 +120,7 @@ async def test_an_agent_that_is_silent_for_nothing_that_is_known_seems_wedged(mo
         await turn.interrupt()
 
 
-async def test_a_process_that_does_not_go_although_the_ladder_is_through_seems_wedged() -> None:
+async def test_session_whose_process_outlives_the_ladder_is_wedged() -> None:
     async with Host("memory:") as host:
         command = fake_agent.command({"process": ["ignore eof"]})
         session = await host.open("claude", command=command, options={"eof_grace": 1.0})
@@ -134,7 +134,7 @@ async def test_a_process_that_does_not_go_although_the_ladder_is_through_seems_w
         assert session.status().state == "gone"
 
 
-def test_a_session_of_another_host_is_elsewhere(served: Served, tmp_path: Path) -> None:
+def test_session_of_another_host_is_elsewhere(served: Served, tmp_path: Path) -> None:
     with Served(tmp_path / "other", store=served.settings["store"]) as other:
         session = other.open()
         assert listed(served, session)["state"] == served.get(f"/v1/sessions/{session}")["state"] == "elsewhere"
@@ -146,7 +146,7 @@ def cpu_seconds(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def test_a_listing_of_many_is_quick(fresh: Served) -> None:
+def test_session_listing_of_many_is_quick(fresh: Served) -> None:
     """A page asks for it each time that it comes back."""
     for number in range(100):
         fresh.open(name=f"s{number}")
@@ -156,7 +156,7 @@ def test_a_listing_of_many_is_quick(fresh: Served) -> None:
 
 
 # -- the queue -------------------------------------------------------------------------------------------------------
-def test_what_waits_shows_its_beginning_and_since_when(served: Served) -> None:
+def test_queued_turn_shows_prompt_preview_and_time(served: Served) -> None:
     session = served.open()
     holder = served.ask(session, "@@hang\n" + "h" * 300)
     begin = time.time()
@@ -171,7 +171,7 @@ def test_what_waits_shows_its_beginning_and_since_when(served: Served) -> None:
     assert why["holder_prompt"] == ("@@hang\n" + "h" * 300)[:200]
 
 
-def test_a_secret_is_not_in_what_is_shown_of_a_prompt(tmp_path: Path) -> None:
+def test_prompt_preview_redacts_secrets(tmp_path: Path) -> None:
     with Served(tmp_path / "server", secrets=["hunter2-and-more"]) as served:
         session = served.open()
         served.ask(session, "@@hang\nhunter2-and-more")
@@ -183,7 +183,7 @@ def test_a_secret_is_not_in_what_is_shown_of_a_prompt(tmp_path: Path) -> None:
             assert b"hunter2" not in served.request("GET", shown).body
 
 
-def test_a_preview_is_bounded_whatever_it_is_of() -> None:
+def test_prompt_preview_is_bounded() -> None:
     blocks = [
         {"type": "image", "data": "AAAA"},
         {"type": "text", "text": 5},
@@ -193,7 +193,7 @@ def test_a_preview_is_bounded_whatever_it_is_of() -> None:
     assert preview([]) == ""
 
 
-def test_who_waits_is_moved_within_its_class_and_else_who_asks_is_told(served: Served) -> None:
+def test_queued_turn_is_moved_only_within_its_priority(served: Served) -> None:
     session = served.open()
     path = f"/v1/sessions/{session}/turns"
     holder = served.ask(session, "@@hang")
@@ -227,7 +227,7 @@ def test_who_waits_is_moved_within_its_class_and_else_who_asks_is_told(served: S
 
 
 # -- why -------------------------------------------------------------------------------------------------------------
-def test_why_has_the_last_frames_and_the_questions_whole(served: Served) -> None:
+def test_why_has_last_frames_and_whole_questions(served: Served) -> None:
     session = served.open(ASKS)
     path = f"/v1/sessions/{session}"
     empty = served.get(f"{path}/why")
@@ -247,7 +247,7 @@ def test_why_has_the_last_frames_and_the_questions_whole(served: Served) -> None
     served.outcome(session, turn)
 
 
-def test_why_names_what_the_agent_has_not_answered(served: Served) -> None:
+def test_why_names_unanswered_agent_requests(served: Served) -> None:
     session = served.open({"prompt 1": ["on_interrupt unanswered", "hang"]}, options={"drain_seconds": 30})
     path = f"/v1/sessions/{session}"
     turn = served.ask(session, "go")
@@ -264,7 +264,7 @@ def test_why_names_what_the_agent_has_not_answered(served: Served) -> None:
     thread.join()
 
 
-def test_in_a_long_answer_the_prompt_is_still_found(served: Served) -> None:
+def test_why_finds_the_prompt_after_a_long_answer(served: Served) -> None:
     session = served.open()
     served.outcome(session, served.ask(session, "@@stream 2000 0 x"))
     why = served.get(f"/v1/sessions/{session}/why")
@@ -272,7 +272,7 @@ def test_in_a_long_answer_the_prompt_is_still_found(served: Served) -> None:
 
 
 # -- the ladder ------------------------------------------------------------------------------------------------------
-def test_the_rungs_that_a_process_took_are_in_its_log(served: Served) -> None:
+def test_process_stopped_event_lists_ladder_rungs(served: Served) -> None:
     begin = time.time()
     session = served.open()
     served.outcome(session, served.ask(session, "hello"))
@@ -288,7 +288,7 @@ def test_the_rungs_that_a_process_took_are_in_its_log(served: Served) -> None:
     assert all(begin - 1 < rung["at"] <= stopped["at"] + 0.1 for rung in rungs)
 
 
-def test_one_that_ignores_everything_is_seen_to_be_killed(served: Served) -> None:
+def test_process_stopped_event_shows_kill_when_agent_ignores_everything(served: Served) -> None:
     session = served.open({"process": ["ignore eof", "ignore term"]}, options={"eof_grace": 0.1, "grace": 0.2})
     served.outcome(session, served.ask(session, "hello"))
     served.request("DELETE", f"/v1/sessions/{session}")
@@ -299,7 +299,7 @@ def test_one_that_ignores_everything_is_seen_to_be_killed(served: Served) -> Non
     assert 0.05 < term["at"] - eof["at"] < kill["at"] - eof["at"]
 
 
-def test_a_process_that_leaves_by_itself_took_none(served: Served) -> None:
+def test_process_that_exits_by_itself_logs_no_ladder(served: Served) -> None:
     session = served.open()
     served.outcome(session, served.ask(session, "@@exit 3"))
     events = served.get(f"/v1/sessions/{session}/events?frames=0")["events"]

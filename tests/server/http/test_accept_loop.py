@@ -21,13 +21,13 @@ FDS = 160
 ROOM = FDS - min(accept_loop.FDS_KEPT_BACK, FDS // 2)
 
 
-def test_shares_of_port_and_socket() -> None:
+def test_accept_shares_are_split_between_port_and_socket() -> None:
     with socket.socket() as port, socket.socket(socket.AF_UNIX) as unix:
         assert accept_loop.shares([port, unix], 100) == [75, 25]
         assert accept_loop.shares([unix], 100) == accept_loop.shares([port], 100) == [100]
 
 
-def test_clients_without_a_token_do_not_keep_the_owner_out(tmp_path: Path) -> None:
+def test_accept_loop_keeps_room_for_owner_when_clients_lack_a_token(tmp_path: Path) -> None:
     """Another user of this machine holds more connections than there is room for; most of them were answered once."""
     with Served(tmp_path / "server", fds_max=FDS) as served, ExitStack() as held:
         peers = [held.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(2 * FDS)]
@@ -45,7 +45,7 @@ def test_clients_without_a_token_do_not_keep_the_owner_out(tmp_path: Path) -> No
         assert log.count("there is no room for more connections") == 1
 
 
-def test_owner_has_the_socket_when_the_port_is_full(tmp_path: Path) -> None:
+def test_accept_loop_serves_owner_socket_when_port_is_full(tmp_path: Path) -> None:
     with Served(tmp_path / "server", fds_max=FDS) as served, ExitStack() as held:
         path = json.loads((served.folder / "state" / "banksman" / "server.json").read_text())["socket"]
         for stream in [held.enter_context(served.stream("/v1/events")) for _ in range(ROOM - ROOM // 4)]:
@@ -63,7 +63,7 @@ def test_owner_has_the_socket_when_the_port_is_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_out_of_fds_the_rest_waits_and_what_is_started_still_starts(tmp_path: Path) -> None:
+def test_accept_loop_at_fd_limit_makes_connections_wait_and_still_starts_commands(tmp_path: Path) -> None:
     with Served(tmp_path / "server", fds_max=FDS) as served, ExitStack() as open_ones:
         session = served.open()
         room = ROOM - ROOM // 4  # The rest is the user's own socket's.

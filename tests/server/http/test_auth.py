@@ -38,7 +38,7 @@ def ask(served: Served, line: str, *headers: str, host: str | None = None, token
 
 
 # -- the token --------------------------------------------------------------------------------------------------------
-def test_only_the_token_opens_and_only_as_a_whole(served: Served) -> None:
+def test_auth_accepts_only_the_whole_token(served: Served) -> None:
     def ask_with(authorization: str) -> int:
         return ask(served, "GET /v1/server", f"Authorization: {authorization}")
 
@@ -68,12 +68,12 @@ def test_only_the_token_opens_and_only_as_a_whole(served: Served) -> None:
     assert ask(served, "GET /v1/server") == 401
 
 
-def test_a_token_in_the_url_is_not_taken(served: Served) -> None:
+def test_auth_ignores_token_in_the_url(served: Served) -> None:
     for query in (f"token={TOKEN}", f"access_token={TOKEN}", f"authorization=Bearer%20{TOKEN}"):
         assert ask(served, f"GET /v1/server?{query}") == 401
 
 
-def test_who_is_not_let_in_is_told_how(served: Served) -> None:
+def test_auth_refusal_says_how_to_authenticate(served: Served) -> None:
     answer = served.request("GET", "/v1/server", token=False)
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.headers["www-authenticate"] == 'Bearer realm="banksman"'
@@ -81,7 +81,7 @@ def test_who_is_not_let_in_is_told_how(served: Served) -> None:
     assert "Authorization: Bearer" in answer.json["hint"]
 
 
-def test_what_is_open_is_the_page_and_healthz_and_nothing_else(served: Served) -> None:
+def test_auth_is_required_except_for_page_and_health_routes(served: Served) -> None:
     for path in ("/", "/page/main.js", "/page/style/tokens.css", "/healthz", "/livez"):
         assert served.request("GET", path, token=False).status == 200, path
     assert served.request("GET", "/healthz", token=False).json == {"status": "ok"}
@@ -115,7 +115,7 @@ FOREIGN_HOSTS = (
 )
 
 
-def test_a_name_that_is_not_ours_is_refused(served: Served) -> None:
+def test_auth_refuses_foreign_host_header(served: Served) -> None:
     """Rebinding: a foreign name was made to point here. Whatever it brings, and where everybody may look, too."""
     for host in FOREIGN_HOSTS:
         for path in ("/v1/server", "/", "/healthz"):
@@ -131,7 +131,7 @@ def test_a_name_that_is_not_ours_is_refused(served: Served) -> None:
         assert ask(served, "GET /v1/server", host=host, token=True) == 200, host
 
 
-def test_a_request_has_one_host(served: Served) -> None:
+def test_auth_refuses_request_without_exactly_one_host_header(served: Served) -> None:
     ours = f"127.0.0.1:{served.port}"
     for hosts in ([], [ours, "evil.example"], ["evil.example", ours], [ours, ours]):
         lines = ["GET /v1/server HTTP/1.1", f"Authorization: Bearer {TOKEN}", "Connection: close"]
@@ -141,7 +141,7 @@ def test_a_request_has_one_host(served: Served) -> None:
 
 
 @pytest.mark.thorough
-def test_the_name_of_a_proxy_can_be_made_ours(tmp_path: Path) -> None:
+def test_auth_accepts_configured_proxy_host(tmp_path: Path) -> None:
     with Served(tmp_path / "server", hosts=["agents.example"]) as served:
         assert ask(served, "GET /v1/server", host="agents.example", token=True) == 200
         assert ask(served, "GET /v1/server", host="Agents.Example:443", token=True) == 200
@@ -153,7 +153,7 @@ def test_the_name_of_a_proxy_can_be_made_ours(tmp_path: Path) -> None:
 
 
 # -- the site ---------------------------------------------------------------------------------------------------------
-def test_a_foreign_origin_is_refused_whatever_it_brings(served: Served) -> None:
+def test_auth_refuses_foreign_origin_even_with_a_token(served: Served) -> None:
     good = page_token(served)
     ours = f"http://127.0.0.1:{served.port}"
     foreign = [
@@ -174,7 +174,7 @@ def test_a_foreign_origin_is_refused_whatever_it_brings(served: Served) -> None:
 
 
 @pytest.mark.thorough
-def test_a_preflight_gets_no_permission(served: Served) -> None:
+def test_auth_grants_no_cors_preflight(served: Served) -> None:
     for origin in ("http://evil.example", f"http://127.0.0.1:{served.port}"):
         for token in (True, False):
             said = talk(
@@ -252,7 +252,7 @@ def test_logout_ends_a_stream_that_is_being_opened(served: Served) -> None:
                     assert b"session.opened" not in told
 
 
-def test_a_cookie_admits_nobody(served: Served) -> None:
+def test_auth_ignores_cookies(served: Served) -> None:
     """A browser sends cookies to every port of this machine: a program at another port would have it, and could make
     up the rest."""
     good = page_token(served)
@@ -273,7 +273,7 @@ def test_login_code_works_once(served: Served) -> None:
     assert served.request("POST", "/v1/login/code", token=False).status == 401
 
 
-def test_link_that_the_server_prints_logs_in_once(served: Served) -> None:
+def test_login_link_printed_by_the_server_works_once(served: Served) -> None:
     url, _, code = served.printed.split()[-1].partition("/#code=")
     assert url == served.url
     assert TOKEN not in served.printed
@@ -281,7 +281,7 @@ def test_link_that_the_server_prints_logs_in_once(served: Served) -> None:
     assert statuses == [200, 401]
 
 
-def test_page_token_of_another_server_or_port_or_a_changed_one_is_refused(served: Served) -> None:
+def test_page_token_is_refused_when_changed_or_of_another_server_or_port(served: Served) -> None:
     good = page_token(served)
     begin, expires, mac = good.split(".")
     assert ask(served, "GET /v1/server", f"Authorization: Bearer {good}") == 200
@@ -305,7 +305,7 @@ def test_page_tokens_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not pages.take_code(code)
 
 
-def test_unused_codes_are_bounded() -> None:
+def test_login_codes_are_bounded_in_number() -> None:
     pages = PageTokens(TOKEN, 4380)
     codes = [pages.make_code() for _ in range(auth.CODES_MAX + 1)]
     assert [pages.take_code(code) for code in codes] == [False, *(True for _ in codes[1:])]
@@ -331,7 +331,7 @@ def test_logouts_on_file_are_bounded(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == auth.REVOKED_MAX
 
 
-def test_logouts_that_have_expired_are_dropped(tmp_path: Path) -> None:
+def test_logouts_that_expired_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "logged-out"
     path.write_text(f"{'x' * 16} 1\nno line of ours\n")
     pages = PageTokens(TOKEN, 4380, path)
@@ -364,7 +364,7 @@ def test_page_token_lives_as_long_as_the_servers_token(tmp_path: Path) -> None:
 
 
 # -- nothing is told --------------------------------------------------------------------------------------------------
-def test_no_secret_is_in_a_line_of_the_log_or_an_answer(tmp_path: Path) -> None:
+def test_log_and_answers_never_contain_a_secret(tmp_path: Path) -> None:
     """At debug level, and with the secrets put wherever a careless caller could put them."""
     with Served(tmp_path / "server", log_level="debug", secrets=["another-secret-word"]) as served:
         good = page_token(served)

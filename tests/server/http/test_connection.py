@@ -68,7 +68,7 @@ async def waiting(port: int, seconds: float) -> bytes:
 @pytest.mark.parametrize(
     ("length", "rest"), [("Content-Length: 10", b"67890"), ("Transfer-Encoding: chunked", b"5\r\n67890\r\n0\r\n\r\n")]
 )
-async def test_who_was_answered_early_and_then_says_nothing_is_let_go(
+async def test_connection_answered_early_is_closed_when_the_client_goes_quiet(
     monkeypatch: pytest.MonkeyPatch, length: str, rest: bytes
 ) -> None:
     monkeypatch.setattr(connection, "STRANGER_IDLE_SECONDS_MAX", SHORT)
@@ -80,7 +80,7 @@ async def test_who_was_answered_early_and_then_says_nothing_is_let_go(
         assert await reader.read() == b""
 
 
-async def test_blank_lines_do_not_keep_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_is_not_kept_alive_by_blank_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are no request. Nor are they one that came too late: nobody is told anything that could be taken for the
     answer to the next."""
     monkeypatch.setattr(connection, "IDLE_SECONDS_MAX", SHORT)
@@ -95,7 +95,7 @@ async def test_blank_lines_do_not_keep_a_connection(monkeypatch: pytest.MonkeyPa
         assert isinstance(rest.exception(), ConnectionError) or rest.result() == b""
 
 
-async def test_one_that_is_idle_is_kept_as_long_as_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connection_is_kept_for_the_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not only as long as the rest of a body, or a head."""
     monkeypatch.setattr(connection, "LINGER_SECONDS_MAX", SHORT)
     monkeypatch.setattr(connection, "HEAD_SECONDS_MAX", SHORT)
@@ -111,7 +111,7 @@ async def test_one_that_is_idle_is_kept_as_long_as_an_idle_one(monkeypatch: pyte
 
 
 # -- requests that are sent ahead -------------------------------------------------------------------------------------
-async def test_a_request_that_was_sent_ahead_has_the_time_for_its_body_that_any_has(
+async def test_pipelined_request_has_full_time_for_its_body(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "LINGER_SECONDS_MAX", SHORT)
@@ -132,7 +132,7 @@ async def test_a_request_that_was_sent_ahead_has_the_time_for_its_body_that_any_
 
 
 @pytest.mark.parametrize("ahead", [b"\r\n", b"GET /heal"], ids=["a blank line", "half a head"])
-async def test_what_is_sent_ahead_does_not_end_what_runs(monkeypatch: pytest.MonkeyPatch, ahead: bytes) -> None:
+async def test_pipelined_bytes_do_not_end_a_running_request(monkeypatch: pytest.MonkeyPatch, ahead: bytes) -> None:
     """Its own time begins when there is nothing else to wait for, and we listen."""
     monkeypatch.setattr(connection, "HEAD_SECONDS_MAX", SHORT)
     monkeypatch.setattr(connection, "LINGER_SECONDS_MAX", SHORT)
@@ -148,7 +148,7 @@ async def test_what_is_sent_ahead_does_not_end_what_runs(monkeypatch: pytest.Mon
                 assert statuses(await reader.read()) == [408]
 
 
-async def test_too_many_sent_ahead_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_is_cut_off_when_too_many_requests_are_pipelined(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer could not be told from one to those before. What was asked first runs, and is not answered."""
     monkeypatch.setattr(connection, "PIPELINED_MAX", 3)
     async with in_this_process() as port:
@@ -160,7 +160,7 @@ async def test_too_many_sent_ahead_are_cut_off(monkeypatch: pytest.MonkeyPatch) 
 
 
 # -- what a refused connection is told --------------------------------------------------------------------------------
-async def test_a_refusal_has_the_headers_that_every_answer_has(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refusal_has_the_headers_of_every_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def names(said: bytes) -> set[bytes]:
         return {line.partition(b":")[0] for line in said.partition(b"\r\n\r\n")[0].split(b"\r\n")[1:]}
 
@@ -179,7 +179,7 @@ async def test_a_refusal_has_the_headers_that_every_answer_has(monkeypatch: pyte
 # -- a client that does not read --------------------------------------------------------------------------------------
 @pytest.mark.thorough
 @pytest.mark.parametrize("by_kernel", [False, pytest.param(True, marks=only_linux)], ids=["by us", "by the kernel"])
-async def test_a_stream_that_is_cut_off_is_counted_and_a_plain_answer_is_not(
+async def test_stream_that_is_cut_off_is_counted_and_plain_answer_is_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_kernel: bool
 ) -> None:
     if by_kernel:

@@ -44,7 +44,7 @@ def served(server: Served) -> Iterator[Served]:
 
 
 # -- sizes ------------------------------------------------------------------------------------------------------------
-def test_a_body_has_32_mib_and_not_a_byte_more(served: Served) -> None:
+def test_body_is_limited_to_32_mib(served: Served) -> None:
     limit = 32 << 20
     frame = b'{"token":""}'
     whole = b'{"token":"%s"}' % (b"x" * (limit - len(frame)))
@@ -60,7 +60,7 @@ def test_a_body_has_32_mib_and_not_a_byte_more(served: Served) -> None:
         assert statuses(said) in ([413], [400]), size
 
 
-async def test_body_without_a_token_has_4_kib(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_body_without_a_token_is_limited_to_4_kib(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that has shown no token makes the server keep little, however many there are."""
     monkeypatch.setattr(connection, "LINGER_SECONDS_MAX", 0.1)
     async with in_this_process() as port:
@@ -77,7 +77,7 @@ async def test_body_without_a_token_has_4_kib(monkeypatch: pytest.MonkeyPatch) -
                 writer.close()
 
 
-async def test_a_body_that_does_not_say_its_length_is_refused_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_chunked_body_is_refused_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it still sends is not kept, and after a while not listened to: until then it can read why."""
     monkeypatch.setattr(connection, "LINGER_SECONDS_MAX", 0.5)
     async with in_this_process(body_bytes_max=100_000) as port:
@@ -102,7 +102,7 @@ async def test_a_body_that_does_not_say_its_length_is_refused_at_the_limit(monke
         await writer.wait_closed()
 
 
-def test_a_body_larger_than_a_head_may_be_is_no_head(served: Served) -> None:
+def test_body_larger_than_the_head_limit_is_accepted(served: Served) -> None:
     """It comes in as one piece with its head, and ends with it."""
     for size in (60_000, 70_000, 130_000, 200_000, 250_000, 300_000):
         body = b'{"token":"%s"}' % (b"x" * size)
@@ -117,7 +117,7 @@ def test_a_body_larger_than_a_head_may_be_is_no_head(served: Served) -> None:
 JSON_LINE = "Content-Type: application/json"
 
 
-def test_a_head_has_a_size(served: Served) -> None:
+def test_head_is_limited_in_size(served: Served) -> None:
     port = served.port
     long = "x" * (connection.HEAD_BYTES_MAX + 1)
     assert statuses(talk(port, head("GET /healthz HTTP/1.1", f"X: {'x' * 60_000}", port=port))) == [200]
@@ -136,7 +136,7 @@ def test_a_head_has_a_size(served: Served) -> None:
     assert statuses(talk(port, request + trailer)) == [431]
 
 
-def test_a_url_has_a_length(served: Served) -> None:
+def test_url_is_limited_in_length(served: Served) -> None:
     port = served.port
     fits = "x" * (connection.URL_BYTES_MAX - len("/v1/sessions?after="))
     assert statuses(talk(port, head(f"GET /v1/sessions?after={fits} HTTP/1.1", port=port))) == [404]
@@ -144,7 +144,7 @@ def test_a_url_has_a_length(served: Served) -> None:
     assert statuses(talk(port, head(f"GET /{'x' * 1_000_000} HTTP/1.1", port=port))) == [414]
 
 
-def test_what_stands_after_a_body_is_not_heard_as_a_header(served: Served) -> None:
+def test_trailer_is_not_read_as_a_header(served: Served) -> None:
     body = b"2\r\n{}\r\n0\r\nAuthorization: Bearer %s\r\nIdempotency-Key: \xff\r\n\r\n" % TOKEN.encode()
     lines = ("POST /v1/logout HTTP/1.1", "Transfer-Encoding: chunked", JSON_LINE)
     assert statuses(talk(served.port, head(*lines, port=served.port, token=False) + body)) == [401]
@@ -152,7 +152,7 @@ def test_what_stands_after_a_body_is_not_heard_as_a_header(served: Served) -> No
 
 
 # -- shapes -----------------------------------------------------------------------------------------------------------
-def test_paths_lead_nowhere_else(served: Served) -> None:
+def test_path_traversal_is_refused(served: Served) -> None:
     for path in (
         *(
             "/../",
@@ -197,7 +197,7 @@ def test_paths_lead_nowhere_else(served: Served) -> None:
         assert b"root:" not in said
 
 
-def test_requests_that_two_readers_could_read_differently_are_refused(served: Served) -> None:
+def test_ambiguous_request_is_refused(served: Served) -> None:
     """What smuggles one request past a proxy in another: each is an error here, and ends the connection."""
     port = served.port
     hidden = b"GET /v1/server HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -229,7 +229,7 @@ def test_requests_that_two_readers_could_read_differently_are_refused(served: Se
         assert statuses(said) == [400], (name, said)
 
 
-def test_what_is_no_request_is_refused(served: Served) -> None:
+def test_malformed_request_is_refused(served: Served) -> None:
     port = served.port
     for data in (
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -244,7 +244,7 @@ def test_what_is_no_request_is_refused(served: Served) -> None:
         assert b"application/problem+json" in said
 
 
-def test_methods_and_versions(served: Served) -> None:
+def test_method_and_version_that_are_unknown_are_refused(served: Served) -> None:
     port = served.port
     for method in ("TRACE", "OPTIONS", "PUT", "DELETE", "PATCH", "PROPFIND", "MKCOL", "LOCK"):
         said = talk(port, head(f"{method} /v1/server HTTP/1.1", port=port))
@@ -275,7 +275,7 @@ def test_methods_and_versions(served: Served) -> None:
     assert statuses(said)[0] in (200, 400)
 
 
-def test_requests_that_are_sent_ahead_are_answered_in_order_and_not_without_end(served: Served) -> None:
+def test_pipelined_requests_are_answered_in_order_and_bounded(served: Served) -> None:
     one = f"GET /v1/sessions?limit=NUMBER HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
     last = head("GET /healthz HTTP/1.1", port=served.port)
     requests = [one.replace(b"NUMBER", b"0" if number % 3 else b"1") for number in range(30)]
@@ -285,7 +285,7 @@ def test_requests_that_are_sent_ahead_are_answered_in_order_and_not_without_end(
     assert len(statuses(talk(served.port, b"".join(requests * 100) + last))) < 3001
 
 
-def test_what_follows_a_request_that_is_not_answered_yet_takes_nobodys_place(served: Served) -> None:
+def test_malformed_pipelined_request_does_not_answer_the_one_before(served: Served) -> None:
     """An error in the second must not be read as the answer to the first."""
     command = served.post("/v1/commands", {"argv": ["sleep", "60"]})["id"]
     waits = head(f"GET /v1/commands/{command}?wait=60 HTTP/1.1", port=served.port).replace(
@@ -372,7 +372,7 @@ ODD_PROMPTS = (
 )
 
 
-def test_json_of_every_odd_kind_is_the_callers_fault(served: Served) -> None:
+def test_malformed_json_body_is_a_client_error(served: Served) -> None:
     session = served.open()
     for path, bodies in (
         ("/v1/commands", ODD_BODIES),
@@ -398,7 +398,7 @@ def test_json_of_every_odd_kind_is_the_callers_fault(served: Served) -> None:
     )
 
 
-def test_queries_of_every_odd_kind_are_the_callers_fault(served: Served) -> None:
+def test_malformed_query_is_a_client_error(served: Served) -> None:
     command = served.post("/v1/commands", {"argv": ["sleep", "60"]})["id"]
     session = served.open()
     for path in (
@@ -476,7 +476,7 @@ async def drip(port: int, begin: bytes, drop: bytes) -> tuple[bytes, float]:
     return said, time.monotonic() - began
 
 
-async def test_a_head_that_trickles_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_trickling_head_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_SECONDS_MAX", 0.3)
     async with in_this_process() as port:
         for begin, drop in (
@@ -498,7 +498,7 @@ async def test_a_head_that_trickles_is_not_waited_for(monkeypatch: pytest.Monkey
         assert seconds > 0.25
 
 
-async def test_a_body_that_trickles_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_trickling_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route, "BODY_SECONDS_MAX", 0.3)
     monkeypatch.setattr(connection, "LINGER_SECONDS_MAX", 0.3)
     async with in_this_process() as port:
@@ -516,7 +516,7 @@ async def test_a_body_that_trickles_is_not_waited_for(monkeypatch: pytest.Monkey
                 assert seconds > 0.25
 
 
-async def test_a_stream_and_a_long_wait_outlive_these_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_and_long_wait_outlive_request_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
         (route, "BODY_SECONDS_MAX"),
         (connection, "LINGER_SECONDS_MAX"),
@@ -533,7 +533,7 @@ async def test_a_stream_and_a_long_wait_outlive_these_deadlines(monkeypatch: pyt
         await writer.wait_closed()
 
 
-def test_headers_for_browsers_are_on_every_answer(served: Served) -> None:
+def test_security_headers_are_on_every_answer(served: Served) -> None:
     for path in ("/", "/healthz", "/v1/server", "/v1/nothing", "/openapi.json"):
         for headers in (AUTHORIZATION, {}):
             answer = served.request("GET", path, headers=headers, token=False)

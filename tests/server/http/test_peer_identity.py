@@ -103,7 +103,7 @@ async def test_agent_of_another_host_is_refused(served: Served, tmp_path: Path) 
     assert answer.read_text().startswith("HTTP/1.1 403 ")
 
 
-def test_command_of_a_person_is_let_in(served: Served, tmp_path: Path) -> None:
+def test_command_started_by_a_person_is_let_in(served: Served, tmp_path: Path) -> None:
     answer = tmp_path / "answer"
     words = [sys.executable, "-m", "banksman", "exec", "--", *knocks(served, "plain", answer)]
     subprocess.run(words, check=True, timeout=SECONDS_MAX)
@@ -111,7 +111,7 @@ def test_command_of_a_person_is_let_in(served: Served, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-async def test_server_that_an_agent_has_started_lets_that_agent_in(tmp_path: Path) -> None:
+async def test_server_started_by_an_agent_lets_that_agent_in(tmp_path: Path) -> None:
     answer = tmp_path / "answer"
     words = [sys.executable, "-c", SERVES, KNOCK, str(tmp_path / "state"), str(answer)]
     async with Host("memory:") as host:
@@ -120,7 +120,7 @@ async def test_server_that_an_agent_has_started_lets_that_agent_in(tmp_path: Pat
     assert answer.read_text().startswith("HTTP/1.1 200 ")
 
 
-def test_client_that_is_gone_before_it_is_accepted_is_refused(served: Served) -> None:
+def test_client_gone_before_it_is_accepted_is_refused(served: Served) -> None:
     """Its pid may be another's by then."""
     ours, theirs = socket.socketpair()
     os.kill(served.pid, signal.SIGSTOP)
@@ -139,7 +139,7 @@ def test_client_that_is_gone_before_it_is_accepted_is_refused(served: Served) ->
     connection.close()
 
 
-def test_chain_ends_at_a_process_that_proc_hides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ancestor_walk_ends_at_a_process_hidden_by_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `hidepid` the processes of other users are not to be seen: the shell's parent may be root's."""
     parent = os.getppid()
 
@@ -153,7 +153,7 @@ def test_chain_ends_at_a_process_that_proc_hides(monkeypatch: pytest.MonkeyPatch
         assert peer_identity.standing_of(ours) is peer_identity.PeerIdentity.FREE
 
 
-def test_client_whose_ancestors_cannot_be_read_is_not_taken_for_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_with_unreadable_ancestors_is_unclear(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server is out of fds, say. The name of a keeper is not read then, and must not count as another's."""
 
     def fails(path: str, bytes_max: int) -> bytes:

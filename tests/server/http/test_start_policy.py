@@ -43,7 +43,7 @@ def script(path: Path, text: str = "") -> Path:
 
 
 # -- programs ---------------------------------------------------------------------------------------------------------
-def test_without_a_word_about_it_everything_may_be_started() -> None:
+def test_start_policy_without_settings_allows_everything() -> None:
     policy = StartPolicy(ServerSettings())
     assert policy.command(["./anything", "x"]) == ["./anything", "x"]
     assert policy.env({"LD_PRELOAD": "x"}) == {"LD_PRELOAD": "x"}
@@ -55,7 +55,7 @@ def test_without_a_word_about_it_everything_may_be_started() -> None:
     assert policy.servers([server]) == [server]
 
 
-def test_a_program_is_the_file_that_it_resolves_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_policy_compares_programs_by_resolved_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(tmp_path / "one" / "agent")
     script(tmp_path / "two" / "agent")
     monkeypatch.setenv("PATH", f"{tmp_path / 'one'}:{os.environ['PATH']}")
@@ -88,7 +88,7 @@ def test_a_program_is_the_file_that_it_resolves_to(tmp_path: Path, monkeypatch: 
     assert not may_start(StartPolicy(ServerSettings(programs=[])), "true")
 
 
-def test_a_relative_path_is_the_servers_and_no_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_policy_resolves_relative_program_in_server_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(tmp_path / "here" / "bin" / "agent")
     monkeypatch.chdir(tmp_path / "here")
     policy = StartPolicy(ServerSettings(programs=["bin/agent"]))
@@ -96,7 +96,7 @@ def test_a_relative_path_is_the_servers_and_no_callers(tmp_path: Path, monkeypat
     assert policy.command(["./bin/../bin/agent"]) == [str(tmp_path / "here" / "bin" / "agent")]
 
 
-def test_the_first_words_of_a_command_may_be_fixed(tmp_path: Path) -> None:
+def test_start_policy_may_fix_the_first_words_of_a_command(tmp_path: Path) -> None:
     policy = StartPolicy(ServerSettings(programs=[["true", "-a", "b"], FAKE]))
     assert may_start(policy, "true", "-a", "b")
     assert may_start(policy, "true", "-a", "b", "more")
@@ -114,7 +114,7 @@ def test_the_first_words_of_a_command_may_be_fixed(tmp_path: Path) -> None:
     assert not may_start(policy, *FAKE[:-1], str(tmp_path / "__main__.py"))
 
 
-def test_commands_over_http(tmp_path: Path) -> None:
+def test_start_policy_is_enforced_for_commands_over_http(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     touch = script(tmp_path / "bin" / "true", f"touch {mark}")
     with Served(tmp_path / "server", programs=[FAKE, "true"], env=["ALLOWED"], log_level="debug") as served:
@@ -146,7 +146,7 @@ def test_commands_over_http(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_sessions_over_http(tmp_path: Path) -> None:
+def test_start_policy_is_enforced_for_sessions_over_http(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     evil = script(tmp_path / "evil", f"touch {mark}")
     with Served(tmp_path / "server", programs=[FAKE, "true"], log_level="debug") as served:
@@ -185,7 +185,7 @@ def test_sessions_over_http(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-async def test_a_session_of_another_program_in_the_same_store_is_not_started_by_an_ask(tmp_path: Path) -> None:
+async def test_start_policy_is_enforced_when_an_ask_wakes_a_foreign_session(tmp_path: Path) -> None:
     """Whoever has the file may open what it likes; who comes over HTTP does not get it started."""
     store = tmp_path / "store.db"
     mark = tmp_path / "mark"
@@ -212,7 +212,7 @@ async def test_a_session_of_another_program_in_the_same_store_is_not_started_by_
     assert not mark.exists()
 
 
-def test_what_is_opened_again_is_what_was_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_policy_checks_the_recorded_command_on_reopen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(tmp_path / "bin" / "agent")
     monkeypatch.chdir(tmp_path)
     policy = StartPolicy(ServerSettings(programs=["bin/agent", "true"]))
@@ -236,7 +236,7 @@ def _made(folder: Path) -> Path:
 
 
 # -- folders ----------------------------------------------------------------------------------------------------------
-def test_folders_are_those_in_the_roots_with_links_followed(tmp_path: Path) -> None:
+def test_start_policy_resolves_links_before_comparing_roots(tmp_path: Path) -> None:
     root, other = _made(tmp_path / "root"), _made(tmp_path / "root-not")
     inner = _made(root / "inner")
     (root / "out").symlink_to(other)
@@ -267,7 +267,7 @@ def test_folders_are_those_in_the_roots_with_links_followed(tmp_path: Path) -> N
     assert StartPolicy(ServerSettings(roots=["/"])).folder("/tmp") == os.path.realpath("/tmp")
 
 
-def test_no_roots_at_all_means_nowhere() -> None:
+def test_start_policy_with_empty_roots_allows_no_folder() -> None:
     policy = StartPolicy(ServerSettings(roots=[]))
     for folder in (None, "/", "."):
         with pytest.raises(Problem):
@@ -283,7 +283,7 @@ def rooted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, P
         yield served, root
 
 
-def test_folders_over_http(rooted: tuple[Served, Path]) -> None:
+def test_start_policy_roots_are_enforced_over_http(rooted: tuple[Served, Path]) -> None:
     served, root = rooted
     (root / "out").symlink_to(root.parent)
     command = served.post("/v1/commands", {"argv": ["pwd"]})["id"]
@@ -296,7 +296,7 @@ def test_folders_over_http(rooted: tuple[Served, Path]) -> None:
     assert served.request("POST", "/v1/sessions", {"command": fake_agent.command()}).status == 201
 
 
-def test_folder_that_became_a_link_out_of_the_roots_starts_no_process(
+def test_folder_replaced_by_a_link_out_of_the_roots_starts_no_process(
     rooted: tuple[Served, Path], tmp_path: Path
 ) -> None:
     served, root = rooted
@@ -312,6 +312,6 @@ def test_folder_that_became_a_link_out_of_the_roots_starts_no_process(
     assert list(outside.iterdir()) == []
 
 
-def test_words_that_are_no_command_are_the_callers_fault() -> None:
+def test_start_policy_refuses_unparsable_agent_command() -> None:
     with pytest.raises(UsageError):
         StartPolicy(ServerSettings(programs=["true"])).agent("'", ["claude"])

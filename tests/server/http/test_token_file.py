@@ -29,7 +29,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_it_is_made_once_and_private_whatever_the_umask_is(tmp_path: Path) -> None:
+def test_token_file_is_made_once_and_private_whatever_the_umask(tmp_path: Path) -> None:
     path = tmp_path / "state" / "banksman" / "token"
     umask = os.umask(0o277)
     try:
@@ -43,7 +43,7 @@ def test_it_is_made_once_and_private_whatever_the_umask_is(tmp_path: Path) -> No
     assert token_file.load_or_make(tmp_path / "other" / "token") != made
 
 
-def test_the_folders_that_it_makes_are_private(tmp_path: Path) -> None:
+def test_token_file_folders_are_private(tmp_path: Path) -> None:
     umask = os.umask(0)
     try:
         token_file.load_or_make(tmp_path / "state" / "banksman" / "token")
@@ -52,7 +52,7 @@ def test_the_folders_that_it_makes_are_private(tmp_path: Path) -> None:
     assert [mode(tmp_path / "state"), mode(tmp_path / "state" / "banksman")] == [0o700, 0o700]
 
 
-def test_servers_that_start_at_once_agree_on_one(tmp_path: Path) -> None:
+def test_token_file_is_agreed_on_by_servers_starting_at_once(tmp_path: Path) -> None:
     path = tmp_path / "new" / "token"
     servers = [
         subprocess.Popen(
@@ -75,7 +75,7 @@ def test_servers_that_start_at_once_agree_on_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("comes_first", [False, True])
-def test_without_links_the_first_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_first: bool) -> None:
+def test_token_file_works_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_first: bool) -> None:
     """A file system without links says EPERM, and cannot be had here: this one call is made to say so."""
     path = tmp_path / "token"
 
@@ -92,7 +92,7 @@ def test_without_links_the_first_one_stays(tmp_path: Path, monkeypatch: pytest.M
     assert [entry.name for entry in tmp_path.iterdir()] == ["token"]
 
 
-def test_a_token_of_the_users_own_is_taken_without_the_end_of_its_line(tmp_path: Path) -> None:
+def test_token_file_of_the_user_is_read_without_its_line_end(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_bytes(b"my-own~token\r\n")
     path.chmod(0o600)
@@ -142,7 +142,7 @@ def _loosen_folder(path: Path) -> None:
         pytest.param(_loosen_folder, "others may change", id="in a loose folder"),
     ],
 )
-def test_what_cannot_be_a_secret_is_refused(tmp_path: Path, prepare: Callable[[Path], None], why: str) -> None:
+def test_token_file_that_cannot_be_secret_is_refused(tmp_path: Path, prepare: Callable[[Path], None], why: str) -> None:
     if prepare is _give_away and os.geteuid():
         pytest.skip("only root can give a file away")
     folder = tmp_path / "folder"
@@ -155,19 +155,19 @@ def test_what_cannot_be_a_secret_is_refused(tmp_path: Path, prepare: Callable[[P
     assert sorted(entry.name for entry in folder.iterdir()) == before
 
 
-def test_as_long_as_may_be_is_taken(tmp_path: Path) -> None:
+def test_token_file_of_maximum_length_is_accepted(tmp_path: Path) -> None:
     _write(b"x" * 4096)(tmp_path / "token")
     assert token_file.load_or_make(tmp_path / "token") == "x" * 4096
 
 
-def test_a_folder_that_cannot_be_is_the_callers_to_change(tmp_path: Path) -> None:
+def test_token_file_in_impossible_folder_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot keep the token") as caught:
         token_file.load_or_make(tmp_path / "file" / "token")
     assert "token_file" in caught.value.hint
 
 
-def test_where_it_is_if_nobody_says_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_token_file_default_path_follows_state_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert token_file.default_path() == tmp_path / "banksman" / "token"
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
@@ -194,5 +194,5 @@ def test_where_it_is_if_nobody_says_where(monkeypatch: pytest.MonkeyPatch, tmp_p
         ("a\0b", "a\0c", False),
     ],
 )
-def test_any_two_texts_can_be_compared(a: str, b: str, same: bool) -> None:
+def test_token_comparison_accepts_any_two_texts(a: str, b: str, same: bool) -> None:
     assert token_file.is_same(a, b) is same

@@ -28,7 +28,7 @@ whereabouts.announce(folder, f"http://{sys.argv[3]}/last")
 """
 
 
-def test_it_says_where_and_who(tmp_path: Path) -> None:
+def test_discovery_file_names_url_and_process(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     discovery_file.announce(folder, "http://127.0.0.1:4380/")
     found = json.loads((folder / "server.json").read_text())
@@ -42,7 +42,7 @@ def test_it_says_where_and_who(tmp_path: Path) -> None:
     discovery_file.withdraw(folder)
 
 
-def test_what_another_has_put_there_stays(tmp_path: Path) -> None:
+def test_discovery_file_of_another_server_is_not_withdrawn(tmp_path: Path) -> None:
     discovery_file.announce(tmp_path, "http://one")
     # The same pid, as two containers may have it, and another server.
     other = json.dumps({"url": "http://two", "pid": os.getpid(), "started": 0})
@@ -51,22 +51,20 @@ def test_what_another_has_put_there_stays(tmp_path: Path) -> None:
     assert (tmp_path / "server.json").read_text() == other
 
 
-def test_what_somebody_has_removed_already_is_not_worth_a_word(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_discovery_file_already_removed_is_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     discovery_file.announce(tmp_path, "http://one")
     (tmp_path / "server.json").unlink()
     discovery_file.withdraw(tmp_path)
     assert caplog.records == []
 
 
-def test_what_this_process_never_said_is_not_taken_back(tmp_path: Path) -> None:
+def test_discovery_file_never_announced_here_is_not_withdrawn(tmp_path: Path) -> None:
     (tmp_path / "server.json").write_text("{}")
     discovery_file.withdraw(tmp_path)
     assert (tmp_path / "server.json").exists()
 
 
-def test_a_removal_waits_for_who_is_about_to_put_its_own_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_discovery_file_withdraw_waits_for_the_folder_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The race itself: while somebody has the folder locked nothing is removed, though what is there is still ours."""
     monkeypatch.setattr(discovery_file, "LOCK_SECONDS_MAX", 0.05)
     discovery_file.announce(tmp_path, "http://one")
@@ -84,7 +82,7 @@ def test_a_removal_waits_for_who_is_about_to_put_its_own_there(tmp_path: Path, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_servers_that_come_and_go_leave_the_last_one(tmp_path: Path) -> None:
+def test_discovery_file_of_the_last_server_survives_races(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     servers = [
         subprocess.Popen([sys.executable, "-c", SERVER, str(folder), "100", name]) for name in ("one", "two", "three")
@@ -95,14 +93,14 @@ def test_servers_that_come_and_go_leave_the_last_one(tmp_path: Path) -> None:
     assert [entry.name for entry in folder.iterdir()] == ["server.json"]
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_discovery_file_in_unwritable_folder_raises(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BanksmanError, match=r"server\.json"):
         discovery_file.announce(tmp_path / "file", "http://one")
     discovery_file.withdraw(tmp_path / "file")
 
 
-def test_a_second_server_leaves_the_first_to_its_clients(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_discovery_file_of_a_live_server_is_kept_by_a_second(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as first:
         url = f"http://127.0.0.1:{first.getsockname()[1]}"
         said = json.dumps({"url": url, "pid": os.getppid(), "started": 0})

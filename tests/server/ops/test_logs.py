@@ -67,7 +67,7 @@ def raised(error: Exception) -> Any:
         return sys.exc_info()
 
 
-def test_a_line_of_json_says_when_how_bad_who_and_what() -> None:
+def test_json_log_line_has_time_level_logger_message_and_extra() -> None:
     found = as_json("turn %s of %d", "t-1", 3, session="s-1", seconds=1.5, is_open=True, missing=None, where=Path("/x"))
     at = found.pop("at")
     assert at[10:11] + at[19:20] + at[23:] == "T.Z"
@@ -83,19 +83,19 @@ def test_a_line_of_json_says_when_how_bad_who_and_what() -> None:
     }
 
 
-def test_what_is_given_as_extra_cannot_pass_for_the_record_itself() -> None:
+def test_json_log_extra_cannot_override_record_fields() -> None:
     found = as_json("true", level="debug", at="yesterday", logger="me")
     assert (found["level"], found["logger"], found["message"]) == ("warning", "banksman.test", "true")
     assert found["at"] != "yesterday"
 
 
-def test_an_exception_comes_with_it() -> None:
+def test_json_log_line_includes_the_exception() -> None:
     found = as_json("failed", exc_info=raised(ValueError("bad value")))
     assert found["exception"].startswith("Traceback")
     assert found["exception"].endswith("ValueError: bad value")
 
 
-def test_in_text_nobody_can_make_another_line_of_a_message() -> None:
+def test_text_log_escapes_line_breaks_in_a_message() -> None:
     line = as_text("a\nb\r\x1b[31m\u2028\x85\u202e\0%s", "\n2026 info banksman: forged", id="x\ny")
     assert line.count("\n") == 1
     assert line.endswith("\n")
@@ -103,7 +103,7 @@ def test_in_text_nobody_can_make_another_line_of_a_message() -> None:
     assert line[:-1].endswith(f"warning banksman.test: {expected}")
 
 
-def test_in_text_the_lines_of_an_exception_are_set_in() -> None:
+def test_text_log_indents_the_lines_of_an_exception() -> None:
     first, *rest = as_text("failed", exc_info=raised(ValueError("bad\n2026 info\x1b"))).splitlines()
     assert first.endswith("banksman.test: failed")
     assert rest[-2:] == ["    ValueError: bad", r"    2026 info\x1b"]
@@ -129,13 +129,13 @@ class Hostile:
         pytest.param("\ud800", (), {"value": "\udfff"}, id="half a character"),
     ],
 )
-def test_whatever_is_logged_is_a_line(message: Any, args: tuple[Any, ...], extra: dict[str, Any]) -> None:
+def test_log_formats_any_value_as_one_line(message: Any, args: tuple[Any, ...], extra: dict[str, Any]) -> None:
     assert as_json(message, *args, **extra)["level"] == "warning"
     assert as_text(message, *args, **extra).count("\n") == 1
 
 
 @pytest.mark.parametrize("form", [as_json, as_text])
-def test_no_secret_is_anywhere_in_a_line(form: Any) -> None:
+def test_log_line_never_contains_a_secret(form: Any) -> None:
     half, other = SECRET[:5], SECRET[5:]
     found = str(
         form(
@@ -154,7 +154,7 @@ def test_no_secret_is_anywhere_in_a_line(form: Any) -> None:
 
 
 @pytest.mark.parametrize("secret", ['quo"te\\d', "ünïcode/%", "a\nb", "\ud800half"])
-def test_a_secret_is_known_in_every_dress(secret: str) -> None:
+def test_log_redactor_finds_a_secret_in_every_quoting(secret: str) -> None:
     redactor = logs.LogRedactor([secret, ""])
     assert redactor.clean("nothing to hide") == "nothing to hide"
     for dressed in (secret, repr(secret), json.dumps(secret), repr([secret])):
@@ -163,19 +163,19 @@ def test_a_secret_is_known_in_every_dress(secret: str) -> None:
         assert secret not in found
 
 
-def test_of_two_secrets_the_longer_one_goes_first_and_a_cut_leaves_no_half() -> None:
+def test_log_redactor_prefers_the_longer_secret_and_cuts_no_half() -> None:
     assert logs.LogRedactor(["abc", "abcdef"]).clean("abcdef abc") == "[secret] [secret]"
     text = "x" * (logs.TEXT_CHARACTERS_MAX - 3) + SECRET
     assert SECRET[:3] not in logs.LogRedactor([SECRET]).clean(text)
 
 
-def test_a_long_message_is_cut_and_says_so() -> None:
+def test_log_truncates_a_long_message_and_says_so() -> None:
     message = as_json("x" * (logs.TEXT_CHARACTERS_MAX + 7))["message"]
     assert message == "x" * logs.TEXT_CHARACTERS_MAX + "… (7 characters more)"
     assert as_json("x" * logs.TEXT_CHARACTERS_MAX)["message"] == "x" * logs.TEXT_CHARACTERS_MAX
 
 
-def test_all_that_is_logged_in_the_process_goes_to_stderr_once() -> None:
+def test_log_writes_every_logger_to_stderr_once() -> None:
     found = run(
         f"""
 logging.basicConfig()
@@ -192,20 +192,20 @@ logs.write("a\\nb {SECRET}\\n")
     assert lines[0]["session"] == "s-1"
 
 
-def test_lines_for_people_stay_lines_in_text_and_where_nothing_is_configured() -> None:
+def test_log_write_keeps_lines_in_text_and_unconfigured() -> None:
     assert run('logs.write("a\\nb"); logs.configure("text", "info"); logs.write("c\\n d\\x1b\\n")').stderr == (
         "a\nb\nc\n d\\x1b\n"
     )
 
 
 @pytest.mark.parametrize("closes", ["logs.close()", ""], ids=["closed", "left to the exit"])
-def test_nothing_is_lost_at_the_end(closes: str) -> None:
+def test_log_loses_no_line_at_exit(closes: str) -> None:
     code = f'logs.configure("text", "info")\nfor number in range(2000): log.info("line %d", number)\n{closes}'
     assert [line.rpartition(" ")[2] for line in run(code).stderr.splitlines()] == [str(n) for n in range(2000)]
 
 
 @pytest.mark.thorough
-def test_a_stderr_that_nobody_reads_stops_nobody() -> None:
+def test_log_does_not_block_on_full_stderr() -> None:
     """The pipe is full from the first moment on, and stays so; the program logs more than can wait, and ends."""
     reading, writing = os.pipe()
     try:
@@ -227,7 +227,7 @@ print("went on")
 
 
 @pytest.mark.thorough
-def test_when_it_is_read_again_it_says_how_much_was_lost() -> None:
+def test_log_reports_lost_lines_when_stderr_is_read_again() -> None:
     code = """
 logs.configure("text", "info")
 for number in range(20000):
@@ -261,7 +261,7 @@ log.info("the last one")
 
 
 @pytest.mark.parametrize("kind", ["broken pipe", "full disk", "closed", "does not wait"])
-def test_a_stderr_that_cannot_be_written_stops_nobody(kind: str) -> None:
+def test_log_does_not_fail_on_broken_stderr(kind: str) -> None:
     code = """
 for number in range(100):
     log.info("%d", number)
@@ -288,7 +288,7 @@ print("went on" if threading.active_count() == 1 else threading.enumerate())
     assert result.stdout == "went on\n"
 
 
-def test_a_reader_that_comes_back_is_told_what_it_missed(tmp_path: Path) -> None:
+def test_log_reports_missed_lines_to_a_returning_reader(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "stderr")
     reading = os.open(tmp_path / "stderr", os.O_RDONLY | os.O_NONBLOCK)
     writing = os.open(tmp_path / "stderr", os.O_WRONLY)
@@ -325,7 +325,7 @@ for word in sys.stdin:
     assert again.endswith("heard again")
 
 
-def test_one_that_does_not_wait_gets_every_line_all_the_same() -> None:
+def test_log_to_non_blocking_stderr_loses_no_line() -> None:
     code = """
 os.set_blocking(2, False)
 logs.configure("text", "info")
@@ -344,7 +344,7 @@ def root_logger() -> Iterator[logging.Logger]:
 
 
 @pytest.mark.parametrize(("form", "level"), [("xml", "info"), ("json", "loud"), ("json", "INFO")])
-def test_what_there_is_not_is_the_callers_to_change(root_logger: logging.Logger, form: str, level: str) -> None:
+def test_log_configure_refuses_unknown_format_or_level(root_logger: logging.Logger, form: str, level: str) -> None:
     del root_logger  # Nothing was changed.
     with pytest.raises(UsageError, match="there is no log"):
         logs.configure(form, level)

@@ -48,7 +48,7 @@ def check_grown(before: Page, after: Page) -> None:
         assert after[key] >= value, key
 
 
-async def test_a_page_of_a_host_that_does_nothing_has_what_there_is() -> None:
+async def test_metrics_of_an_idle_host_have_every_series() -> None:
     assert metrics.CONTENT_TYPE.startswith("text/plain; version=0.0.4")
     async with Host("memory:") as host:
         page = read(host)
@@ -85,7 +85,7 @@ async def test_a_page_of_a_host_that_does_nothing_has_what_there_is() -> None:
     assert page["process_resident_memory_bytes", ""] > 1 << 20
 
 
-async def test_what_a_session_does_is_seen_as_it_does_it(tmp_path: Path) -> None:
+async def test_metrics_follow_a_session_as_it_runs(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"clocks": {"overall": 500.0, "progress": 100.0}}) as case:
         assert read(case.host)["banksman_sessions", "idle"] == 1
         turn = await case.running("one")
@@ -118,7 +118,7 @@ async def test_what_a_session_does_is_seen_as_it_does_it(tmp_path: Path) -> None
         assert page["banksman_commit_seconds_sum", ""] > 0
 
 
-async def test_of_several_clocks_of_a_name_the_lowest_is_shown(tmp_path: Path) -> None:
+async def test_metrics_show_the_lowest_clock_of_a_name(tmp_path: Path) -> None:
     async with Host("memory:") as host:
         turns = [
             await (
@@ -132,7 +132,7 @@ async def test_of_several_clocks_of_a_name_the_lowest_is_shown(tmp_path: Path) -
         assert len(turns) == 3
 
 
-async def test_questions_are_counted_until_they_are_answered(tmp_path: Path) -> None:
+async def test_metrics_count_open_questions(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"clocks": {"overall": 500.0, "progress": 100.0, "human": 50.0}}) as case:
         turn = await case.ask('@@ask Bash {"command":"ls"}\n@@say went on')
         event = await case.wait_kind("question.asked")
@@ -150,7 +150,7 @@ async def test_questions_are_counted_until_they_are_answered(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("store", ["memory:", "sqlite:"])
-async def test_no_total_falls_when_sessions_are_closed_opened_again_and_forgotten(
+async def test_metrics_totals_never_fall_when_sessions_close_and_are_forgotten(
     tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_table, "SESSIONS_KEPT_MAX", 0)
@@ -182,7 +182,7 @@ async def test_no_total_falls_when_sessions_are_closed_opened_again_and_forgotte
     check_grown(before, after)
 
 
-async def test_what_an_agent_leaves_running_is_swept_and_counted(tmp_path: Path) -> None:
+async def test_metrics_count_swept_processes(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         assert (await case.answer("@@hold 60 setsid\n@@say yes")).kind is Kind.DONE
         assert read(case.host)["banksman_swept_total", ""] == 0
@@ -191,7 +191,7 @@ async def test_what_an_agent_leaves_running_is_swept_and_counted(tmp_path: Path)
         assert read(case.host)["banksman_survivors_total", ""] == 0
 
 
-async def test_sessions_that_are_not_open_here_are_counted_by_what_the_listing_says(tmp_path: Path) -> None:
+async def test_metrics_count_sessions_not_open_here_by_phase(tmp_path: Path) -> None:
     store = f"sqlite:{tmp_path / 'store.db'}"
     async with Host(store) as here, Host(store) as there:
         ours = [await here.open(command=fake_agent.command(), options=QUICK) for _ in range(3)]
@@ -204,7 +204,7 @@ async def test_sessions_that_are_not_open_here_are_counted_by_what_the_listing_s
         assert phases["running"] == phases["lost"] == 0
 
 
-async def test_commands_are_counted_by_state_and_by_how_they_ended() -> None:
+async def test_metrics_count_commands_by_state_and_end() -> None:
     async with Host(finished_max=1) as host:
         running = await host.start(["sleep", "60"])
         assert read(host)["banksman_commands", "running"] == 1
@@ -222,7 +222,7 @@ async def test_commands_are_counted_by_state_and_by_how_they_ended() -> None:
         assert page["banksman_dropped_bytes_total", "output"] == 0
 
 
-async def test_output_that_is_in_no_file_either_is_lost_and_counted() -> None:
+async def test_metrics_count_output_lost_beyond_the_spill_file() -> None:
     async with Host() as host:
         options = Options(output_bytes_max=1000, spill_bytes_max=2000)
         await host.run(prepare(["sh", "-c", "head -c 5000 /dev/zero"]), options)
@@ -230,7 +230,7 @@ async def test_output_that_is_in_no_file_either_is_lost_and_counted() -> None:
         assert read(host)["banksman_dropped_bytes_total", "output"] == 2500
 
 
-async def test_streams_are_counted_where_they_are() -> None:
+async def test_metrics_count_streams_and_followers() -> None:
     counts = StreamCounts()
     async with Host() as host:
         with counts.following("session"), counts.following("many"), counts.following("many"):
@@ -245,7 +245,7 @@ async def test_streams_are_counted_where_they_are() -> None:
         assert counts.followers == {"session": 0, "many": 0}
 
 
-async def test_a_page_is_no_longer_with_more_sessions_and_names_none_of_them(tmp_path: Path) -> None:
+async def test_metrics_size_is_independent_of_sessions_and_names_none(tmp_path: Path) -> None:
     async with Host("memory:") as host:
         sessions = [await host.open(command=fake_agent.command(), name="first", options=QUICK)]
         before = metrics.render(host, StreamCounts())
@@ -282,7 +282,7 @@ def grown(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, 
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "world"])
-async def test_an_engine_counts_what_it_has_written(kind: str, tmp_path: Path) -> None:
+async def test_store_counters_count_written_events_and_bytes(kind: str, tmp_path: Path) -> None:
     log = make(kind, tmp_path)
     assert set(log.counters().values()) == {0}
     epoch = await log.claim("s", agent="claude")
@@ -304,7 +304,7 @@ async def test_an_engine_counts_what_it_has_written(kind: str, tmp_path: Path) -
     assert log.counters()["events"] == 3
 
 
-async def test_what_the_disk_does_not_take_is_a_failure_and_was_not_written(tmp_path: Path) -> None:
+async def test_store_counters_count_a_failed_write_as_failure(tmp_path: Path) -> None:
     log = SqliteLog(tmp_path / "store.db")
     epoch = await log.claim("s", agent="claude")
     assert await append(log, epoch, 0, b"a") is None
@@ -317,7 +317,7 @@ async def test_what_the_disk_does_not_take_is_a_failure_and_was_not_written(tmp_
     await log.close()
 
 
-async def test_the_worlds_failures_are_counted_as_the_disks_are() -> None:
+async def test_world_log_counters_count_failures_like_a_disk() -> None:
     log = WorldLog(faults={1: Fault.FAILS, 2: Fault.NOT_OWNER})
     epoch = await log.claim("s", agent="claude")
     assert isinstance(await append(log, epoch, 0, b"a"), StoreError)

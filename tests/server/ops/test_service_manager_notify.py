@@ -35,7 +35,7 @@ def said(manager: socket.socket) -> list[str]:
     return manager.recv(4096).decode().split("\n")
 
 
-def test_it_is_told_of_a_whole_life(manager: socket.socket) -> None:
+def test_notifier_sends_ready_status_watchdog_and_stopping(manager: socket.socket) -> None:
     notifier = service_manager.take()
     notifier.ready("at http://127.0.0.1:4380/")
     assert said(manager) == ["READY=1", "STATUS=at http://127.0.0.1:4380/"]
@@ -48,7 +48,7 @@ def test_it_is_told_of_a_whole_life(manager: socket.socket) -> None:
     assert said(manager) == ["STOPPING=1"]
 
 
-def test_no_child_can_speak_in_our_name(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notifier_variables_are_removed_from_environ(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     del manager
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
     assert service_manager.take().watchdog_seconds() == 30.0
@@ -75,7 +75,7 @@ def test_no_child_can_speak_in_our_name(manager: socket.socket, monkeypatch: pyt
         pytest.param("9" * 5000, "", None, id="long"),
     ],
 )
-def test_the_watchdog_is_ours_or_there_is_none(microseconds: str, pid: str, seconds: float | None) -> None:
+def test_notifier_watchdog_applies_only_to_this_pid(microseconds: str, pid: str, seconds: float | None) -> None:
     environ = {
         "NOTIFY_SOCKET": "@x",
         "WATCHDOG_USEC": microseconds,
@@ -85,7 +85,7 @@ def test_the_watchdog_is_ours_or_there_is_none(microseconds: str, pid: str, seco
     assert environ == {}
 
 
-def test_nothing_is_told_where_nobody_watches(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notifier_sends_no_watchdog_when_unconfigured(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WATCHDOG_USEC")
     notifier = service_manager.take()
     notifier.beat()
@@ -108,7 +108,7 @@ def test_nothing_is_told_where_nobody_watches(manager: socket.socket, monkeypatc
         "/\ud800",
     ],
 )
-def test_nobody_there_is_no_error(address: str) -> None:
+def test_notifier_ignores_a_missing_manager(address: str) -> None:
     notifier = service_manager.take({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1000000"} if address else {})
     notifier.ready("\ud800")
     notifier.status("")
@@ -116,9 +116,7 @@ def test_nobody_there_is_no_error(address: str) -> None:
     notifier.stopping()
 
 
-def test_a_manager_that_is_behind_keeps_nobody_for_long(
-    manager: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notifier_does_not_block_on_a_slow_manager(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_manager, "SEND_SECONDS_MAX", 0.05)
     notifier = service_manager.take()
     for _ in range(2000):

@@ -111,7 +111,7 @@ asyncio.run(main())
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", ["orphans", "zygote", "popen", "late", "host"])
-def test_as_process_1(case: str) -> None:
+def test_server_as_process_1_reaps_orphans(case: str) -> None:
     if os.geteuid():
         pytest.skip("a pid namespace needs root")
     words = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", PROGRAM, case]
@@ -119,7 +119,7 @@ def test_as_process_1(case: str) -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-async def test_elsewhere_orphans_are_somebody_elses() -> None:
+async def test_reaper_is_not_installed_outside_process_1() -> None:
     loop = asyncio.get_running_loop()
     assert service_manager.install(loop) is None
     assert loop.remove_signal_handler(17) is False

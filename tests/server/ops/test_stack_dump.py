@@ -51,7 +51,7 @@ class Awaitable:
         yield from self.future
 
 
-async def test_it_is_followed_through_all_that_is_awaited() -> None:
+async def test_stack_dump_follows_awaited_coroutines() -> None:
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def leaf() -> None:
@@ -83,7 +83,7 @@ async def test_it_is_followed_through_all_that_is_awaited() -> None:
         assert int(line) == outer.__code__.co_firstlineno + 1
 
 
-async def test_every_way_to_wait_is_followed() -> None:
+async def test_stack_dump_follows_every_kind_of_await() -> None:
     """Each of these has links without a name in Python."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -127,7 +127,7 @@ async def test_every_way_to_wait_is_followed() -> None:
         future.set_result(None)
 
 
-async def test_who_waits_for_another_task_names_it() -> None:
+async def test_stack_dump_names_the_awaited_task() -> None:
     async with running(asyncio.Event().wait()) as (first,):
 
         async def waits() -> None:
@@ -141,7 +141,7 @@ async def test_who_waits_for_another_task_names_it() -> None:
             assert functions(found("other-1")["stack"]) == ["waits"]
 
 
-async def test_the_task_that_looks_is_seen_down_to_the_look() -> None:
+async def test_stack_dump_shows_the_calling_task_down_to_the_call() -> None:
     def look() -> dict[str, Any]:
         return found("me")
 
@@ -155,7 +155,7 @@ async def test_the_task_that_looks_is_seen_down_to_the_look() -> None:
     assert functions(task["stack"]) == ["outer", "inner", "look", "found"]
 
 
-async def test_threads_are_seen_too() -> None:
+async def test_stack_dump_includes_threads() -> None:
     ready, end = threading.Event(), threading.Event()
 
     def waits_in_a_thread() -> None:
@@ -175,7 +175,7 @@ async def test_threads_are_seen_too() -> None:
     assert "waits_in_a_thread" in functions(mine["stack"])
 
 
-async def test_what_is_too_much_is_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stack_dump_is_bounded_and_counts_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     async def deep(left: int) -> None:
         await (deep(left - 1) if left else asyncio.Event().wait())
 
@@ -194,7 +194,7 @@ async def test_what_is_too_much_is_left_out_and_counted(monkeypatch: pytest.Monk
         assert stack_dump.text(taken).startswith("3 tasks (and 3 more)\n")
 
 
-async def test_it_can_be_sent_and_be_read() -> None:
+async def test_stack_dump_is_json_and_readable_text() -> None:
     async with running(asyncio.Event().wait(), name="a\nb"):
         taken = stack_dump.take()
         assert json.loads(json.dumps(taken)) == taken
@@ -259,7 +259,7 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_sigusr1_tells_where_every_task_stands_and_the_server_goes_on(form: str) -> None:
+def test_sigusr1_dumps_every_task_and_server_continues(form: str) -> None:
     with server(form, "goes on") as process:
         for _ in range(2):
             process.send_signal(signal.SIGUSR1)
@@ -274,7 +274,7 @@ def test_sigusr1_tells_where_every_task_stands_and_the_server_goes_on(form: str)
         assert process.wait() == 0
 
 
-def test_sigusr2_tells_where_a_loop_is_stuck_that_hears_nothing_else() -> None:
+def test_sigusr2_dumps_the_stack_of_a_stuck_loop() -> None:
     with server("text", "stuck") as process:
         process.send_signal(signal.SIGUSR1)
         process.send_signal(signal.SIGUSR2)

@@ -37,7 +37,7 @@ MANY = "/v1/events"
         pytest.param(MANY, NDJSON, 7, id="many-ndjson"),
     ],
 )
-def test_a_stream_that_is_cut_at_every_byte_joins_exactly(tmp_path: Path, path: str, accept: str, step: int) -> None:
+def test_stream_cut_at_any_byte_resumes_exactly(tmp_path: Path, path: str, accept: str, step: int) -> None:
     step *= SHARE
     with Served(tmp_path / "served") as served:
         session = served.open(name="short")

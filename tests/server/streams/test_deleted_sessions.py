@@ -15,7 +15,7 @@ def made(served: Served, key: str) -> str:
     return served.post("/v1/sessions", {"command": fake_agent.command()}, headers={"Idempotency-Key": key})["id"]
 
 
-def test_what_was_forgotten_is_not_shown_as_the_new_ones(served: Served) -> None:
+def test_stream_of_new_session_never_shows_events_of_the_deleted_one(served: Served) -> None:
     """Within the time for which pages are kept for who comes a moment later."""
     session = made(served, "forgotten")
     served.outcome(session, served.ask(session, "a secret of the first"))
@@ -33,7 +33,7 @@ def test_what_was_forgotten_is_not_shown_as_the_new_ones(served: Served) -> None
         assert [event["cursor"] for event in shown if event["session"] == session] == page, one
 
 
-def test_who_stood_in_the_old_history_is_not_led_on_in_the_new(served: Served) -> None:
+def test_stream_cursor_of_deleted_session_raises_history_lost(served: Served) -> None:
     session = made(served, "old")
     served.outcome(session, served.ask(session, "first"))
     with served.stream(f"/v1/sessions/{session}/events") as stream:

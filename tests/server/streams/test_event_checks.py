@@ -153,7 +153,7 @@ FORMS = (("/v1/sessions/one/events", SSE), ("/v1/sessions/one/events", NDJSON), 
 OF_IDS = ("an event without an id", "an id on what was made for one reader")
 
 
-def test_what_goes_wrong_on_the_way_is_caught(tmp_path: Path) -> None:
+def test_event_checks_catch_duplicate_missing_and_reordered_events(tmp_path: Path) -> None:
     with short(tmp_path / "served") as (served, one, other):
         known = walk(served, one), walk(served, other)
         for path, accept in FORMS:
@@ -187,7 +187,7 @@ def _made(kind: str, **more: object) -> Message:
     return Message(None, kind, json.dumps({"kind": kind, **more}).encode())
 
 
-def test_two_clients_that_saw_many_sessions_in_another_order_do_not_agree() -> None:
+def test_event_checks_catch_two_clients_with_different_order() -> None:
     one = checks.joined_many([Visit(None, _events(("a", 1), ("b", 1), ("a", 2)))])
     events = _events(("a", 1), ("b", 1), ("a", 2))
     other = checks.joined_many([Visit(None, [events[0], events[2], events[1]])])
@@ -196,7 +196,7 @@ def test_two_clients_that_saw_many_sessions_in_another_order_do_not_agree() -> N
         checks.views_agree(one, other)
 
 
-def test_a_gap_that_was_told_is_none_that_is_left_out() -> None:
+def test_event_checks_accept_only_the_exact_gap() -> None:
     events = _events(("a", 4), ("b", 1))
     gap = _made("stream.gap", session="a", first=1, last=3)
     view = checks.joined_many([Visit(None, [gap, *events])])
@@ -220,12 +220,12 @@ def test_a_gap_that_was_told_is_none_that_is_left_out() -> None:
         ([Visit(None, [*_events(("a", 1)), *_events(("b", 1))])], "the id p0 comes twice"),
     ],
 )
-def test_what_no_stream_may_show_is_caught(visits: list[Visit], said: str) -> None:
+def test_event_checks_catch_invalid_visits(visits: list[Visit], said: str) -> None:
     with pytest.raises(AssertionError, match=said):
         checks.joined_many(visits)
 
 
-def test_a_stream_of_one_session_is_live_where_it_has_come_to_its_end() -> None:
+def test_event_checks_catch_live_mark_before_the_end() -> None:
     (event,) = _events(("a", 1))
     event = event._replace(id="1.1")
     checks.joined([Visit(None, [event, _made("stream.live", head="1.1")])])

@@ -129,7 +129,7 @@ def pages_in_memory() -> list[EncodedPage[Any]]:
     return [each for each in gc.get_objects() if isinstance(each, EncodedPage)]
 
 
-async def test_clients_that_do_not_read_hold_a_page_and_a_slice_and_no_more() -> None:
+async def test_followers_that_do_not_read_hold_a_page_and_a_slice_only() -> None:
     async with serving() as served:
         session = await served.host.open("claude", command=fake_agent.command())
         async with following(served, f"/v1/sessions/{session.id}/events?raw=1", stopped=STOPPED) as reader:
@@ -159,7 +159,7 @@ async def test_clients_that_do_not_read_hold_a_page_and_a_slice_and_no_more() ->
         await session.close()
 
 
-async def test_pages_are_made_once_whoever_waits_and_whoever_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pages_are_made_once_for_waiting_and_stopped_followers(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, Cursor]] = []
     makes = OneSession.next
 
@@ -189,7 +189,7 @@ async def test_pages_are_made_once_whoever_waits_and_whoever_has_stopped(monkeyp
         await quiet.close()
 
 
-async def test_a_follower_hangs_on_the_end_of_the_server_once() -> None:
+async def test_follower_registers_once_for_the_end_of_the_server() -> None:
     """Not once for each page: a thousand would have to be taken off again at each event."""
     loop = asyncio.get_running_loop()
     lost: asyncio.Future[None] = loop.create_future()
@@ -201,7 +201,7 @@ async def test_a_follower_hangs_on_the_end_of_the_server_once() -> None:
     assert [hanging(end) for end in (lost, closing)] == [0, 0]
 
 
-async def test_who_waits_is_told_of_the_end_and_of_silence_and_leaves_the_page_to_others() -> None:
+async def test_follower_wakeup_reports_end_and_silence_and_keeps_the_shared_page() -> None:
     loop = asyncio.get_running_loop()
     lost: asyncio.Future[None] = loop.create_future()
     never = loop.create_task(asyncio.Event().wait())
@@ -225,7 +225,7 @@ async def test_who_waits_is_told_of_the_end_and_of_silence_and_leaves_the_page_t
     await asyncio.wait((never,))
 
 
-async def test_a_page_that_is_done_as_the_silence_is_told_does_not_wake_for_the_next() -> None:
+async def test_follower_wakeup_by_a_page_during_silence_does_not_wake_for_the_next() -> None:
     loop = asyncio.get_running_loop()
     said: asyncio.Future[None] = loop.create_future()
 
@@ -252,7 +252,7 @@ def hanging(future: asyncio.Future[Any]) -> int:
     return len(getattr(future, "_callbacks") or ())  # noqa: B009
 
 
-async def test_a_huge_event_is_not_copied_for_each_who_does_not_read_it() -> None:
+async def test_huge_event_is_shared_by_followers_that_do_not_read() -> None:
     """One frame of many megabytes, and clients that stop before it: what all of them hold is the one object."""
     async with serving() as served:
         session = await served.host.open("claude", command=fake_agent.command({"prompt 1": ["huge_result 8000000"]}))
@@ -265,7 +265,7 @@ async def test_a_huge_event_is_not_copied_for_each_who_does_not_read_it() -> Non
         await session.close()
 
 
-async def test_what_is_small_is_sent_at_once() -> None:
+async def test_connection_sets_tcp_nodelay() -> None:
     """Else the kernel waits for the client to say that it has what came before: forty milliseconds for each answer."""
     async with serving() as served:
         session = await served.host.open("claude", command=fake_agent.command())

@@ -30,7 +30,7 @@ def said(served: Served, session: str, prompt: str) -> None:
 
 
 # -- stream.live -----------------------------------------------------------------------------------------------------
-def test_live_comes_once_where_the_replay_ends_however_long_it_is(served: Served) -> None:
+def test_stream_is_live_once_after_the_replay(served: Served) -> None:
     session = served.open()
     said(served, session, f"@@stream {2 * PAGE_EVENTS_MAX} 0 漢")
     places: dict[str, list[str]] = {}
@@ -50,7 +50,7 @@ def test_live_comes_once_where_the_replay_ends_however_long_it_is(served: Served
 
 
 @pytest.mark.thorough
-def test_live_comes_once_also_while_more_is_written(tmp_path: Path) -> None:
+def test_stream_is_live_once_while_events_are_written(tmp_path: Path) -> None:
     with Served(tmp_path / "served", heartbeat_seconds=0.1) as served:
         session = served.open()
         said(served, session, "@@stream 300 0 漢")
@@ -80,7 +80,7 @@ def test_live_comes_once_also_while_more_is_written(tmp_path: Path) -> None:
 # -- stream.heartbeat ------------------------------------------------------------------------------------------------
 @pytest.mark.thorough
 @pytest.mark.parametrize("accept", [SSE, NDJSON])
-def test_a_quiet_stream_says_that_it_is_there(tmp_path: Path, accept: str) -> None:
+def test_quiet_stream_sends_heartbeats(tmp_path: Path, accept: str) -> None:
     with Served(tmp_path / "served", heartbeat_seconds=0.2) as served:
         session = served.open()
         said(served, session, "hello")
@@ -102,7 +102,7 @@ def test_a_quiet_stream_says_that_it_is_there(tmp_path: Path, accept: str) -> No
 
 
 @pytest.mark.thorough
-def test_a_stream_that_has_something_to_say_has_no_heartbeat_before_it(tmp_path: Path) -> None:
+def test_busy_stream_sends_no_heartbeat(tmp_path: Path) -> None:
     with Served(tmp_path / "served", heartbeat_seconds=30) as served:
         session = served.open()
         turn = served.ask(session, "@@stream 50 0.01 漢")
@@ -139,7 +139,7 @@ def trimmed(folder: Path) -> Generator[tuple[Served, str, Client, int]]:
         yield served, session, early, served.get(f"{of(session)}?limit=1")["gap"]["last"] + 1
 
 
-def test_what_retention_took_is_told_by_its_range(tmp_path: Path) -> None:
+def test_stream_reports_range_dropped_by_retention(tmp_path: Path) -> None:
     with trimmed(tmp_path / "served") as (served, session, early, first):
         seen = early.view().heads()[session]
         views = [walk(served, session)]
@@ -180,9 +180,7 @@ def test_what_retention_took_is_told_by_its_range(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "lost", ["id = (SELECT max(id) FROM chunks WHERE session = ?)", "session = ?"], ids=["the end", "all"]
 )
-def test_what_damage_took_of_one_session_is_told_to_who_follows_many_before_they_are_live(
-    tmp_path: Path, lost: str
-) -> None:
+def test_stream_of_many_reports_damaged_range_before_live(tmp_path: Path, lost: str) -> None:
     with Served(tmp_path / "served") as served:
         damaged, whole = served.open(), served.open()
         for session in (damaged, whole):
@@ -211,7 +209,7 @@ def test_what_damage_took_of_one_session_is_told_to_who_follows_many_before_they
 
 
 # -- a history that is not there -------------------------------------------------------------------------------------
-def test_a_cursor_of_another_history_is_gone(served: Served) -> None:
+def test_stream_cursor_of_another_history_is_gone(served: Served) -> None:
     session = served.open()
     said(served, session, "hello")
     epoch, _, seq = str(served.get(of(session))["head"]).rpartition(".")
@@ -237,7 +235,7 @@ def rest(stream: Stream) -> list[Sent]:
 
 
 @pytest.mark.thorough
-def test_the_streams_of_a_deleted_session_end(served: Served) -> None:
+def test_stream_of_deleted_session_ends(served: Served) -> None:
     session, other = served.open(), served.open()
     said(served, session, "hello")
     with served.stream(of(session)) as stream, served.stream(MANY) as many, served.stream(of(other)) as others:
@@ -259,7 +257,7 @@ def test_the_streams_of_a_deleted_session_end(served: Served) -> None:
 
 
 @pytest.mark.thorough
-def test_a_session_that_is_closed_and_opened_again_keeps_its_streams(tmp_path: Path) -> None:
+def test_stream_survives_close_and_reopen_of_its_session(tmp_path: Path) -> None:
     with Served(tmp_path / "served") as served:
         session = served.open()
         said(served, session, "before")
@@ -283,7 +281,7 @@ def test_a_session_that_is_closed_and_opened_again_keeps_its_streams(tmp_path: P
 
 # -- limits ----------------------------------------------------------------------------------------------------------
 @pytest.mark.thorough
-def test_a_client_has_so_many_streams_and_is_told_when_to_come_again(tmp_path: Path) -> None:
+def test_streams_per_client_are_bounded_with_retry_after(tmp_path: Path) -> None:
     with Served(tmp_path / "served", streams_max=3) as served:
         session = served.open()
         with ExitStack() as stack:

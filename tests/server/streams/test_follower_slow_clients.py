@@ -63,7 +63,7 @@ def memory(served: Served) -> int:
     return int(found[1]) << 10
 
 
-def test_who_is_gone_or_stands_still_costs_nothing_of_what_it_misses(tmp_path: Path) -> None:
+def test_gone_and_stalled_clients_cost_no_memory(tmp_path: Path) -> None:
     with Served(tmp_path / "served", stall_seconds=100) as served, ExitStack() as stack:
         session = served.open()
         fill(served, session, 5)
@@ -87,7 +87,7 @@ def test_who_is_gone_or_stands_still_costs_nothing_of_what_it_misses(tmp_path: P
         assert metric(served, "banksman_followers") >= len(still)
 
 
-def test_who_does_not_read_is_cut_off_and_holds_up_nobody(tmp_path: Path) -> None:
+def test_stalled_client_is_cut_off_and_holds_up_no_other(tmp_path: Path) -> None:
     with Served(tmp_path / "served", stall_seconds=STALL, heartbeat_seconds=0.2) as served, ExitStack() as stack:
         session = served.open()
         fill(served, session, 5)
@@ -132,12 +132,12 @@ def slowly(served: Served, path: str) -> tuple[Received, float]:
     return received, time.monotonic() - began
 
 
-def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
+def test_silent_connection_is_closed(tmp_path: Path) -> None:
     with Served(tmp_path / "served") as served, socket.create_connection(("127.0.0.1", served.port), 40) as peer:
         assert peer.recv(1) == b""
 
 
-def test_at_the_end_everybody_is_told_to_come_back(tmp_path: Path) -> None:
+def test_streams_end_with_closing_and_resume_at_the_next_server(tmp_path: Path) -> None:
     with Served(tmp_path / "served", stall_seconds=100, heartbeat_seconds=100) as served, ExitStack() as stack:
         session = served.open()
         fill(served, session, 5)

@@ -62,9 +62,7 @@ def ends(turn: str) -> Callable[[Message], bool]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("accept", [SSE, NDJSON])
-def test_without_frames_nothing_is_lost_and_nothing_comes_twice_however_often_one_goes(
-    fresh: Served, accept: str
-) -> None:
+def test_stream_without_frames_loses_and_repeats_nothing_across_reconnects(fresh: Served, accept: str) -> None:
     session = fresh.open()
     for number in range(3):
         said(fresh, session, f"{number}\n@@stream 30 0 漢")
@@ -88,7 +86,7 @@ def test_without_frames_nothing_is_lost_and_nothing_comes_twice_however_often_on
         assert len(client.visits) > 3
 
 
-def test_the_frames_of_those_that_are_watched_come_between_what_we_say_of_all(served: Served) -> None:
+def test_stream_of_many_includes_frames_of_watched_sessions_only(served: Served) -> None:
     watched, other, third = served.open(name="watched"), served.open(name="other"), served.open()
     for session in (watched, other, third):
         said(served, session, "hello\n@@stream 20 0 漢")
@@ -120,7 +118,7 @@ def test_the_frames_of_those_that_are_watched_come_between_what_we_say_of_all(se
         assert stream.status == 400
 
 
-def test_who_begins_now_is_live_at_once_and_sees_what_comes(served: Served) -> None:
+def test_stream_after_now_is_live_at_once_and_sees_new_events(served: Served) -> None:
     session = served.open()
     said(served, session, "before\n@@stream 30 0 漢")
     everything = Client(served.port, MANY)
@@ -144,7 +142,7 @@ def test_who_begins_now_is_live_at_once_and_sees_what_comes(served: Served) -> N
         assert stream.status == 422
 
 
-def test_now_is_a_place_of_an_empty_store_too(fresh: Served) -> None:
+def test_stream_after_now_works_on_an_empty_store(fresh: Served) -> None:
     with fresh.stream(f"{MANY}?after=now") as stream:
         assert next(stream.messages()).event == "stream.live"
         session = fresh.open()
@@ -153,7 +151,7 @@ def test_now_is_a_place_of_an_empty_store_too(fresh: Served) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("path", ["one", "many"])
-def test_a_stream_that_passes_over_all_that_is_said_still_gives_signs_of_life(tmp_path: Path, path: str) -> None:
+def test_stream_that_filters_everything_still_sends_heartbeats(tmp_path: Path, path: str) -> None:
     with Served(tmp_path / "server", heartbeat_seconds=0.2) as served:
         session = served.open()
         # More often than the heart beats, and for much longer.
@@ -172,9 +170,7 @@ def test_a_stream_that_passes_over_all_that_is_said_still_gives_signs_of_life(tm
 
 @pytest.mark.parametrize("store", ["memory:", "sqlite"])
 @pytest.mark.parametrize("is_many", [False, True], ids=["one", "many"])
-async def test_a_page_with_nothing_to_show_leads_on_and_those_with_something_stay_small(
-    tmp_path: Path, store: str, is_many: bool
-) -> None:
+async def test_page_without_visible_events_advances_the_cursor(tmp_path: Path, store: str, is_many: bool) -> None:
     where = store if store == "memory:" else f"sqlite:{tmp_path / 'log.sqlite'}"
     async with Host(where) as host, asyncio.timeout(60):
         session = await host.open("claude", command=fake_agent.command())
@@ -199,7 +195,7 @@ async def test_a_page_with_nothing_to_show_leads_on_and_those_with_something_sta
             assert bool(empty) is not is_shown
 
 
-async def test_what_is_shown_otherwise_is_not_taken_from_what_was_made_for_others() -> None:
+async def test_page_cache_is_separate_for_each_form_of_stream() -> None:
     """All stand at the same place: what is kept for one kind of reader is not for another."""
     async with Host("memory:") as host, asyncio.timeout(60):
         session = await host.open("claude", command=fake_agent.command())

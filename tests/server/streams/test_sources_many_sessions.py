@@ -32,7 +32,7 @@ class Wanted:
 
 
 @thorough
-def test_twenty_sessions_come_whole_over_one_connection(tmp_path: Path) -> None:
+def test_stream_of_twenty_sessions_is_complete_over_one_connection(tmp_path: Path) -> None:
     with Served(tmp_path / "served") as served, ThreadPoolExecutor(8) as threads:
 
         def begin(number: int) -> tuple[str, str]:
@@ -72,14 +72,14 @@ def test_twenty_sessions_come_whole_over_one_connection(tmp_path: Path) -> None:
         assert not [message for message in late.visits[0].messages if message.id is not None]
 
 
-def test_a_session_that_is_made_while_somebody_follows_all_is_shown_to_them(tmp_path: Path) -> None:
+def test_stream_of_all_shows_a_session_made_later(tmp_path: Path) -> None:
     with Served(tmp_path / "served") as served, served.stream("/v1/events") as stream:
         stream.until_live()
         session = served.open()
         assert next(message for message in stream.messages() if message.id is not None).data["session"] == session
 
 
-async def test_a_session_of_another_host_is_seen_as_it_goes_on(tmp_path: Path) -> None:
+async def test_stream_shows_a_session_of_another_host_live(tmp_path: Path) -> None:
     def begin() -> Served:
         served = Served(tmp_path / "served")
         served.start()

@@ -118,7 +118,7 @@ async def last_seq(session: Session) -> int:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_many", [False, True], ids=["one", "many"])
-async def test_what_many_follow_is_encoded_once(is_many: bool) -> None:
+async def test_page_is_encoded_once_for_many_followers(is_many: bool) -> None:
     Counted.made = CountedMany.made = 0
     async with Host("memory:") as host:
         session = await host.open("claude", command=fake_agent.command())
@@ -148,7 +148,7 @@ async def test_what_many_follow_is_encoded_once(is_many: bool) -> None:
         await streams.pages.close()
 
 
-async def test_a_page_that_nobody_waits_for_is_not_made() -> None:
+async def test_page_without_a_waiter_is_not_made() -> None:
     pages = SharedPages[int]()
     begun: list[int] = []
     ended: list[str] = []
@@ -184,7 +184,7 @@ async def test_a_page_that_nobody_waits_for_is_not_made() -> None:
     await pages.close()
 
 
-async def test_pages_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_page_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages_module, "PAGE_SECONDS_MAX", 0.05)
     pages = SharedPages[int]()
 
@@ -207,7 +207,7 @@ async def test_pages_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     await pages.close()
 
 
-async def test_a_page_that_came_as_the_timer_fired_is_not_taken_for_the_next() -> None:
+async def test_page_ready_as_the_timer_fires_is_not_taken_for_the_next() -> None:
     loop = asyncio.get_running_loop()
     lost, closing, came = loop.create_future(), loop.create_future(), asyncio.Event()
     page = asyncio.ensure_future(came.wait())
@@ -219,7 +219,7 @@ async def test_a_page_that_came_as_the_timer_fired_is_not_taken_for_the_next() -
         assert page.done()
 
 
-async def test_an_event_that_fills_a_page_by_itself_does_not_hold_up_what_follows(tmp_path: Path) -> None:
+async def test_page_after_an_event_that_fills_one_is_not_empty(tmp_path: Path) -> None:
     """The reader stands after it, and the page that begins with it has nothing else."""
     store = f"sqlite:{tmp_path / 'log.sqlite'}"
     async with Host(store) as host:

@@ -40,7 +40,7 @@ def dom(tmp_path: Path) -> Iterator[Dom]:
         assert not chromium.complaints, chromium.complaints
 
 
-def test_text_is_text_and_what_would_run_is_refused(dom: Dom) -> None:
+def test_dom_escapes_text_and_refuses_executable_attributes(dom: Dom) -> None:
     made = dom.run(
         "return dom.el('p', {class: 'a'}, '<img src=x onerror=alert(1)>', 7, null, [['x'], false]).outerHTML"
     )
@@ -74,7 +74,7 @@ def test_text_is_text_and_what_would_run_is_refused(dom: Dom) -> None:
 
 
 @thorough
-def test_nodes_of_the_same_key_are_kept_and_the_focus_with_them(dom: Dom) -> None:
+def test_dom_keyed_keeps_nodes_of_the_same_key_and_their_focus(dom: Dom) -> None:
     found = dom.run(
         "const make = (x) => dom.el('input', {id: 'i' + x}); const ids = () => [...place.children].map((n) => n.id);"
         " let blurred = 0; const show = (...all) => { dom.keyed(place, all, (x) => x, make); return ids(); };"

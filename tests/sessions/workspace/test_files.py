@@ -84,7 +84,7 @@ def partials(root: Path) -> list[Path]:
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
-def test_a_file_is_read_whole(root: Path) -> None:
+def test_file_is_read_whole(root: Path) -> None:
     (root / "sub" / "ü").write_bytes("\ufeffä\r\n\0\u2028x".encode())
     assert read(root, f"{root}/sub/ü", sessionId="any") == "\ufeffä\r\n\0\u2028x"
     assert read(root, f"{root}//sub/./../text", line=None, limit=None) == "one\ntwo\nthree\n"
@@ -105,17 +105,17 @@ def test_a_file_is_read_whole(root: Path) -> None:
         ({"line": 10**30, "limit": 1}, ""),
     ],
 )
-def test_lines_of_a_file_are_read(root: Path, how: dict[str, int], content: str) -> None:
+def test_file_is_read_by_lines(root: Path, how: dict[str, int], content: str) -> None:
     assert read(root, f"{root}/text", **how) == content
 
 
-def test_the_last_line_needs_no_end(root: Path) -> None:
+def test_file_read_by_lines_accepts_last_line_without_newline(root: Path) -> None:
     (root / "text").write_text("one\ntwo")
     assert read(root, f"{root}/text", line=2, limit=1) == "two"
     assert read(root, f"{root}/text", line=1, limit=1) == "one\n"
 
 
-def test_a_file_is_read_up_to_its_bound(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_read_up_to_its_bound(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "FILE_BYTES_MAX", 14)
     assert len(read(root, f"{root}/text")) == 14
     monkeypatch.setattr(files, "FILE_BYTES_MAX", 13)
@@ -123,13 +123,13 @@ def test_a_file_is_read_up_to_its_bound(root: Path, monkeypatch: pytest.MonkeyPa
         read(root, f"{root}/text")
 
 
-def test_what_is_not_utf8_is_refused(root: Path) -> None:
+def test_file_that_is_not_utf8_is_refused(root: Path) -> None:
     (root / "text").write_bytes(b"caf\xe9")
     with pytest.raises(UsageError, match="not UTF-8"):
         read(root, f"{root}/text")
 
 
-def test_only_a_regular_file_is_read_or_written(root: Path) -> None:
+def test_file_must_be_regular(root: Path) -> None:
     os.mkfifo(root / "fifo")
     os.symlink("fifo", root / "link")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -149,7 +149,7 @@ def test_only_a_regular_file_is_read_or_written(root: Path) -> None:
             read(Path("/dev"), device)
 
 
-def test_a_device_is_not_opened(root: Path) -> None:
+def test_file_that_is_a_device_is_not_opened(root: Path) -> None:
     try:
         os.mknod(root / "zero", stat.S_IFCHR | 0o600, os.makedev(1, 5))
     except PermissionError:
@@ -160,7 +160,7 @@ def test_a_device_is_not_opened(root: Path) -> None:
         write(root, f"{root}/zero")
 
 
-def test_links_of_proc_lead_nowhere(root: Path) -> None:
+def test_file_path_through_proc_link_is_refused(root: Path) -> None:
     """The kernel follows them to what they are of, wherever that is; we read what they say."""
     with open(root.parent / "outside" / "text") as held:
         os.symlink(f"/proc/self/fd/{held.fileno()}", root / "link")
@@ -199,7 +199,7 @@ def ways_out(root: Path) -> dict[str, str]:
     }
 
 
-def test_nothing_outside_the_root_is_read_or_written(root: Path) -> None:
+def test_file_outside_root_is_neither_read_nor_written(root: Path) -> None:
     for way, path in ways_out(root).items():
         with pytest.raises(Refused, match="not inside the session's folder"):
             print(way, read(root, path))
@@ -208,7 +208,7 @@ def test_nothing_outside_the_root_is_read_or_written(root: Path) -> None:
     assert [(file.name, file.read_text()) for file in (root.parent / "outside").iterdir()] == [("text", "SECRET")]
 
 
-def test_links_inside_the_root_are_followed(root: Path) -> None:
+def test_links_inside_root_are_followed(root: Path) -> None:
     os.symlink("../text", root / "sub" / "relative")
     os.symlink(root / "text", root / "sub" / "absolute")
     os.symlink("sub", root / "folder")
@@ -220,7 +220,7 @@ def test_links_inside_the_root_are_followed(root: Path) -> None:
     assert (root / "sub" / "relative").is_symlink()
 
 
-def test_a_root_that_is_a_link_is_known_by_both_names(root: Path) -> None:
+def test_root_that_is_a_link_is_known_by_both_names(root: Path) -> None:
     other = root.parent / "other"
     os.symlink(root, other)
     for named in (root, other):
@@ -229,7 +229,7 @@ def test_a_root_that_is_a_link_is_known_by_both_names(root: Path) -> None:
         read(root, f"{other}/text")
 
 
-def test_the_root_stays_the_folder_that_it_was(root: Path) -> None:
+def test_root_stays_the_same_folder_when_renamed(root: Path) -> None:
     """What another is put in its place for, the agent's process is not in either."""
 
     async def both() -> None:
@@ -244,7 +244,7 @@ def test_the_root_stays_the_folder_that_it_was(root: Path) -> None:
     assert (root.parent / "moved" / "second").read_text() == "new"
 
 
-def test_links_that_go_round_come_to_an_end(root: Path) -> None:
+def test_link_cycles_are_refused(root: Path) -> None:
     os.symlink("b", root / "a")
     os.symlink("a", root / "b")
     with pytest.raises(UsageError, match="more than 40 links"):
@@ -257,7 +257,7 @@ def test_links_that_go_round_come_to_an_end(root: Path) -> None:
         read(root, f"{root}/link-{safe_paths.LINKS_MAX + 1}")
 
 
-def test_folders_are_gone_through_up_to_a_bound(root: Path) -> None:
+def test_folder_depth_is_bounded(root: Path) -> None:
     deepest = "a/" * (safe_paths.FOLDERS_MAX - 1)
     write(root, f"{root}/{deepest}text", "deep")
     assert read(root, f"{root}/{deepest}text") == "deep"
@@ -268,7 +268,7 @@ def test_folders_are_gone_through_up_to_a_bound(root: Path) -> None:
 @pytest.mark.parametrize(
     "path", [None, 1, True, [], {}, "", "text", "./text", "/x\0y", "/\ud800", "/" + "x" * 5000, "~/text", b"/x"]
 )
-def test_what_is_no_path_is_refused(root: Path, path: object) -> None:
+def test_invalid_path_is_refused(root: Path, path: object) -> None:
     with pytest.raises(UsageError) as told:
         read(root, path)
     assert len(str(told.value).encode()) < 500
@@ -276,7 +276,7 @@ def test_what_is_no_path_is_refused(root: Path, path: object) -> None:
         write(root, path)
 
 
-def test_a_name_that_the_kernel_does_not_take_is_refused(root: Path) -> None:
+def test_path_that_kernel_refuses_is_refused(root: Path) -> None:
     for name in ("x" * 300, "text/below", "sub/text/"):
         with pytest.raises(UsageError):
             read(root, f"{root}/{name}")
@@ -287,19 +287,19 @@ def test_a_name_that_the_kernel_does_not_take_is_refused(root: Path) -> None:
             read(root, f"{root}/{name}")
 
 
-def test_a_root_that_is_not_there_is_told(root: Path) -> None:
+def test_missing_root_is_reported(root: Path) -> None:
     with pytest.raises(NotFound, match="cannot work in"):
         read(root / "nothing", f"{root}/nothing/text")
 
 
 @pytest.mark.parametrize("how", [{"line": "1"}, {"line": -1}, {"limit": True}, {"limit": 1.5}, {"limit": [1]}])
-def test_what_is_no_number_is_refused(root: Path, how: dict[str, Any]) -> None:
+def test_invalid_line_or_limit_is_refused(root: Path, how: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         read(root, f"{root}/text", **how)
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
-def test_a_file_is_written_whole(root: Path) -> None:
+def test_file_is_written_whole(root: Path) -> None:
     write(root, f"{root}/text", "ä\r\n")
     assert (root / "text").read_bytes() == "ä\r\n".encode()
     write(root, f"{root}/text", "")
@@ -307,7 +307,7 @@ def test_a_file_is_written_whole(root: Path) -> None:
     assert not partials(root)
 
 
-def test_folders_that_are_missing_are_made(root: Path) -> None:
+def test_file_write_makes_missing_folders(root: Path) -> None:
     os.symlink("sub/later", root / "link")
     write(root, f"{root}/a/b/c/new")
     assert (root / "a/b/c/new").read_text() == "new"
@@ -318,7 +318,7 @@ def test_folders_that_are_missing_are_made(root: Path) -> None:
     assert (root / many / "new").read_text() == "new"
 
 
-def test_a_written_file_keeps_its_mode_and_a_new_one_has_the_usual(root: Path) -> None:
+def test_file_write_keeps_mode_and_gives_new_file_the_default(root: Path) -> None:
     (root / "text").chmod(0o4751)
     before = os.umask(0o027)
     try:
@@ -330,13 +330,13 @@ def test_a_written_file_keeps_its_mode_and_a_new_one_has_the_usual(root: Path) -
     assert stat.S_IMODE((root / "new").stat().st_mode) == 0o640
 
 
-def test_who_reads_while_it_is_written_has_the_old_text_or_the_new(root: Path) -> None:
+def test_file_write_leaves_open_readers_the_old_text(root: Path) -> None:
     with open(root / "text") as held:
         write(root, f"{root}/text", "new")
         assert held.read() == "one\ntwo\nthree\n"
 
 
-def test_another_name_of_the_file_keeps_the_old_text(root: Path) -> None:
+def test_file_write_leaves_hard_links_the_old_text(root: Path) -> None:
     other = root.parent / "outside" / "other"
     os.link(root / "text", other)
     write(root, f"{root}/text")
@@ -345,13 +345,13 @@ def test_another_name_of_the_file_keeps_the_old_text(root: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, 1, b"x", ["x"], "half \ud800"])
-def test_what_is_no_text_is_not_written(root: Path, content: Any) -> None:
+def test_file_write_refuses_content_that_is_no_text(root: Path, content: Any) -> None:
     with pytest.raises(UsageError):
         write(root, f"{root}/text", content)
     assert (root / "text").read_text() == "one\ntwo\nthree\n"
 
 
-def test_what_is_too_large_is_not_written(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_write_refuses_content_beyond_bound(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "FILE_BYTES_MAX", 4)
     write(root, f"{root}/text", "ää")
     with pytest.raises(UsageError, match="larger than 4 bytes"):
@@ -359,7 +359,7 @@ def test_what_is_too_large_is_not_written(root: Path, monkeypatch: pytest.Monkey
     assert (root / "text").read_text() == "ää"
 
 
-def test_a_write_that_fails_leaves_the_old_text(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_file_write_leaves_old_text(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("there is no device that is full")
     full = os.open("/dev/full", os.O_WRONLY)
@@ -404,7 +404,7 @@ def foreign(root: Path) -> Generator[safe_paths.Root]:
         yield opened
 
 
-def test_a_file_whose_folder_takes_no_other_is_written_in_place(root: Path, foreign: safe_paths.Root) -> None:
+def test_file_in_unwritable_folder_is_written_in_place(root: Path, foreign: safe_paths.Root) -> None:
     (root / "text").chmod(0o666)
     root.chmod(0o755)
     inode = (root / "text").stat().st_ino
@@ -415,7 +415,7 @@ def test_a_file_whose_folder_takes_no_other_is_written_in_place(root: Path, fore
     assert (root / "text").read_text() == "by nobody"
 
 
-def test_a_file_of_another_user_stays_theirs(root: Path, foreign: safe_paths.Root) -> None:
+def test_file_of_another_user_keeps_its_owner(root: Path, foreign: safe_paths.Root) -> None:
     (root / "text").chmod(0o666)
     root.chmod(0o777)
     assert as_nobody(lambda: files.write(foreign, f"{root}/text", b"by nobody")) is None
@@ -423,7 +423,7 @@ def test_a_file_of_another_user_stays_theirs(root: Path, foreign: safe_paths.Roo
     assert not partials(root)
 
 
-def test_a_file_that_may_not_be_written_is_not_replaced_either(root: Path, foreign: safe_paths.Root) -> None:
+def test_unwritable_file_is_not_replaced(root: Path, foreign: safe_paths.Root) -> None:
     (root / "text").chmod(0o444)
     root.chmod(0o777)
     assert isinstance(as_nobody(lambda: files.write(foreign, f"{root}/text", b"by nobody")), UsageError)
@@ -431,7 +431,7 @@ def test_a_file_that_may_not_be_written_is_not_replaced_either(root: Path, forei
 
 
 # -- whose turn it is ------------------------------------------------------------------------------------------------
-async def test_what_is_asked_for_in_a_row_is_done_in_that_order(root: Path) -> None:
+async def test_file_requests_run_in_order(root: Path) -> None:
     async with working(root) as workspace:
         writes = [serve_write(workspace, f"{root}/text", str(number)) for number in range(50)]
         reads = workspace.serve("fs/read_text_file", {"path": f"{root}/text"})
@@ -439,7 +439,7 @@ async def test_what_is_asked_for_in_a_row_is_done_in_that_order(root: Path) -> N
     assert last == {"content": "49"}
 
 
-async def test_one_thread_at_a_time_is_at_the_files() -> None:
+async def test_blocking_calls_run_one_at_a_time() -> None:
     lane = BlockingCalls()
     at_once = [0, 0]
 
@@ -454,7 +454,7 @@ async def test_one_thread_at_a_time_is_at_the_files() -> None:
     assert not lane.is_running
 
 
-async def test_a_write_that_nobody_waits_for_any_more_is_not_done(root: Path) -> None:
+async def test_cancelled_file_write_is_not_done(root: Path) -> None:
     workspace = Workspace(str(root))
     fifo = root / "fifo"
     os.mkfifo(fifo)
@@ -483,9 +483,7 @@ async def test_a_write_that_nobody_waits_for_any_more_is_not_done(root: Path) ->
         await serve_write(workspace, f"{root}/text")
 
 
-async def test_a_write_that_is_not_done_at_the_end_is_not_done_after_it(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_file_write_pending_at_close_is_not_done(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_go_on = threading.Event(), threading.Event()
     write_all = files._write_all  # pyright: ignore[reportPrivateUsage]
 
@@ -506,7 +504,7 @@ async def test_a_write_that_is_not_done_at_the_end_is_not_done_after_it(
     assert not partials(root)
 
 
-def test_a_write_that_is_given_up_half_way_leaves_the_old_text(root: Path) -> None:
+def test_file_write_stopped_half_way_leaves_old_text(root: Path) -> None:
     with opened_root(root) as opened:
         for name in ("text", "new"):
             with pytest.raises(Closed):
@@ -561,7 +559,7 @@ def race(*calls: Callable[[int], object], races: int = RACES, often: int = OFTEN
                 refused[index] += 1
 
 
-def test_a_folder_that_is_swapped_for_a_link_leads_nowhere_else(root: Path) -> None:
+def test_folder_swapped_for_link_leads_nowhere_else(root: Path) -> None:
     (root / "d").mkdir()
     (root / "d" / "text").write_text("INSIDE")
     os.symlink("../outside", root / "e")
@@ -584,7 +582,7 @@ def test_a_folder_that_is_swapped_for_a_link_leads_nowhere_else(root: Path) -> N
     assert not partials(root)
 
 
-def test_a_file_that_is_swapped_for_a_link_is_neither_read_nor_written_through_it(root: Path) -> None:
+def test_file_swapped_for_link_is_not_followed(root: Path) -> None:
     os.symlink("../outside/text", root / "other")
     read_texts: set[str] = set()
 
@@ -605,7 +603,7 @@ def test_a_file_that_is_swapped_for_a_link_is_neither_read_nor_written_through_i
     assert (root.parent / "outside" / "text").read_text() == "SECRET"
 
 
-def test_a_link_that_is_turned_outside_is_never_followed_there(root: Path) -> None:
+def test_link_retargeted_outside_is_not_followed(root: Path) -> None:
     (root / "d").mkdir()
     (root / "d" / "text").write_text("INSIDE")
     os.symlink("d", root / "a")
@@ -620,7 +618,7 @@ def test_a_link_that_is_turned_outside_is_never_followed_there(root: Path) -> No
     assert os.listdir(root.parent / "outside") == ["text"]
 
 
-def test_a_folder_that_is_moved_out_is_not_climbed_out_of(root: Path) -> None:
+def test_folder_moved_outside_is_not_climbed_out_of(root: Path) -> None:
     """What a folder says its parent is may be outside by now; we go back to where we came from."""
     (root / "a" / "b").mkdir(parents=True)
     (root / "a" / "text").write_text("INSIDE")

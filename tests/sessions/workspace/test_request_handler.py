@@ -81,7 +81,7 @@ class Case:
         await self.callbacks.wait_ended()
 
 
-async def test_a_request_is_answered_with_its_result_or_with_an_error(tmp_path: Path) -> None:
+async def test_request_is_answered_with_result_or_error(tmp_path: Path) -> None:
     case = Case(tmp_path)
     path = f"{tmp_path}/new"
     assert await case.result(case.ask("fs/write_text_file", path=path, content="x")) == {}
@@ -92,14 +92,14 @@ async def test_a_request_is_answered_with_its_result_or_with_an_error(tmp_path: 
     assert "is gone" in await case.error(case.ask("fs/read_text_file", path=path))
 
 
-async def test_a_process_that_is_served_nothing_is_told_so(tmp_path: Path) -> None:
+async def test_request_without_workspace_is_refused(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.callbacks.work_in(None)
     assert "not served here" in await case.error(case.ask("fs/read_text_file", path=f"{tmp_path}/new"))
     await case.close()
 
 
-async def test_a_request_that_is_closed_ends_its_wait_and_not_the_command(tmp_path: Path) -> None:
+async def test_closed_request_ends_its_wait_and_not_the_command(tmp_path: Path) -> None:
     case = Case(tmp_path)
     created = await case.result(case.ask("terminal/create", command="sleep", args=["60"]))
     waiting = case.ask("terminal/wait_for_exit", **created)
@@ -110,7 +110,7 @@ async def test_a_request_that_is_closed_ends_its_wait_and_not_the_command(tmp_pa
     await case.close()
 
 
-async def test_an_interrupted_turn_takes_its_commands_along(tmp_path: Path, marker: str) -> None:
+async def test_interrupted_turn_ends_its_commands(tmp_path: Path, marker: str) -> None:
     case = Case(tmp_path)
     waiting = case.ask("terminal/wait_for_exit", terminalId=await case.tree(marker))
     command, *args = child("stay()", marker)
@@ -125,7 +125,7 @@ async def test_an_interrupted_turn_takes_its_commands_along(tmp_path: Path, mark
     await case.close()
 
 
-async def test_another_process_has_nothing_of_the_one_before(tmp_path: Path, marker: str) -> None:
+async def test_next_process_inherits_no_terminals_or_writes(tmp_path: Path, marker: str) -> None:
     case = Case(tmp_path)
     id = await case.tree(marker)
     late = case.ask("fs/write_text_file", path=f"{tmp_path}/late", content="x")
@@ -138,7 +138,7 @@ async def test_another_process_has_nothing_of_the_one_before(tmp_path: Path, mar
     assert not (tmp_path / "late").exists()
 
 
-async def test_the_end_of_a_session_waits_for_its_commands(tmp_path: Path, marker: str) -> None:
+async def test_session_end_waits_for_its_commands(tmp_path: Path, marker: str) -> None:
     case = Case(tmp_path)
     waiting = case.ask("terminal/wait_for_exit", terminalId=await case.tree(marker))
     await asyncio.sleep(0)
@@ -147,7 +147,7 @@ async def test_the_end_of_a_session_waits_for_its_commands(tmp_path: Path, marke
     assert "CancelledError" in await case.error(waiting)
 
 
-async def test_what_an_earlier_turn_has_left_running_is_not_the_interrupted_ones(tmp_path: Path, marker: str) -> None:
+async def test_interrupt_spares_commands_of_earlier_turns(tmp_path: Path, marker: str) -> None:
     case = Case(tmp_path)
     await case.tree(marker)
     before = alive(marker)

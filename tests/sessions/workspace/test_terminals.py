@@ -91,7 +91,7 @@ async def tree(workspace: Workspace, marker: str) -> str:
 
 
 # -- what is run -----------------------------------------------------------------------------------------------------
-async def test_a_command_is_run_to_its_end(tmp_path: Path) -> None:
+async def test_terminal_runs_command_to_its_end(tmp_path: Path) -> None:
     async with working(tmp_path) as workspace:
         id = await create(workspace, "sh", "-c", "pwd; echo to stderr >&2; exit 3")
         assert await ended(workspace, id) == {"exitCode": 3, "signal": None}
@@ -103,7 +103,7 @@ async def test_a_command_is_run_to_its_end(tmp_path: Path) -> None:
             await output(workspace, id)
 
 
-async def test_what_ends_by_a_signal_says_which(tmp_path: Path) -> None:
+async def test_terminal_names_signal_that_ended_it(tmp_path: Path) -> None:
     async with working(tmp_path) as workspace:
         assert await ended(workspace, await create(workspace, "sh", "-c", "kill -9 $$")) == {
             "exitCode": None,
@@ -114,14 +114,14 @@ async def test_what_ends_by_a_signal_says_which(tmp_path: Path) -> None:
         assert (await ended(workspace, id))["signal"] == f"SIG{number}"
 
 
-async def test_its_output_is_there_while_it_runs(tmp_path: Path, marker: str) -> None:
+async def test_terminal_output_is_available_while_running(tmp_path: Path, marker: str) -> None:
     async with working(tmp_path) as workspace:
         id = await create(workspace, *child("say('first'); stay()", marker))
         assert await said(workspace, id, "first") == "first\n"
         assert await output(workspace, id) == {"output": "first\n", "truncated": False}
 
 
-async def test_it_has_the_environment_of_the_agent_and_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_terminal_has_environment_of_agent_and_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INHERITED", "yes")
     monkeypatch.setenv("SCRUBBED", "no")
     script = "echo $INHERITED-$SCRUBBED-$OPENED-$BOTH-$ASKED"
@@ -133,12 +133,12 @@ async def test_it_has_the_environment_of_the_agent_and_its_own(tmp_path: Path, m
         assert await run(workspace, "/bin/sh", "-c", script, env=asked) == "--opened-asked-a=b\n"
 
 
-async def test_nothing_is_typed(tmp_path: Path) -> None:
+async def test_terminal_stdin_is_empty(tmp_path: Path) -> None:
     async with working(tmp_path) as workspace:
         assert await run(workspace, "cat") == ""
 
 
-async def test_a_line_without_words_is_for_a_shell(tmp_path: Path) -> None:
+async def test_terminal_command_without_args_runs_in_shell(tmp_path: Path) -> None:
     (tmp_path / "a file").write_text("x\n")
     async with working(tmp_path) as workspace:
         assert await run(workspace, "cat 'a file' | tr x y && echo $((1 + 1))") == "y\n2\n"
@@ -149,7 +149,7 @@ async def test_a_line_without_words_is_for_a_shell(tmp_path: Path) -> None:
         assert await run(workspace, 'echo "$0"') == "/bin/sh\n"
 
 
-async def test_a_program_whose_name_has_a_blank_is_that_program(tmp_path: Path) -> None:
+async def test_terminal_program_with_blank_in_name_is_run(tmp_path: Path) -> None:
     program = tmp_path / "my tool"
     program.write_text('#!/bin/sh\necho "$0 $#"\n')
     program.chmod(0o755)
@@ -159,7 +159,7 @@ async def test_a_program_whose_name_has_a_blank_is_that_program(tmp_path: Path) 
             await create(workspace, "cat 'a file' | tr", "x")
 
 
-async def test_a_word_that_is_no_program_is_an_error(tmp_path: Path) -> None:
+async def test_terminal_refuses_unknown_program(tmp_path: Path) -> None:
     async with working(tmp_path) as workspace:
         for command in ("no-such-program", "./nothing", "", f"{tmp_path}/nothing"):
             with pytest.raises(ProgramNotFound):
@@ -173,7 +173,7 @@ async def test_a_word_that_is_no_program_is_an_error(tmp_path: Path) -> None:
         assert not workspace._terminals._terminals  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_a_program_is_found_from_the_folder_it_starts_in(tmp_path: Path) -> None:
+async def test_terminal_program_is_found_from_its_folder(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     for name in ("tool", "sub/tool"):
         (tmp_path / name).write_text('#!/bin/sh\necho "$0"; pwd -P\n')
@@ -189,7 +189,7 @@ async def test_a_program_is_found_from_the_folder_it_starts_in(tmp_path: Path) -
 
 
 # -- where it is run -------------------------------------------------------------------------------------------------
-async def test_it_starts_inside_the_root_only(tmp_path: Path) -> None:
+async def test_terminal_starts_only_inside_root(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     (root / "sub").mkdir(parents=True)
     outside.mkdir()
@@ -207,7 +207,7 @@ async def test_it_starts_inside_the_root_only(tmp_path: Path) -> None:
                 await create(workspace, "pwd", cwd=cwd)
 
 
-async def test_a_folder_that_is_swapped_for_a_link_is_never_started_in(tmp_path: Path) -> None:
+async def test_terminal_never_starts_in_folder_swapped_for_link(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     (root / "d").mkdir(parents=True)
     outside.mkdir()
@@ -242,7 +242,7 @@ async def test_a_folder_that_is_swapped_for_a_link_is_never_started_in(tmp_path:
         (None, "12345", "12345", False),
     ],
 )
-async def test_the_last_of_its_output_is_kept(
+async def test_terminal_keeps_end_of_output(
     tmp_path: Path, limit: int | None, text: str, kept: str, is_cut: bool
 ) -> None:
     async with working(tmp_path) as workspace:
@@ -252,7 +252,7 @@ async def test_the_last_of_its_output_is_kept(
         assert (told["output"], told["truncated"]) == (kept, is_cut)
 
 
-async def test_more_than_our_own_bound_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_terminal_output_is_bounded_by_our_maximum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_terminals, "OUTPUT_BYTES_MAX", 100)
     async with working(tmp_path) as workspace:
         for limit in (None, 101, 10**9):
@@ -265,12 +265,12 @@ async def test_more_than_our_own_bound_is_not_kept(tmp_path: Path, monkeypatch: 
             }
 
 
-async def test_a_character_that_is_never_ended_is_told_at_the_end(tmp_path: Path) -> None:
+async def test_terminal_output_ends_unfinished_character_at_exit(tmp_path: Path) -> None:
     async with working(tmp_path) as workspace:
         assert await run(workspace, "printf", r"x\342\202") == "x\ufffd"
 
 
-def test_a_tail_holds_no_more_than_its_bound_and_some_slack() -> None:
+def test_tail_memory_is_bounded() -> None:
     tail = Tail(1000)
     for _ in range(3000):
         tail.add("stdout", b"\xc3\xa4" * 100)
@@ -278,7 +278,7 @@ def test_a_tail_holds_no_more_than_its_bound_and_some_slack() -> None:
     assert tail.text() == ("ä" * 500, True)
 
 
-def test_a_character_that_comes_in_pieces_is_one() -> None:
+def test_tail_joins_character_that_comes_in_pieces() -> None:
     tail = Tail(100)
     euro = "€".encode()
     tail.add("stdout", euro[:1])
@@ -294,7 +294,7 @@ def test_a_character_that_comes_in_pieces_is_one() -> None:
     assert tail.text() == ("between€\ufffd\ufffd", False)
 
 
-def test_what_is_no_text_does_not_grow_beyond_the_limit() -> None:
+def test_tail_of_invalid_bytes_stays_within_limit() -> None:
     tail = Tail(10)
     tail.add("stdout", b"\xff" * 100)
     assert tail.text() == ("\ufffd" * 3, True)
@@ -334,7 +334,7 @@ async def _end(workspace: Workspace, _: str) -> None:
     [_kill, _release, _end_turn, _end, _goes(Exited(0, None, 0.0)), _goes(ProcessGone())],
     ids=["kill", "release", "end_turn", "end", "the agent exits", "the agent is gone"],
 )
-async def test_nothing_of_its_tree_is_left(
+async def test_terminal_end_leaves_no_process_of_its_tree(
     tmp_path: Path, marker: str, end: Callable[[Workspace, str], Awaitable[None]]
 ) -> None:
     async with working(tmp_path) as workspace:
@@ -344,7 +344,7 @@ async def test_nothing_of_its_tree_is_left(
         assert not alive(marker)
 
 
-async def test_what_outlives_the_command_goes_with_it(tmp_path: Path, marker: str) -> None:
+async def test_terminal_children_end_with_their_command(tmp_path: Path, marker: str) -> None:
     code = "\nif fork() == 0:\n    os.setsid(); say('up'); stay()\nsay('leader')\nos._exit(0)"
     async with working(tmp_path) as workspace:
         id = await create(workspace, *child(code, marker))
@@ -352,7 +352,7 @@ async def test_what_outlives_the_command_goes_with_it(tmp_path: Path, marker: st
         assert not alive(marker)
 
 
-async def test_one_that_was_killed_still_has_its_output(tmp_path: Path, marker: str) -> None:
+async def test_killed_terminal_keeps_its_output(tmp_path: Path, marker: str) -> None:
     async with working(tmp_path) as workspace:
         id = await create(workspace, *child("say('first'); stay()", marker))
         await said(workspace, id, "first")
@@ -366,7 +366,7 @@ async def test_one_that_was_killed_still_has_its_output(tmp_path: Path, marker: 
                 await workspace.serve(f"terminal/{method}", {"terminalId": id})
 
 
-async def test_all_who_wait_are_told_and_so_when_it_is_released(tmp_path: Path) -> None:
+async def test_terminal_release_wakes_every_waiter(tmp_path: Path) -> None:
     async with working(tmp_path) as workspace:
         id = await sleeping(workspace)
         waiting = [asyncio.ensure_future(ended(workspace, id)) for _ in range(3)]
@@ -377,7 +377,7 @@ async def test_all_who_wait_are_told_and_so_when_it_is_released(tmp_path: Path) 
         assert waiting[0].cancelled()
 
 
-async def test_a_turn_that_is_interrupted_leaves_their_output(tmp_path: Path) -> None:
+async def test_interrupted_turn_keeps_output_of_its_terminals(tmp_path: Path) -> None:
     async with working(tmp_path) as workspace:
         first, second = [await create(workspace, "sh", "-c", "echo up; sleep 60") for _ in range(2)]
         await said(workspace, first, "up")
@@ -387,7 +387,7 @@ async def test_a_turn_that_is_interrupted_leaves_their_output(tmp_path: Path) ->
         assert await run(workspace, "echo", "next turn") == "next turn\n"
 
 
-async def test_nothing_is_served_after_the_end(tmp_path: Path) -> None:
+async def test_workspace_refuses_terminal_requests_after_end(tmp_path: Path) -> None:
     async with working(tmp_path) as workspace:
         id = await sleeping(workspace)
         waiting = asyncio.ensure_future(ended(workspace, id))
@@ -401,7 +401,7 @@ async def test_nothing_is_served_after_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "stop_terminals", "end"])
-async def test_one_that_nobody_is_told_of_is_ended(tmp_path: Path, marker: str, how: str) -> None:
+async def test_terminal_is_ended_when_its_create_is_cancelled(tmp_path: Path, marker: str, how: str) -> None:
     """In whichever pass of the loop it comes: while the folder is looked for, while it starts, when it has started."""
     passes, is_created = 0, False
     while not is_created:
@@ -431,7 +431,7 @@ async def test_one_that_nobody_is_told_of_is_ended(tmp_path: Path, marker: str, 
         passes += 1 + passes // 8
 
 
-def test_a_loop_that_is_closed_takes_them_with_it(tmp_path: Path, marker: str) -> None:
+def test_closed_loop_ends_its_terminals(tmp_path: Path, marker: str) -> None:
     loop = asyncio.new_event_loop()
     workspace = Workspace(str(tmp_path))
     try:
@@ -444,7 +444,7 @@ def test_a_loop_that_is_closed_takes_them_with_it(tmp_path: Path, marker: str) -
 
 
 # -- how many --------------------------------------------------------------------------------------------------------
-async def test_so_many_run_and_no_more(tmp_path: Path) -> None:
+async def test_terminals_are_bounded(tmp_path: Path) -> None:
     async with working(tmp_path) as workspace:
         ids = await asyncio.gather(*(sleeping(workspace) for _ in range(TERMINALS_MAX)))
         assert len(set(ids)) == TERMINALS_MAX
@@ -463,7 +463,7 @@ async def test_so_many_run_and_no_more(tmp_path: Path) -> None:
         assert (await output(workspace, ids[2]))["exitStatus"]["signal"] == "SIGTERM"
 
 
-async def test_one_that_is_released_counts_until_it_has_ended(tmp_path: Path, marker: str) -> None:
+async def test_released_terminal_counts_until_it_has_ended(tmp_path: Path, marker: str) -> None:
     async with working(tmp_path) as workspace:
         id = await create(workspace, *child("be_deaf(); say('up'); stay()", marker))
         await asyncio.gather(*(sleeping(workspace) for _ in range(TERMINALS_MAX - 1)))
@@ -504,7 +504,7 @@ async def test_one_that_is_released_counts_until_it_has_ended(tmp_path: Path, ma
         {"command": "ls", "outputByteLimit": True},
     ],
 )
-async def test_what_cannot_be_run_is_told(tmp_path: Path, given: dict[str, Any]) -> None:
+async def test_invalid_terminal_create_is_refused(tmp_path: Path, given: dict[str, Any]) -> None:
     async with working(tmp_path) as workspace:
         with pytest.raises(BanksmanError) as told:
             await workspace.serve("terminal/create", given)
@@ -513,7 +513,7 @@ async def test_what_cannot_be_run_is_told(tmp_path: Path, given: dict[str, Any])
 
 
 @pytest.mark.parametrize("id", [None, 1, [], {}, "", "t-0", "x" * 10_000, "\ud800"])
-async def test_a_terminal_that_is_none_is_told(tmp_path: Path, id: object) -> None:
+async def test_invalid_terminal_id_is_refused(tmp_path: Path, id: object) -> None:
     async with working(tmp_path) as workspace:
         for method in ("output", "wait_for_exit", "kill", "release"):
             with pytest.raises(UsageError) as told:
@@ -521,7 +521,7 @@ async def test_a_terminal_that_is_none_is_told(tmp_path: Path, id: object) -> No
             assert len(str(told.value).encode()) < 300
 
 
-async def test_a_terminal_of_another_session_is_none_of_ours(tmp_path: Path) -> None:
+async def test_terminal_of_another_session_is_not_found(tmp_path: Path) -> None:
     async with working(tmp_path) as one, working(tmp_path) as other:
         id = await sleeping(one)
         for method in ("output", "wait_for_exit", "kill", "release"):
@@ -530,7 +530,7 @@ async def test_a_terminal_of_another_session_is_none_of_ours(tmp_path: Path) -> 
         assert "exitStatus" not in await output(one, id)
 
 
-async def test_only_what_is_served_is(tmp_path: Path) -> None:
+async def test_workspace_serves_only_configured_methods(tmp_path: Path) -> None:
     (tmp_path / "text").touch()
     path = {"path": f"{tmp_path}/text"}
     async with working(tmp_path, serves=("fs",)) as workspace:

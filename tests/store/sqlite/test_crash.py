@@ -47,7 +47,7 @@ def can_be_traced() -> None:
 
 @pytest.mark.parametrize("share", range(SHARES if IS_THOROUGH else 1))
 @pytest.mark.parametrize("level", ["normal", "full"])
-def test_killed_at_every_call_it_loses_nothing(tmp_path: Path, level: str, share: int) -> None:
+def test_writer_loses_no_acknowledged_event_when_killed_at_any_syscall(tmp_path: Path, level: str, share: int) -> None:
     report = campaign(tmp_path, "calls", level=level, first=1 + share, step=SHARES)
     assert report.problems == []
     # It went on until a run got through, with deaths at every stage of its life: the making of the store, the claim,
@@ -63,14 +63,14 @@ def test_killed_at_every_call_it_loses_nothing(tmp_path: Path, level: str, share
 
 
 @pytest.mark.parametrize("level", ["normal", "full"])
-def test_killed_at_any_time_it_loses_nothing(tmp_path: Path, level: str) -> None:
+def test_writer_loses_no_acknowledged_event_when_killed_at_any_time(tmp_path: Path, level: str) -> None:
     report = campaign(tmp_path, "times", level=level, count=100, seed=int.from_bytes(os.urandom(4)))
     assert report.problems == []
     assert report.deaths > 50
     assert report.acknowledged > 100
 
 
-def test_a_writer_that_acknowledges_before_it_commits_is_caught(tmp_path: Path) -> None:
+def test_crash_campaign_catches_writer_that_acknowledges_before_commit(tmp_path: Path) -> None:
     """The control: with every eleventh call, the same look finds losses, and nothing but losses."""
     report = campaign(tmp_path, "calls", first=1, step=11, is_early=True)
     assert report.deaths > 10
@@ -78,7 +78,7 @@ def test_a_writer_that_acknowledges_before_it_commits_is_caught(tmp_path: Path) 
     assert all("acknowledged up to" in problem for problem in report.problems)
 
 
-def test_killed_at_every_call_of_a_migration_it_is_migrated_by_the_next(tmp_path: Path) -> None:
+def test_migration_killed_at_any_syscall_is_completed_by_next_open(tmp_path: Path) -> None:
     report = campaign(tmp_path, "migration")
     assert report.problems == []
     assert report.ended == 1
@@ -87,7 +87,7 @@ def test_killed_at_every_call_of_a_migration_it_is_migrated_by_the_next(tmp_path
     assert 0 < report.closing < report.deaths
 
 
-def test_the_tracer_kills_at_the_entry_of_a_call(tmp_path: Path) -> None:
+def test_tracer_kills_at_entry_of_the_syscall(tmp_path: Path) -> None:
     """Four writes and a sync, the files and the threads of which are told apart: the one it dies at has no effect."""
     code = """
 import os, sys, threading

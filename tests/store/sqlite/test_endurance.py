@@ -133,7 +133,7 @@ DROP_ALL_LOCKS = "[open(path + end).close() for end in ('', '-wal', '-shm', '-ho
 
 
 # -- who lives -------------------------------------------------------------------------------------------------------
-async def test_a_live_host_whose_own_program_dropped_its_locks_keeps_what_it_has(path: Path) -> None:
+async def test_live_host_keeps_its_sessions_when_its_program_drops_its_locks(path: Path) -> None:
     with host(path) as there, contextlib.closing(HostLocks(str(path))) as locks:
         log = SqliteLog(path)
         mine = await Writer.claim(log, "mine")
@@ -161,7 +161,7 @@ async def test_a_live_host_whose_own_program_dropped_its_locks_keeps_what_it_has
         await log.close()
 
 
-async def test_a_host_takes_its_lock_again_with_its_next_commit(path: Path) -> None:
+async def test_host_retakes_its_lock_with_its_next_commit(path: Path) -> None:
     """For those that cannot see its pid: hosts in other containers."""
     with host(path) as there, contextlib.closing(HostLocks(str(path))) as locks:
         ((number,),) = rows(path, "SELECT owner FROM sessions WHERE id = 's'")
@@ -171,7 +171,7 @@ async def test_a_host_takes_its_lock_again_with_its_next_commit(path: Path) -> N
         assert locks.is_alive(number)
 
 
-async def test_a_host_that_ended_by_exec_is_dead_though_its_pid_and_its_start_are_the_same(path: Path) -> None:
+async def test_host_that_called_exec_is_dead_despite_same_pid_and_start(path: Path) -> None:
     with host(path) as there:
         code = "import os; os.write(1, b'another\\n'); os.read(0, 1)"
         assert there.do(f"os.execv(sys.executable, [sys.executable, '-c', {code!r}])") == "another"
@@ -183,7 +183,7 @@ async def test_a_host_that_ended_by_exec_is_dead_though_its_pid_and_its_start_ar
         await log.close()
 
 
-async def test_a_host_that_closed_where_nothing_could_be_written_is_dead_though_its_process_lives(path: Path) -> None:
+async def test_host_closed_on_full_disk_is_dead_though_its_process_lives(path: Path) -> None:
     """Its row says that it has the session still, and its process is there."""
     with host(path) as there:
         log = SqliteLog(path)
@@ -195,7 +195,7 @@ async def test_a_host_that_closed_where_nothing_could_be_written_is_dead_though_
         await log.close()
 
 
-def test_a_process_is_known_by_its_boot_and_its_start(path: Path) -> None:
+def test_host_process_is_identified_by_boot_and_start(path: Path) -> None:
     with host(path) as there, contextlib.closing(HostLocks(str(path))) as locks:
         ((number, *process),) = rows(path, "SELECT id, boot, pid, started FROM hosts")
         process = HostProcess(*process)
@@ -213,7 +213,7 @@ def test_a_process_is_known_by_its_boot_and_its_start(path: Path) -> None:
         assert locks.is_alive(number + 1, identity())
 
 
-async def test_a_host_of_another_boot_is_dead_whoever_has_its_pid_and_its_start_now(path: Path) -> None:
+async def test_host_of_another_boot_is_dead_despite_same_pid_and_start(path: Path) -> None:
     """The same machine starts the same services in the same order: a pid and a start come again."""
     with host(path) as there:
         assert there.do(DROP_LOCKS) == "done"
@@ -231,7 +231,7 @@ async def test_a_host_of_another_boot_is_dead_whoever_has_its_pid_and_its_start_
 
 # -- files that vanish -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", ["folder", "moved", "db", "replaced", "-wal", "-shm"])
-async def test_a_store_whose_file_is_gone_acknowledges_nothing(path: Path, tmp_path: Path, how: str) -> None:
+async def test_store_acknowledges_nothing_when_its_file_is_gone(path: Path, tmp_path: Path, how: str) -> None:
     """By a cleaner of old files, a `git clean`, a restored backup: what is written then is in no file that anybody
     could ever open."""
     folder = tmp_path / "state"
@@ -269,7 +269,7 @@ async def test_a_store_whose_file_is_gone_acknowledges_nothing(path: Path, tmp_p
 
 
 @pytest.mark.parametrize("how", ["reads", "claims"])
-async def test_a_host_that_closes_leaves_the_log_to_a_live_one_whose_locks_cannot_be_seen(path: Path, how: str) -> None:
+async def test_close_keeps_the_wal_when_a_live_hosts_locks_are_invisible(path: Path, how: str) -> None:
     """To SQLite it is the last: it would fold the log into the store, and remove it."""
     with host(path) as there:
         assert there.do("append") == "None"
@@ -291,7 +291,7 @@ async def test_a_host_that_closes_leaves_the_log_to_a_live_one_whose_locks_canno
     assert not Path(f"{path}-wal").exists()
 
 
-async def test_a_log_that_another_program_took_for_left_behind_acknowledges_nothing(path: Path) -> None:
+async def test_append_fails_when_another_program_removed_the_wal(path: Path) -> None:
     """A host's own program dropped the locks that SQLite has, and the next to close believed to be the last: it folded
     the log into the store, and removed it."""
     with host(path) as there:
@@ -302,7 +302,7 @@ async def test_a_log_that_another_program_took_for_left_behind_acknowledges_noth
         assert "while it was open" in there.do("append")
 
 
-async def test_a_log_that_was_left_behind_is_never_folded_into_what_came_after_it(path: Path) -> None:
+async def test_orphaned_wal_is_never_checkpointed_into_a_newer_store(path: Path) -> None:
     """Its pages are older than those of the store, which others have written since."""
     with host(path) as there:
         for _ in range(20):
@@ -326,7 +326,7 @@ async def test_a_log_that_was_left_behind_is_never_folded_into_what_came_after_i
         await log.close()
 
 
-async def test_a_new_file_of_locks_hides_no_living_host(path: Path) -> None:
+async def test_new_lock_file_hides_no_live_host(path: Path) -> None:
     """It is empty, and looks like something that could be removed."""
     with host(path) as there:
         Path(f"{path}-hosts").unlink()
@@ -339,7 +339,7 @@ async def test_a_new_file_of_locks_hides_no_living_host(path: Path) -> None:
         await log.close()
 
 
-async def test_a_new_file_of_locks_hides_no_living_host_of_the_same_process(path: Path) -> None:
+async def test_new_lock_file_hides_no_live_host_of_the_same_process(path: Path) -> None:
     here = SqliteLog(path)
     writer = await Writer.claim(here)
     Path(f"{path}-hosts").unlink()
@@ -352,7 +352,7 @@ async def test_a_new_file_of_locks_hides_no_living_host_of_the_same_process(path
     await there.close()
 
 
-async def test_who_looks_at_a_file_of_locks_that_was_removed_calls_nobody_dead(path: Path) -> None:
+async def test_host_with_removed_lock_file_declares_no_host_dead(path: Path) -> None:
     log = SqliteLog(path)
     await log.claim("mine", agent="claude")
     Path(f"{path}-hosts").unlink()
@@ -376,7 +376,7 @@ class Odd(Exception):
     """What nobody expects."""
 
 
-async def test_an_upkeep_that_fails_by_a_bug_keeps_nobody_waiting(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commit_succeeds_when_maintenance_raises(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def excess(*_: object) -> None:
         raise Odd
 
@@ -389,7 +389,7 @@ async def test_an_upkeep_that_fails_by_a_bug_keeps_nobody_waiting(path: Path, mo
         await log.close()
 
 
-async def test_a_close_that_fails_by_a_bug_is_still_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_completes_when_a_bug_raises(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop_being_host(_: WriterContext) -> None:
         raise Odd
 
@@ -406,7 +406,7 @@ async def test_a_close_that_fails_by_a_bug_is_still_one(path: Path, monkeypatch:
     await log.close()
 
 
-async def test_a_store_that_cannot_be_made_to_forget_for_good_refuses_and_does_not_hang(
+async def test_store_refuses_without_hanging_when_secure_delete_is_denied(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first that the thread does is to say that what is deleted is overwritten."""
@@ -429,7 +429,7 @@ async def test_a_store_that_cannot_be_made_to_forget_for_good_refuses_and_does_n
         await log.close()
 
 
-def test_a_log_whose_loop_was_closed_in_the_middle_of_its_close_can_be_abandoned(path: Path) -> None:
+def test_log_can_be_abandoned_when_loop_ends_during_close(path: Path) -> None:
     async def begin() -> SqliteLog:
         log = SqliteLog(path)
         await log.claim("s", agent="claude")
@@ -451,7 +451,7 @@ def test_a_log_whose_loop_was_closed_in_the_middle_of_its_close_can_be_abandoned
 
 
 # -- waits that end --------------------------------------------------------------------------------------------------
-async def test_who_is_told_late_that_a_session_is_not_ours_any_more_has_missed_nothing(path: Path) -> None:
+async def test_wait_ends_when_ownership_was_lost_and_new_owner_wrote(path: Path) -> None:
     """Somebody took it, and wrote. Who waits here was told nothing, since only we could write it."""
     here, there = SqliteLog(path), SqliteLog(path)
     mine = await Writer.claim(here)
@@ -468,7 +468,7 @@ async def test_who_is_told_late_that_a_session_is_not_ours_any_more_has_missed_n
     await there.close()
 
 
-async def test_a_wait_ends_also_if_the_session_became_ours_between_two_looks(
+async def test_wait_ends_when_session_was_claimed_here_between_two_polls(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tail_wait, "WATCH_SECONDS", 3600.0)
@@ -499,7 +499,7 @@ async def test_a_wait_ends_also_if_the_session_became_ours_between_two_looks(
     await there.close()
 
 
-async def test_who_waits_for_a_session_that_is_not_there_yet_waits_on_after_ours_was_deleted(path: Path) -> None:
+async def test_wait_for_missing_session_continues_when_our_session_is_deleted(path: Path) -> None:
     here, there = SqliteLog(path), SqliteLog(path)
     wait = asyncio.ensure_future(here.wait_past("s", 0))
     await asyncio.sleep(0)
@@ -529,7 +529,7 @@ def is_in_log(path: Path, text: bytes) -> bool:
 
 
 @pytest.mark.parametrize("how", ["idle", "at work", "closed"])
-async def test_what_was_deleted_goes_from_the_log_when_no_reader_is_in_the_way_any_more(path: Path, how: str) -> None:
+async def test_deleted_data_leaves_the_wal_once_no_reader_blocks_it(path: Path, how: str) -> None:
     log = SqliteLog(path)
     writer, lasting = await Writer.claim(log), await Writer.claim(log, "lasting")
     await writer.commit(b"a secret of theirs")
@@ -547,7 +547,7 @@ async def test_what_was_deleted_goes_from_the_log_when_no_reader_is_in_the_way_a
         assert not is_in_log(path, b"a secret of theirs")
 
 
-async def test_a_reader_that_stays_delays_nobody_much(path: Path) -> None:
+async def test_long_reader_limits_the_rate_of_wal_truncation_attempts(path: Path) -> None:
     """An attempt waits for readers a little, with the write lock: so there may not be one after each group."""
     log = SqliteLog(path)
     writer, lasting = await Writer.claim(log), await Writer.claim(log, "lasting")
@@ -566,9 +566,7 @@ async def test_a_reader_that_stays_delays_nobody_much(path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["idle", "at work"])
-async def test_a_release_that_failed_by_the_store_is_made_up_for(
-    path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+async def test_failed_release_is_retried(path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Nobody here has the session, and as long as this process lives nobody else could."""
     monkeypatch.setattr(open_file, "BUSY_SECONDS_MAX", 0.05)
     log, there = SqliteLog(path), SqliteLog(path)
@@ -595,9 +593,7 @@ async def test_a_release_that_failed_by_the_store_is_made_up_for(
     await there.close()
 
 
-async def test_a_release_that_is_made_up_for_takes_nothing_from_who_claimed_since(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_retried_release_does_not_end_a_newer_claim(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_file, "BUSY_SECONDS_MAX", 0.05)
     log = SqliteLog(path)
     writer, lasting = await Writer.claim(log), await Writer.claim(log, "lasting")
@@ -616,7 +612,7 @@ async def test_a_release_that_is_made_up_for_takes_nothing_from_who_claimed_sinc
 
 
 # -- weeks of work ---------------------------------------------------------------------------------------------------
-def test_sessions_that_come_and_go_leave_nothing_in_memory() -> None:
+def test_recent_chunks_free_memory_of_dropped_sessions() -> None:
     bytes_max = 40 * (ENTRY_BYTES + CHUNK_BYTES + 64)
     recent = RecentChunks(bytes_max)
     seqs: Counter[str] = Counter()
@@ -643,7 +639,7 @@ def test_sessions_that_come_and_go_leave_nothing_in_memory() -> None:
     assert recent._weight == 0  # pyright: ignore[reportPrivateUsage]
 
 
-def test_of_one_session_only_its_last_chunks_are_in_memory() -> None:
+def test_recent_chunks_keep_only_the_last_chunks_of_a_session() -> None:
     recent = RecentChunks()
     for seq in range(3 * CHUNKS_MAX):
         recent.add(AppendOperation(print, "s", 1, 0, print, seq, AT, lines(b"x"), None))
@@ -665,7 +661,7 @@ def change(path: Path, *statements: str) -> None:
             connection.execute(statement)
 
 
-async def test_a_clock_that_was_ahead_keeps_nothing_that_came_after_it(path: Path) -> None:
+async def test_retention_drops_old_events_behind_one_with_a_future_time(path: Path) -> None:
     log = SqliteLog(path, seconds_max=2)
     epoch = await log.claim("s", agent="a")
     now = time.time()

@@ -52,7 +52,7 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "store")
 
 
-def test_a_living_host_is_seen_and_a_killed_one_is_not(path: str) -> None:
+def test_live_host_is_seen_and_killed_host_is_not(path: str) -> None:
     with contextlib.closing(HostLocks(path)) as hosts, holder(path, 7) as process:
         assert hosts.is_alive(7)
         assert not hosts.is_alive(6)
@@ -62,7 +62,7 @@ def test_a_living_host_is_seen_and_a_killed_one_is_not(path: str) -> None:
         assert not hosts.is_alive(7)
 
 
-def test_a_killed_host_is_dead_while_it_is_still_a_zombie(path: str) -> None:
+def test_killed_host_is_dead_while_still_a_zombie(path: str) -> None:
     """Nobody has to reap it first: a parent that never does must not keep its sessions from everybody."""
     with contextlib.closing(HostLocks(path)) as hosts, holder(path, 7) as process:
         process.send_signal(signal.SIGKILL)
@@ -70,7 +70,7 @@ def test_a_killed_host_is_dead_while_it_is_still_a_zombie(path: str) -> None:
         assert not hosts.is_alive(7)
 
 
-def test_a_stopped_host_lives(path: str) -> None:
+def test_stopped_host_counts_as_alive(path: str) -> None:
     """One that does not run right now, as in a debugger or a frozen container, goes on some day and writes."""
     with contextlib.closing(HostLocks(path)) as hosts, holder(path, 7) as process:
         process.send_signal(signal.SIGSTOP)
@@ -78,7 +78,7 @@ def test_a_stopped_host_lives(path: str) -> None:
         assert hosts.is_alive(7)
 
 
-def test_a_fork_that_outlives_its_host_does_not_keep_it_alive(path: str) -> None:
+def test_fork_that_outlives_its_host_does_not_keep_it_alive(path: str) -> None:
     """As every program with multiprocessing has some. With flock() or a lock of the open file it would."""
     code = """
 pid = os.fork()
@@ -107,7 +107,7 @@ say(pid)
         assert process.stdout.read() == ""
 
 
-def test_a_fork_of_a_living_host_takes_nothing_from_it(path: str) -> None:
+def test_fork_of_live_host_takes_no_lock_from_it(path: str) -> None:
     """Neither by its end, nor by closing what it inherited, nor by a store of its own."""
     code = """
 pid = os.fork()
@@ -139,7 +139,7 @@ os.waitpid(pid, 0)
         process.kill()
 
 
-def test_a_program_that_a_host_starts_does_not_keep_it_alive(path: str) -> None:
+def test_program_started_by_host_does_not_keep_it_alive(path: str) -> None:
     code = """
 import subprocess
 program = subprocess.Popen([sys.executable, "-c", "import signal; signal.alarm(60); signal.pause()"], close_fds=False)
@@ -163,7 +163,7 @@ say(program.pid)
         assert process.stdout.read() == ""
 
 
-def test_one_that_ends_by_exec_is_dead_though_its_pid_lives(path: str) -> None:
+def test_host_lock_ends_with_exec_though_the_pid_lives(path: str) -> None:
     """A pid, its start time and its parent are the same before and after: they would say that the host lives."""
     code = "os.execv(sys.executable, [sys.executable, '-c', 'import os; os.write(1, b\"new\\\\n\"); os.read(0, 1)'])"
     argv = [sys.executable, "-c", f"{_PROGRAM}\nsay('holding')\nhear()\n{code}", path, "7"]
@@ -182,7 +182,7 @@ def test_one_that_ends_by_exec_is_dead_though_its_pid_lives(path: str) -> None:
         process.kill()
 
 
-def test_the_own_pid_of_a_reader_plays_no_role(path: str) -> None:
+def test_host_lock_ignores_the_readers_own_pid(path: str) -> None:
     """A dead host had the pid that is ours now: all that a pid could tell would be wrong."""
     with contextlib.closing(HostLocks(path)) as hosts:
         assert not hosts.is_alive(os.getpid())
@@ -193,7 +193,7 @@ def test_the_own_pid_of_a_reader_plays_no_role(path: str) -> None:
             assert not hosts.is_alive(os.getpid())
 
 
-def test_a_host_in_another_pid_namespace_is_seen(path: str) -> None:
+def test_host_in_another_pid_namespace_is_seen_as_alive(path: str) -> None:
     """As in two containers that share a folder. There the holder's pid is 1, and here it means somebody else."""
     flags = ["--pid", "--fork", "--kill-child", *(() if os.geteuid() == 0 else ("--user", "--map-root-user"))]
     probe = subprocess.run(["unshare", *flags, "true"], capture_output=True, text=True, timeout=60, check=False)
@@ -210,7 +210,7 @@ def test_a_host_in_another_pid_namespace_is_seen(path: str) -> None:
         assert not hosts.is_alive(7)
 
 
-def test_two_logs_of_one_process_see_each_other_and_one_may_close(path: str, tmp_path: Path) -> None:
+def test_host_locks_of_two_logs_in_one_process_survive_one_closing(path: str, tmp_path: Path) -> None:
     """The second one through a symlink: it is the same store. Another process is asked, as the kernel shows nobody its
     own locks."""
     (tmp_path / "link").symlink_to(path)
@@ -234,7 +234,7 @@ def test_two_logs_of_one_process_see_each_other_and_one_may_close(path: str, tmp
         second.is_alive(1)
 
 
-def test_many_threads_that_come_and_go_lose_nobodys_lock(path: str) -> None:
+def test_host_lock_survives_concurrent_open_and_close_in_threads(path: str) -> None:
     def come_and_go(host_id: int) -> None:
         for _ in range(100):
             with contextlib.closing(HostLocks(path)) as hosts:
@@ -255,7 +255,7 @@ def test_many_threads_that_come_and_go_lose_nobodys_lock(path: str) -> None:
     assert not host_locks._files  # pyright: ignore[reportPrivateUsage]
 
 
-def test_an_id_is_held_once(path: str) -> None:
+def test_host_id_is_held_at_most_once(path: str) -> None:
     with contextlib.closing(HostLocks(path)) as hosts, contextlib.closing(HostLocks(path)) as others, holder(path, 7):
         hosts.hold(8)
         for host_id in (7, 8):
@@ -266,7 +266,7 @@ def test_an_id_is_held_once(path: str) -> None:
         assert seen_from_outside(path, 7, 8) == [True, True]
 
 
-def test_ids_may_be_large(path: str) -> None:
+def test_host_ids_may_be_large(path: str) -> None:
     """They are never used again, so they only grow; and the file stays empty."""
     with contextlib.closing(HostLocks(path)) as hosts, holder(path, 1 << 40):
         assert hosts.is_alive(1 << 40)
@@ -275,7 +275,7 @@ def test_ids_may_be_large(path: str) -> None:
         assert os.stat(f"{path}-hosts").st_mode & 0o777 == 0o600
 
 
-def test_a_file_that_may_not_be_made_is_a_store_that_cannot_be_opened(tmp_path: Path) -> None:
+def test_host_locks_raise_store_error_when_file_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="No such file or directory"):
         HostLocks(str(tmp_path / "missing" / "store"))
     (tmp_path / "store-hosts").mkdir()

@@ -92,7 +92,7 @@ class Halted:
 
 
 # -- restoring -------------------------------------------------------------------------------------------------------
-async def test_while_a_history_is_read_everybody_writes(path: Path) -> None:
+async def test_restore_lets_other_writers_commit_while_it_reads_history(path: Path) -> None:
     log, other = SqliteLog(path), SqliteLog(path)
     mine, theirs = await Writer.claim(log, "mine"), await Writer.claim(other, "theirs")
     halted = Halted()
@@ -117,7 +117,7 @@ async def test_while_a_history_is_read_everybody_writes(path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "closed", "abandoned"])
-async def test_what_is_given_up_half_way_leaves_nothing(path: Path, how: str) -> None:
+async def test_restore_given_up_halfway_leaves_nothing(path: Path, how: str) -> None:
     log = SqliteLog(path)
     halted = Halted()
     restoring = asyncio.ensure_future(log.restore("s", name=None, agent="", chunks=halted.chunks))
@@ -144,7 +144,7 @@ async def test_what_is_given_up_half_way_leaves_nothing(path: Path, how: str) ->
 
 
 @pytest.mark.parametrize("why", ["no history", "its own error", "taken", "snapshot", "full"])
-async def test_what_is_refused_leaves_no_file(path: Path, why: str) -> None:
+async def test_refused_restore_leaves_no_spool_file(path: Path, why: str) -> None:
     log = SqliteLog(path)
     await log.claim("taken", agent="claude")
 
@@ -187,7 +187,7 @@ async def test_what_is_refused_leaves_no_file(path: Path, why: str) -> None:
     await log.close()
 
 
-async def test_where_nothing_may_be_written_nothing_is_restored(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_restore_into_read_only_store_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await SqliteLog(path).close()
 
     def no_access(*_: object, **__: object) -> bool:
@@ -232,7 +232,7 @@ def start(code: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-async def test_the_file_of_a_dead_process_goes_with_the_next_and_that_of_a_living_one_stays(path: Path) -> None:
+async def test_spool_of_dead_process_is_removed_and_of_live_one_kept(path: Path) -> None:
     lives, dies = start(DIES, str(path)), start(DIES, str(path))
     for process in (lives, dies):
         assert process.stdout is not None
@@ -251,7 +251,7 @@ async def test_the_file_of_a_dead_process_goes_with_the_next_and_that_of_a_livin
 
 
 # -- deleting --------------------------------------------------------------------------------------------------------
-async def test_while_a_history_goes_everybody_writes(path: Path, go_on: threading.Event) -> None:
+async def test_delete_of_long_history_lets_other_writers_commit(path: Path, go_on: threading.Event) -> None:
     log, other = SqliteLog(path), SqliteLog(path)
     await log.restore("s", name="fix-ci", agent="", chunks=lambda: history(60), snapshot=Snapshot(1, SECRET))
     mine, theirs = await Writer.claim(log, "mine"), await Writer.claim(other, "theirs")
@@ -282,7 +282,7 @@ async def test_while_a_history_goes_everybody_writes(path: Path, go_on: threadin
 
 
 @pytest.mark.parametrize("how", ["claimed", "restored"])
-async def test_a_session_of_the_same_id_has_nothing_of_the_one_that_goes(
+async def test_new_session_sees_nothing_of_the_deleted_one_with_its_id(
     path: Path, how: str, go_on: threading.Event
 ) -> None:
     log = SqliteLog(path)
@@ -309,7 +309,7 @@ async def test_a_session_of_the_same_id_has_nothing_of_the_one_that_goes(
 
 
 @pytest.mark.parametrize("how", ["cancelled", "closed", "abandoned"])
-async def test_what_is_not_waited_for_goes_all_the_same(path: Path, how: str, go_on: threading.Event) -> None:
+async def test_delete_completes_when_its_caller_does_not_wait(path: Path, how: str, go_on: threading.Event) -> None:
     log = SqliteLog(path)
     await log.restore("s", name=None, agent="", chunks=lambda: history(300))
     deleting = asyncio.ensure_future(log.delete("s"))
@@ -358,9 +358,7 @@ asyncio.run(main(sys.argv[1]))
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("piece", [2, 3, 20])
-async def test_what_a_dead_process_has_left_of_a_history_nobody_sees_and_the_next_removes(
-    path: Path, piece: int
-) -> None:
+async def test_delete_interrupted_by_death_is_invisible_and_finished_by_next_host(path: Path, piece: int) -> None:
     log = SqliteLog(path)
     await (await Writer.claim(log, "other")).commit(b"x")
     await log.restore("s", name=None, agent="", chunks=lambda: history(100))
@@ -382,7 +380,7 @@ async def test_what_a_dead_process_has_left_of_a_history_nobody_sees_and_the_nex
     assert found(path) == []
 
 
-async def test_a_piece_is_bounded_in_bytes_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_delete_pieces_are_bounded_in_bytes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deleted_sessions, "PIECE_BYTES_MAX", 250_000)
     log = SqliteLog(path)
     await log.restore("s", name=None, agent="", chunks=lambda: (chunk(seq, b"x" * 100_000) for seq in range(1, 31)))

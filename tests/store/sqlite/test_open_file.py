@@ -61,19 +61,19 @@ def files(path: Path) -> dict[str, bytes]:
 
 # -- what is asked for -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", ["", ":memory:", "a\0b", b"bytes", None, 3])
-async def test_what_is_no_path_is_refused(path: object) -> None:
+async def test_open_refuses_invalid_path(path: object) -> None:
     with pytest.raises(UsageError):
         SqliteLog(path)  # pyright: ignore[reportArgumentType]
 
 
-async def test_what_makes_no_sense_is_refused_before_anything_is_made(path: Path) -> None:
+async def test_open_refuses_invalid_settings_before_making_a_file(path: Path) -> None:
     for settings in ({"level": "fast"}, {"bytes_max": 0}, {"bytes_max": -1}, {"seconds_max": 0.0}):
         with pytest.raises(UsageError):
             SqliteLog(path, **settings)  # pyright: ignore[reportArgumentType]
     assert not path.exists()
 
 
-async def test_an_id_that_is_no_text_is_refused_and_nothing_else_suffers(path: Path) -> None:
+async def test_claim_refuses_undecodable_id_and_log_stays_usable(path: Path) -> None:
     log = SqliteLog(path)
     for wrong in (
         log.claim("\ud800", agent="claude"),
@@ -101,7 +101,7 @@ def open_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("open_umask")
-async def test_all_files_and_folders_that_are_made_are_private(tmp_path: Path) -> None:
+async def test_open_makes_private_files_and_folders(tmp_path: Path) -> None:
     path = tmp_path / "not" / "there yet" / "a # store? 100%.db"
     log = SqliteLog(path)
     await (await Writer.claim(log)).commit(b"a")
@@ -113,7 +113,7 @@ async def test_all_files_and_folders_that_are_made_are_private(tmp_path: Path) -
     assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}-hosts"}
 
 
-async def test_a_link_leads_to_the_same_store(written: Path, tmp_path: Path) -> None:
+async def test_symlink_opens_the_same_store(written: Path, tmp_path: Path) -> None:
     link = tmp_path / "elsewhere" / "link.db"
     link.parent.mkdir()
     link.symlink_to(written)
@@ -127,7 +127,7 @@ async def test_a_link_leads_to_the_same_store(written: Path, tmp_path: Path) -> 
     assert [file.name for file in link.parent.iterdir()] == ["link.db"]
 
 
-async def test_a_log_that_only_reads_writes_nothing(written: Path) -> None:
+async def test_reading_log_writes_nothing_to_the_store(written: Path) -> None:
     before = written.read_bytes()
     log = SqliteLog(written)
     assert data(await everything(log)) == [b"a", b"b"]
@@ -139,7 +139,7 @@ async def test_a_log_that_only_reads_writes_nothing(written: Path) -> None:
     assert rows(written, "SELECT count(*) FROM hosts") == [(0,)]
 
 
-async def test_a_folder_that_cannot_be_made_is_said_and_nothing_is_left_open(tmp_path: Path) -> None:
+async def test_open_raises_store_error_with_hint_when_folder_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError) as raised:
         SqliteLog(tmp_path / "file" / "store.db")
@@ -149,7 +149,7 @@ async def test_a_folder_that_cannot_be_made_is_said_and_nothing_is_left_open(tmp
 
 # -- other files -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["text", "other", "unmarked", "folder"])
-async def test_what_is_no_store_of_ours_is_refused_and_left_alone(path: Path, kind: str) -> None:
+async def test_open_refuses_foreign_file_and_leaves_it_alone(path: Path, kind: str) -> None:
     match kind:
         case "text":
             path.write_bytes(b"Dear diary, " * 1000)
@@ -167,14 +167,14 @@ async def test_what_is_no_store_of_ours_is_refused_and_left_alone(path: Path, ki
     assert before == (files(path) if kind != "folder" else {})
 
 
-async def test_an_empty_file_becomes_a_store(path: Path) -> None:
+async def test_open_turns_an_empty_file_into_a_store(path: Path) -> None:
     path.touch()
     log = SqliteLog(path)
     assert await log.claim("s", agent="claude") == 1
     await log.close()
 
 
-async def test_a_store_of_a_newer_banksman_is_refused_and_left_alone(written: Path) -> None:
+async def test_open_refuses_store_of_newer_banksman_and_leaves_it_alone(written: Path) -> None:
     change(written, f"PRAGMA user_version = {tables.SCHEMA + 1}")
     before = files(written)
     with pytest.raises(StoreTooNew, match="newer") as raised:
@@ -199,7 +199,7 @@ def older(written: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("open_umask")
-async def test_an_older_store_is_copied_then_migrated(older: Path) -> None:
+async def test_open_backs_up_then_migrates_an_older_store(older: Path) -> None:
     log = SqliteLog(older)
     assert data(await everything(log)) == [b"a", b"b"]
     await (await Writer.claim(log)).commit(b"c")
@@ -215,7 +215,7 @@ async def test_an_older_store_is_copied_then_migrated(older: Path) -> None:
     assert not list(older.parent.glob("*.bak?*"))
 
 
-async def test_a_copy_is_a_store_for_who_made_it(older: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_migration_backup_opens_with_the_older_version(older: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await SqliteLog(older).close()
     monkeypatch.setattr(tables, "SCHEMA", 1)
     with pytest.raises(StoreTooNew):
@@ -228,7 +228,7 @@ async def test_a_copy_is_a_store_for_who_made_it(older: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("why", ["sql", "bug"])
-async def test_a_migration_that_fails_leaves_the_store_as_it_was_and_the_copy(older: Path, why: str) -> None:
+async def test_failed_migration_leaves_the_store_and_the_backup(older: Path, why: str) -> None:
     works = tables.MIGRATIONS[1]
 
     def fails(connection: sqlite3.Connection) -> None:
@@ -290,7 +290,7 @@ def public() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("what", ["file", "folder", "live"])
-async def test_a_store_that_may_not_be_written_can_be_read(written: Path, public: Path, what: str) -> None:
+async def test_read_only_store_can_be_read(written: Path, public: Path, what: str) -> None:
     """By somebody without the right to: root has every right, so then it is done as nobody."""
     folder = public / "theirs"
     folder.mkdir()
@@ -319,7 +319,7 @@ async def test_a_store_that_may_not_be_written_can_be_read(written: Path, public
         await live.close()
 
 
-async def test_what_is_restored_may_begin_late_and_is_as_it_was(path: Path) -> None:
+async def test_restored_history_beginning_late_is_read_with_its_gap(path: Path) -> None:
     log = SqliteLog(path)
     await log.restore("s", name="n", agent="a", chunks=lambda: [chunk(5, b"a", b"b", epoch=3), chunk(7, b"c", epoch=4)])
     assert log.head("s") == Head(4, 7, 5)
@@ -329,7 +329,7 @@ async def test_what_is_restored_may_begin_late_and_is_as_it_was(path: Path) -> N
     await log.close()
 
 
-async def test_an_empty_file_that_was_there_is_made_private(tmp_path: Path) -> None:
+async def test_open_makes_an_existing_empty_file_private(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     path.touch(0o666)
     path.chmod(0o666)
@@ -340,7 +340,7 @@ async def test_an_empty_file_that_was_there_is_made_private(tmp_path: Path) -> N
     await log.close()
 
 
-async def test_a_store_that_others_may_read_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_open_warns_of_store_readable_by_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "store.db"
     await SqliteLog(path).close()
     path.chmod(0o644)
@@ -349,7 +349,7 @@ async def test_a_store_that_others_may_read_is_told_of(tmp_path: Path, caplog: p
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "/dev/null"])
-async def test_what_is_no_regular_file_is_no_store(tmp_path: Path, kind: str) -> None:
+async def test_open_refuses_path_that_is_no_regular_file(tmp_path: Path, kind: str) -> None:
     path = Path(kind) if kind.startswith("/") else tmp_path / "store.db"
     if kind == "fifo":
         os.mkfifo(path)

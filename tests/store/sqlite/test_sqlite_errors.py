@@ -97,7 +97,7 @@ def path(tmp_path: Path) -> Path:
 
 
 # -- no room ---------------------------------------------------------------------------------------------------------
-def test_a_store_that_may_not_grow_is_full(path: Path) -> None:
+def test_write_beyond_page_limit_raises_store_full(path: Path) -> None:
     with connected(path) as connection:
         connection.execute("PRAGMA max_page_count=40").fetchall()
         error = translated(path, "append to", lambda: connection.execute("INSERT INTO rows VALUES (zeroblob(1000000))"))
@@ -106,7 +106,7 @@ def test_a_store_that_may_not_grow_is_full(path: Path) -> None:
     assert error.ids["code"] == "SQLITE_FULL"
 
 
-def test_a_disk_that_fills_up_is_full_at_every_step(tmp_path: Path) -> None:
+def test_full_disk_raises_store_full_at_every_step(tmp_path: Path) -> None:
     """In the middle of the writes, at the making of a store, and at that of its index."""
     code = """
 import subprocess
@@ -135,7 +135,7 @@ attempt(small, "read", lambda: sqlite3.connect(small).execute("SELECT count(*) F
     assert [answer["code"] for answer in said] == ["SQLITE_FULL", "SQLITE_FULL", "ENOSPC", "SQLITE_IOERR_SHMSIZE"]
 
 
-def test_no_more_names_on_a_disk_is_full_too(tmp_path: Path) -> None:
+def test_disk_without_inodes_raises_store_full(tmp_path: Path) -> None:
     code = """
 import subprocess
 (folder,) = WORDS
@@ -146,7 +146,7 @@ attempt(f"{folder}/store", "open", lambda: store(f"{folder}/store"))
     assert (said["class"], said["code"]) == ("StoreFull", "SQLITE_CANTOPEN")
 
 
-def test_a_write_that_fails_with_room_on_the_disk_is_no_full_disk(tmp_path: Path) -> None:
+def test_file_size_limit_of_sqlite_write_is_not_reported_as_full_disk(tmp_path: Path) -> None:
     """The kernel refuses a file larger than the process may make."""
     code = """
 path = f"{WORDS[0]}/store"
@@ -163,7 +163,7 @@ with open(f"{WORDS[0]}/file", "wb") as file:
     assert (by_kernel["class"], by_kernel["code"]) == ("StoreFull", "EFBIG")
 
 
-def test_a_full_disk_of_the_kernels_own_word(path: Path) -> None:
+def test_enospc_from_kernel_raises_store_full(path: Path) -> None:
     """/dev/full is a disk without room that is always there."""
 
     def write() -> None:
@@ -174,14 +174,14 @@ def test_a_full_disk_of_the_kernels_own_word(path: Path) -> None:
 
 
 # -- no right --------------------------------------------------------------------------------------------------------
-def test_a_store_that_is_opened_for_reading_may_not_be_written(path: Path) -> None:
+def test_write_to_store_opened_read_only_raises_store_read_only(path: Path) -> None:
     with connected(Path(f"file:{path}?mode=ro"), uri=True) as connection:
         error = translated(path, "append to", lambda: connection.execute("DELETE FROM rows"))
     assert type(error) is StoreReadOnly
     assert error.hint == sqlite_errors.ALLOW_WRITING
 
 
-def test_who_lacks_the_right_is_told_so() -> None:
+def test_missing_permission_raises_store_read_only() -> None:
     """As another user than the owner: a file that may be read, a folder in which nothing may be made, one into which
     nobody may look."""
     folder = tempfile.mkdtemp()
@@ -211,7 +211,7 @@ attempt(f"{folder}/new", "lock", lambda: open(f"{folder}/new", "w"))
     assert said[2]["code"] == "EACCES"
 
 
-def test_a_disk_that_is_mounted_for_reading_only_is_said(tmp_path: Path) -> None:
+def test_read_only_mount_raises_store_read_only(tmp_path: Path) -> None:
     code = """
 import subprocess
 (folder,) = WORDS
@@ -227,7 +227,7 @@ attempt(f"{folder}/file", "write", lambda: open(f"{folder}/file", "w"))
     assert said[2]["code"] == "EROFS"
 
 
-def test_a_file_that_was_taken_away_is_not_called_a_matter_of_rights(path: Path) -> None:
+def test_moved_store_file_raises_store_read_only_with_moved_hint(path: Path) -> None:
     with connected(path) as connection:
         connection.execute("PRAGMA journal_mode=delete").fetchall()
         path.rename(path.with_name("elsewhere"))
@@ -237,7 +237,7 @@ def test_a_file_that_was_taken_away_is_not_called_a_matter_of_rights(path: Path)
 
 
 # -- others ----------------------------------------------------------------------------------------------------------
-def test_a_store_that_another_writes_is_busy(path: Path) -> None:
+def test_store_locked_by_another_writer_raises_store_busy(path: Path) -> None:
     with connected(path) as one, connected(path) as other:
         one.execute("BEGIN IMMEDIATE")
         error = translated(path, "append to", lambda: other.execute("BEGIN IMMEDIATE"))
@@ -251,7 +251,7 @@ def test_a_store_that_another_writes_is_busy(path: Path) -> None:
     assert (type(error), error.ids["code"]) == (StoreBusy, "SQLITE_BUSY_SNAPSHOT")
 
 
-def test_a_table_that_is_being_read_is_busy(path: Path) -> None:
+def test_table_being_read_raises_store_busy(path: Path) -> None:
     with connected(path) as connection:
         rows = connection.execute("SELECT * FROM rows")
         rows.fetchone()
@@ -260,20 +260,20 @@ def test_a_table_that_is_being_read_is_busy(path: Path) -> None:
     assert (type(error), error.ids["code"]) == (StoreBusy, "SQLITE_LOCKED")
 
 
-def test_a_file_that_is_locked_is_busy(path: Path) -> None:
+def test_locked_file_raises_store_busy(path: Path) -> None:
     error = translate(BlockingIOError(errno.EAGAIN, "locked"), str(path), "lock")
     assert type(error) is StoreBusy
 
 
 # -- what is in the file ---------------------------------------------------------------------------------------------
-def test_a_foreign_file_is_damage(path: Path) -> None:
+def test_foreign_file_raises_store_damaged(path: Path) -> None:
     path.write_bytes(b"not a store " * 1000)
     with connected(path) as connection:
         error = translated(path, "open", lambda: connection.execute("SELECT * FROM sqlite_schema").fetchall())
     assert (type(error), error.hint, error.ids["code"]) == (StoreDamaged, sqlite_errors.RESTORE, "SQLITE_NOTADB")
 
 
-def test_a_page_that_was_overwritten_is_damage(path: Path) -> None:
+def test_overwritten_page_raises_store_damaged(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[4096 : 2 * 4096] = b"\xff" * 4096
     path.write_bytes(data)
@@ -283,7 +283,7 @@ def test_a_page_that_was_overwritten_is_damage(path: Path) -> None:
 
 
 # -- the rest --------------------------------------------------------------------------------------------------------
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_folder_raises_store_error_with_make_folder_hint(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "store"
     for what in (lambda: sqlite3.connect(path), lambda: os.stat(path)):
         error = translated(path, "open", what)
@@ -292,13 +292,13 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert (type(error), error.hint) == (StoreError, sqlite_errors.MAKE_FOLDER)
 
 
-def test_too_many_open_files_are_no_fault_of_the_disk(path: Path) -> None:
+def test_too_many_open_files_raises_store_error_with_ulimit_hint(path: Path) -> None:
     error = translate(OSError(errno.EMFILE, "too many"), str(path), "open")
     assert type(error) is StoreError
     assert "ulimit -n" in error.hint
 
 
-def test_what_has_no_code_is_still_an_error_of_the_store(path: Path) -> None:
+def test_error_without_code_raises_store_error(path: Path) -> None:
     """Python's module raises some by itself; and a bare OSError has no number."""
     connection = sqlite3.connect(path)
     connection.close()

@@ -76,7 +76,7 @@ def change(path: Path, *statements: str) -> None:
 
 
 # -- committing ------------------------------------------------------------------------------------------------------
-async def test_what_waits_of_all_sessions_is_one_transaction_with_one_change_for_each(path: Path) -> None:
+async def test_group_commit_is_one_transaction_with_one_update_per_session(path: Path) -> None:
     log = SqliteLog(path)
     writers = [await Writer.claim(log, name) for name in "abc"]
     said: list[str] = []
@@ -99,7 +99,7 @@ async def test_what_waits_of_all_sessions_is_one_transaction_with_one_change_for
     await log.close()
 
 
-async def test_if_the_transaction_fails_all_of_it_fails_and_what_is_behind_until_it_was_told(path: Path) -> None:
+async def test_failed_transaction_fails_its_whole_group_until_answered(path: Path) -> None:
     log = SqliteLog(path)
     one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
     await one.commit(b"a")
@@ -123,7 +123,7 @@ async def test_if_the_transaction_fails_all_of_it_fails_and_what_is_behind_until
     await log.close()
 
 
-async def test_what_is_behind_a_transaction_that_failed_is_refused_though_it_could_be_written(path: Path) -> None:
+async def test_append_behind_a_failed_transaction_is_refused_though_it_would_fit(path: Path) -> None:
     log = SqliteLog(path)
     writer = await Writer.claim(log)
     await writer.commit(b"a")
@@ -148,7 +148,7 @@ async def test_what_is_behind_a_transaction_that_failed_is_refused_though_it_cou
     await log.close()
 
 
-async def test_who_holds_the_file_longer_than_we_wait_is_busy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_append_raises_store_busy_when_write_lock_is_held(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_file, "BUSY_SECONDS_MAX", 0.05)
     log = SqliteLog(path)
     writer = await Writer.claim(log)
@@ -169,7 +169,7 @@ async def test_who_holds_the_file_longer_than_we_wait_is_busy(path: Path, monkey
     await log.close()
 
 
-async def test_a_claim_that_is_cancelled_has_claimed_nothing(path: Path) -> None:
+async def test_cancelled_claim_leaves_session_unowned(path: Path) -> None:
     log, other = SqliteLog(path), SqliteLog(path)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as holder:
         holder.execute("BEGIN IMMEDIATE")
@@ -187,7 +187,7 @@ async def test_a_claim_that_is_cancelled_has_claimed_nothing(path: Path) -> None
     await asyncio.gather(log.close(), other.close())
 
 
-async def test_an_error_of_who_restores_is_its_own_and_leaves_nothing(path: Path) -> None:
+async def test_restore_propagates_callers_error_and_leaves_nothing(path: Path) -> None:
     log = SqliteLog(path)
 
     def chunks() -> Iterator[Chunk]:
@@ -204,7 +204,7 @@ async def test_an_error_of_who_restores_is_its_own_and_leaves_nothing(path: Path
 
 
 # -- what is kept ----------------------------------------------------------------------------------------------------
-async def test_what_is_kept_fits_to_the_byte_and_goes_no_further_than_the_snapshot(path: Path) -> None:
+async def test_retention_by_bytes_is_exact_and_stops_at_the_snapshot(path: Path) -> None:
     probe = SqliteLog(path)
     writer = await Writer.claim(probe)
     await writer.commit(b"." * 1000)
@@ -231,7 +231,7 @@ async def test_what_is_kept_fits_to_the_byte_and_goes_no_further_than_the_snapsh
     await log.close()
 
 
-async def test_what_is_too_old_goes_and_the_newest_never(path: Path) -> None:
+async def test_retention_by_age_drops_old_chunks_but_never_the_newest(path: Path) -> None:
     log = SqliteLog(path, seconds_max=3600)
     writer = await Writer.claim(log)
     for age in (7300, 3700, 3500, 10):
@@ -245,7 +245,7 @@ async def test_what_is_too_old_goes_and_the_newest_never(path: Path) -> None:
     await log.close()
 
 
-async def test_a_deleted_history_is_gone_from_the_files(path: Path) -> None:
+async def test_deleted_history_is_erased_from_the_files(path: Path) -> None:
     log = SqliteLog(path)
     writer = await Writer.claim(log)
     secret = b"the secret of the deleted one"
@@ -264,7 +264,7 @@ async def test_a_deleted_history_is_gone_from_the_files(path: Path) -> None:
     assert found() == []
 
 
-async def test_no_position_is_given_twice_when_the_newest_is_deleted(path: Path) -> None:
+async def test_position_is_never_reused_when_newest_session_is_deleted(path: Path) -> None:
     log = SqliteLog(path)
     await (await Writer.claim(log, "a")).commit(b"a")
     await (await Writer.claim(log, "b")).commit(b"b")
@@ -279,7 +279,7 @@ async def test_no_position_is_given_twice_when_the_newest_is_deleted(path: Path)
     await log.close()
 
 
-async def test_after_a_restart_of_the_machine_no_position_is_given_again(path: Path) -> None:
+async def test_position_is_never_reused_after_machine_restart(path: Path) -> None:
     """What was lost by a power cut had positions, and readers may have them."""
     log = SqliteLog(path)
     await (await Writer.claim(log)).commit(b"a")
@@ -299,7 +299,7 @@ async def test_after_a_restart_of_the_machine_no_position_is_given_again(path: P
 
 # -- damage ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("where", ["blob", "type", "null", "epoch", "length"])
-async def test_a_changed_byte_of_a_chunk_is_told_with_the_events_that_it_takes(path: Path, where: str) -> None:
+async def test_read_raises_damage_with_lost_range_when_a_chunk_byte_changed(path: Path, where: str) -> None:
     log = SqliteLog(path)
     writer = await Writer.claim(log)
     for number in range(3):
@@ -383,9 +383,7 @@ async def told_of_many(
 
 @pytest.mark.parametrize("limit", [1, 2, 1000])
 @pytest.mark.parametrize("how", ["missing", "damaged"])
-async def test_reader_of_all_sessions_is_told_a_damaged_part_as_a_gap_and_goes_on(
-    path: Path, how: str, limit: int
-) -> None:
+async def test_read_many_reports_damaged_chunk_as_gap_and_continues(path: Path, how: str, limit: int) -> None:
     log = SqliteLog(path)
     writer, other = await Writer.claim(log), await Writer.claim(log, "other")
     for number in range(3):
@@ -402,7 +400,7 @@ async def test_reader_of_all_sessions_is_told_a_damaged_part_as_a_gap_and_goes_o
     await log.close()
 
 
-async def test_reader_of_all_sessions_that_resumes_before_a_lost_end_is_told_of_it(path: Path) -> None:
+async def test_read_many_resumed_before_a_lost_end_reports_its_gap(path: Path) -> None:
     log = SqliteLog(path)
     writer, other = await Writer.claim(log), await Writer.claim(log, "other")
     await writer.commit(b"a", b"b")
@@ -423,7 +421,7 @@ async def test_reader_of_all_sessions_that_resumes_before_a_lost_end_is_told_of_
     await log.close()
 
 
-async def test_reader_of_all_sessions_is_told_a_damaged_chunk_before_a_lost_end_as_one_gap(path: Path) -> None:
+async def test_read_many_reports_damaged_chunk_before_lost_end_as_one_gap(path: Path) -> None:
     log = SqliteLog(path)
     writer = await Writer.claim(log)
     for number in range(4):
@@ -459,7 +457,7 @@ async def test_read_raises_damage_when_every_chunk_is_missing(path: Path, has_ot
     await log.close()
 
 
-async def test_reader_of_all_sessions_beside_appends_and_retention_is_told_no_gap_that_is_none(path: Path) -> None:
+async def test_read_many_reports_no_false_gap_beside_appends_and_retention(path: Path) -> None:
     log, other = SqliteLog(path, bytes_max=2000), SqliteLog(path)
     writers = [await Writer.claim(log, f"s{number}") for number in range(3)]
     gaps: dict[str, int] = {}
@@ -487,7 +485,7 @@ async def test_reader_of_all_sessions_beside_appends_and_retention_is_told_no_ga
     await asyncio.gather(log.close(), other.close())
 
 
-async def test_read_raises_damage_when_the_row_of_a_session_is_behind_its_chunks(path: Path) -> None:
+async def test_read_raises_damage_when_session_row_is_behind_its_chunks(path: Path) -> None:
     log = SqliteLog(path)
     writer = await Writer.claim(log)
     await writer.commit(b"a", b"b", snapshot=b"at 2")
@@ -509,7 +507,7 @@ async def test_read_raises_damage_when_the_row_of_a_session_is_behind_its_chunks
     await log.close()
 
 
-async def test_a_damaged_snapshot_is_not_given(path: Path) -> None:
+async def test_damaged_snapshot_raises_store_damaged(path: Path) -> None:
     log = SqliteLog(path)
     await (await Writer.claim(log)).commit(b"a", snapshot=b"at 1")
     await log.close()
@@ -521,7 +519,7 @@ async def test_a_damaged_snapshot_is_not_given(path: Path) -> None:
 
 
 # -- following -------------------------------------------------------------------------------------------------------
-async def test_who_follows_what_is_written_here_reads_no_disk_and_nobody_polls(path: Path) -> None:
+async def test_follower_of_local_writes_reads_no_disk_and_does_not_poll(path: Path) -> None:
     log = SqliteLog(path)
     writer = await Writer.claim(log)
     reader = asyncio.ensure_future(follow(log, 30))
@@ -540,7 +538,7 @@ async def test_who_follows_what_is_written_here_reads_no_disk_and_nobody_polls(p
     await log.close()
 
 
-async def test_what_is_kept_in_memory_has_a_bound_for_all_sessions_together(path: Path) -> None:
+async def test_recent_chunks_bound_memory_across_all_sessions(path: Path) -> None:
     log = SqliteLog(path)
     recent = log._recent  # pyright: ignore[reportPrivateUsage]
     recent._bytes_max = 50_000  # pyright: ignore[reportPrivateUsage]
@@ -564,7 +562,7 @@ async def test_what_is_kept_in_memory_has_a_bound_for_all_sessions_together(path
     await log.close()
 
 
-async def test_who_waits_on_what_was_ours_hears_of_the_next_owner(path: Path) -> None:
+async def test_wait_on_released_session_ends_with_next_owners_commit(path: Path) -> None:
     """Its wait began when only we could write, and so nobody looked at what others do."""
     here, there = SqliteLog(path), SqliteLog(path)
     writer = await Writer.claim(here)
@@ -578,7 +576,7 @@ async def test_who_waits_on_what_was_ours_hears_of_the_next_owner(path: Path) ->
     await asyncio.gather(here.close(), there.close())
 
 
-async def test_who_waits_on_what_another_host_deletes_is_told(path: Path) -> None:
+async def test_wait_fails_when_another_host_deletes_the_session(path: Path) -> None:
     here, there = SqliteLog(path), SqliteLog(path)
     await (await Writer.claim(there)).commit(b"a")
     waits = [asyncio.ensure_future(here.wait_past(session, 1)) for session in ("s", "never claimed")]
@@ -592,7 +590,7 @@ async def test_who_waits_on_what_another_host_deletes_is_told(path: Path) -> Non
     await asyncio.gather(here.close(), there.close())
 
 
-def test_an_interrupt_inside_an_answer_does_not_cost_the_others_theirs(path: Path) -> None:
+def test_keyboard_interrupt_in_one_answer_does_not_lose_the_others(path: Path) -> None:
     loop = asyncio.new_event_loop()
     answers = Answers()
 

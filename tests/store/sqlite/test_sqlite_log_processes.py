@@ -76,7 +76,7 @@ def ended(process: subprocess.Popen[str], seconds: float = 30) -> int:
 
 
 @pytest.mark.thorough
-def test_of_several_processes_that_claim_at_once_one_wins_each_time(path: Path) -> None:
+def test_concurrent_claims_from_processes_have_one_winner(path: Path) -> None:
     rounds = 20
     # None of them finds the store made: they race for that too.
     racers = [start(RACER, str(path), str(rounds)) for _ in range(4)]
@@ -106,7 +106,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-async def test_what_a_process_had_is_free_at_the_instant_of_its_death(path: Path) -> None:
+async def test_session_of_dead_process_is_claimable_at_once(path: Path) -> None:
     holder = start(HOLDER, str(path))
     epoch = int(said(holder))
     log = SqliteLog(path)
@@ -160,7 +160,7 @@ if sys.argv[2] == "collected":
 
 
 @pytest.mark.parametrize("how", ["exit", "collected", "fork"])
-async def test_a_program_that_never_closes_ends_all_the_same(path: Path, how: str) -> None:
+async def test_program_that_never_closes_its_log_still_exits(path: Path, how: str) -> None:
     assert ended(start(UNCLOSED, str(path), how)) == 0
     log = SqliteLog(path)
     assert data(await everything(log))[:1] == [b"a"]

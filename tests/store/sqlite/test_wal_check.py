@@ -138,7 +138,7 @@ LOSSES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_log_that_lost_a_commit_is_damage(left: Path, loss: str) -> None:
+def test_wal_that_lost_a_commit_raises_store_damaged(left: Path, loss: str) -> None:
     LOSSES[loss](log_of(left))
     with pytest.raises(StoreDamaged, match="has lost its end") as caught:
         check_tail(str(left))
@@ -157,7 +157,7 @@ def test_a_log_that_lost_a_commit_is_damage(left: Path, loss: str) -> None:
 
 @pytest.mark.parametrize("loss", [cut_to(0), os.unlink], ids=["empty", "missing"])
 @pytest.mark.parametrize("has_index", [True, False])
-def test_store_that_is_empty_beside_its_log_is_damage(
+def test_empty_store_beside_its_wal_raises_store_damaged(
     left: Path, loss: Callable[[Path], None], has_index: bool
 ) -> None:
     loss(left)
@@ -177,7 +177,7 @@ def test_store_that_is_empty_beside_its_log_is_damage(
     assert not log_of(left).exists()
 
 
-def test_store_that_is_empty_without_a_log_passes(path: Path) -> None:
+def test_empty_store_without_a_wal_passes(path: Path) -> None:
     check_file(str(path))
     path.touch()
     check_file(str(path))
@@ -185,13 +185,13 @@ def test_store_that_is_empty_without_a_log_passes(path: Path) -> None:
     check_file(str(path))
 
 
-def test_a_log_as_the_writer_left_it_passes(left: Path) -> None:
+def test_wal_as_the_writer_left_it_passes(left: Path) -> None:
     check_tail(str(left))
     check_tail(str(left), is_synced=True)
     assert rows_in(left) == 10
 
 
-def test_through_a_symlink_the_same_files_are_looked_at(left: Path, tmp_path: Path) -> None:
+def test_wal_check_follows_a_symlinked_store(left: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(left)
     cut(1)(log_of(left))
     with pytest.raises(StoreDamaged):
@@ -199,7 +199,7 @@ def test_through_a_symlink_the_same_files_are_looked_at(left: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("extra", [b"\0" * 2 * FRAME, os.urandom(3 * FRAME), os.urandom(17)], ids=len)
-def test_what_follows_the_last_commit_is_nobodys_loss(left: Path, extra: bytes) -> None:
+def test_wal_check_ignores_bytes_behind_the_last_commit(left: Path, extra: bytes) -> None:
     """A transaction that was cut off, frames of an older generation, a file system's padding."""
     with open(log_of(left), "ab") as file:
         file.write(extra)
@@ -207,7 +207,7 @@ def test_what_follows_the_last_commit_is_nobodys_loss(left: Path, extra: bytes) 
     assert rows_in(left) == 10
 
 
-def test_a_transaction_that_was_never_committed_is_nobodys_loss(path: Path) -> None:
+def test_wal_check_ignores_an_uncommitted_transaction(path: Path) -> None:
     """It has spilled into the log (the cache is small), and its writer died in it."""
     code = "insert(10)\nconnection.execute('BEGIN')\ninsert(200)"
     killed_writer(path, 0, "cache_size=2", code=code)
@@ -216,7 +216,7 @@ def test_a_transaction_that_was_never_committed_is_nobodys_loss(path: Path) -> N
     assert rows_in(path) == 10
 
 
-def test_a_log_that_began_anew_over_an_older_one_passes_until_it_is_cut(path: Path) -> None:
+def test_restarted_wal_passes_until_it_is_cut(path: Path) -> None:
     """The frames behind the last commit are whole, but of the generation before: they must not count."""
     code = "insert(50)\nconnection.execute('PRAGMA wal_checkpoint(RESTART)').fetchall()\ninsert(3)"
     killed_writer(path, 0, code=code)
@@ -233,7 +233,7 @@ def test_a_log_that_began_anew_over_an_older_one_passes_until_it_is_cut(path: Pa
     assert (caught.value.ids["frames"], caught.value.ids["whole"]) == (own, own - 1)
 
 
-def test_where_all_was_folded_back_a_missing_log_is_no_loss_but_a_cut_one_is_damage(path: Path) -> None:
+def test_checkpointed_wal_may_be_missing_but_a_cut_one_is_damage(path: Path) -> None:
     """Of what is left of the log, SQLite would take pages older than those that the store has."""
     code = "insert(10)\nconnection.execute('PRAGMA wal_checkpoint(PASSIVE)').fetchall()"
     killed_writer(path, 0, code=code)
@@ -251,7 +251,7 @@ def test_where_all_was_folded_back_a_missing_log_is_no_loss_but_a_cut_one_is_dam
     assert rows_in(path) == 10
 
 
-def test_the_hint_is_one_that_works(path: Path, tmp_path: Path) -> None:
+def test_wal_damage_hint_recovers_a_sound_store(path: Path, tmp_path: Path) -> None:
     """Half of the log is folded back. Cut behind that place, it still leads to a sound store with each commit up to
     some; cut before it, the store's own pages are of several times and nothing is promised."""
     code = """
@@ -283,7 +283,7 @@ connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
                 assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def test_without_an_index_there_is_no_witness(left: Path) -> None:
+def test_wal_check_passes_without_an_index(left: Path) -> None:
     cut(FRAME)(log_of(left))
     kept = index_of(left).read_bytes()
     for index in (b"", kept[:135], bytes(len(kept))):
@@ -293,7 +293,7 @@ def test_without_an_index_there_is_no_witness(left: Path) -> None:
     check_tail(str(left))
 
 
-def test_one_whole_copy_in_the_index_is_enough(left: Path) -> None:
+def test_wal_check_needs_only_one_whole_copy_in_the_index(left: Path) -> None:
     """Its writer was killed between the two, or in one of them."""
     cut(FRAME)(log_of(left))
     kept = index_of(left).read_bytes()
@@ -308,7 +308,7 @@ def test_one_whole_copy_in_the_index_is_enough(left: Path) -> None:
     check_tail(str(left))
 
 
-def test_an_index_from_before_the_machine_was_started_is_believed_only_if_commits_were_synced(left: Path) -> None:
+def test_wal_index_from_before_boot_is_trusted_only_if_commits_were_synced(left: Path) -> None:
     cut(FRAME)(log_of(left))
     before = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) - 1
     os.utime(index_of(left), (before, before))
@@ -320,12 +320,12 @@ def test_an_index_from_before_the_machine_was_started_is_believed_only_if_commit
         check_tail(str(left))
 
 
-def test_nothing_is_there_in_a_new_store(path: Path) -> None:
+def test_wal_check_of_new_store_makes_no_file(path: Path) -> None:
     check_tail(str(path))
     assert os.listdir(path.parent) == []
 
 
-def test_while_another_process_has_it_open_its_index_lives(left: Path) -> None:
+def test_wal_check_passes_while_another_process_has_the_store_open(left: Path) -> None:
     """And cannot be judged from outside: it may be at work on it in this very moment."""
     code = "insert(1)\nos.write(1, b'open\\n')\nos.read(0, 1)"
     argv = [sys.executable, "-c", _WRITER + code, str(left), "0"]
@@ -343,7 +343,7 @@ def test_while_another_process_has_it_open_its_index_lives(left: Path) -> None:
         check_tail(str(left))
 
 
-def test_while_this_process_has_it_open_nothing_is_opened_and_no_lock_is_lost(left: Path) -> None:
+def test_wal_check_opens_no_file_and_drops_no_lock_of_its_own_process(left: Path) -> None:
     """The control is a close of the index in the same process: it drops the locks that keep others out."""
     is_locked_outside = (
         "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None)\n"
@@ -367,7 +367,7 @@ def test_while_this_process_has_it_open_nothing_is_opened_and_no_lock_is_lost(le
         assert seen_from_outside() == "free"
 
 
-def test_the_check_waits_for_the_last_log_of_this_process(left: Path) -> None:
+def test_wal_check_waits_until_this_process_closed_its_last_log(left: Path) -> None:
     cut(FRAME)(log_of(left))
     opened(str(left))
     opened(str(left))
@@ -381,7 +381,7 @@ def test_the_check_waits_for_the_last_log_of_this_process(left: Path) -> None:
         closed(str(left))
 
 
-def test_in_a_long_log_each_frame_is_seen_and_the_newest_are_verified(path: Path) -> None:
+def test_wal_check_of_long_wal_sees_each_frame_and_verifies_the_newest(path: Path) -> None:
     """Past the bound a frame of another generation or of zeros is noticed, and a changed byte is not: it is stated."""
     killed_writer(path, 600)
     frames = (os.path.getsize(log_of(path)) - LOG_HEADER) // FRAME
@@ -409,7 +409,7 @@ def test_in_a_long_log_each_frame_is_seen_and_the_newest_are_verified(path: Path
     check_tail(str(path))
 
 
-def test_a_log_that_went_another_way_from_the_same_beginning_is_damage(left: Path, tmp_path: Path) -> None:
+def test_wal_diverged_from_its_index_raises_store_damaged(left: Path, tmp_path: Path) -> None:
     """Whole in itself, as many frames, of the same generation: only the index knows that it is not the one."""
     other = tmp_path / "other"
     for suffix in ("", "-wal", "-shm"):
@@ -424,7 +424,7 @@ def test_a_log_that_went_another_way_from_the_same_beginning_is_damage(left: Pat
 
 
 @pytest.mark.parametrize("page_bytes", [512, 8192, 65536])
-def test_pages_of_other_sizes_are_read(path: Path, page_bytes: int) -> None:
+def test_wal_check_reads_other_page_sizes(path: Path, page_bytes: int) -> None:
     killed_writer(path, 5, f"page_size={page_bytes}")
     check_tail(str(path))
     assert (os.path.getsize(log_of(path)) - LOG_HEADER) % (24 + page_bytes) == 0
@@ -433,7 +433,7 @@ def test_pages_of_other_sizes_are_read(path: Path, page_bytes: int) -> None:
         check_tail(str(path))
 
 
-def test_a_log_in_the_order_of_another_machine_is_read(left: Path) -> None:
+def test_wal_check_reads_big_endian_checksums(left: Path) -> None:
     """Its checksums are sums of words in that machine's order, as a bit in its first word says. Such a log has an index
     of that machine too, so here the index is told the new sum."""
     data = bytearray(log_of(left).read_bytes())

@@ -53,7 +53,7 @@ def gathered(path: Path) -> Generator[None]:
 
 
 @pytest.mark.parametrize("culprit", ["seq", "epoch", "time", "id"])
-async def test_what_cannot_be_written_fails_alone(path: Path, culprit: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unwritable_operation_fails_alone(path: Path, culprit: str, caplog: pytest.LogCaptureFixture) -> None:
     log = SqliteLog(path)
     names = ("first", "fine", "refused", "also fine", "bad")
     first, fine, refused, also_fine, bad = [await Writer.claim(log, name) for name in names]
@@ -95,7 +95,7 @@ async def test_what_cannot_be_written_fails_alone(path: Path, culprit: str, capl
     await log.close()
 
 
-async def test_what_was_called_behind_what_could_not_be_written_is_refused_until_it_was_told(path: Path) -> None:
+async def test_operations_behind_an_unwritable_append_are_refused_until_answered(path: Path) -> None:
     log = SqliteLog(path)
     first, bad = await Writer.claim(log, "first"), await Writer.claim(log, "bad")
     with gathered(path):
@@ -111,7 +111,7 @@ async def test_what_was_called_behind_what_could_not_be_written_is_refused_until
     await log.close()
 
 
-async def test_what_is_behind_a_lease_that_failed_by_the_store_is_refused_until_it_was_told(path: Path) -> None:
+async def test_operations_behind_a_lease_failed_by_the_store_are_refused_until_answered(path: Path) -> None:
     """Its writer begins anew from what was committed before the failure, and must not find more there."""
     log = SqliteLog(path)
     writer, other = await Writer.claim(log), await Writer.claim(log, "other")
@@ -141,7 +141,7 @@ async def test_what_is_behind_a_lease_that_failed_by_the_store_is_refused_until_
     await log.close()
 
 
-async def test_what_is_behind_a_lease_that_was_refused_is_done(path: Path) -> None:
+async def test_append_behind_a_refused_lease_is_committed(path: Path) -> None:
     log = SqliteLog(path)
     first, holder, writer = [await Writer.claim(log, name) for name in ("first", "holder", "writer")]
     assert await holder.take("claude:x") is None
@@ -156,7 +156,7 @@ async def test_what_is_behind_a_lease_that_was_refused_is_done(path: Path) -> No
 
 @pytest.mark.parametrize("compiled", ["OFF", "NORMAL", "FULL"])
 @pytest.mark.parametrize(("level", "synced"), [("normal", [2, 1, 2, 1]), ("full", [2, 2, 2, 2])])
-async def test_what_is_synced_does_not_rest_on_how_sqlite_was_compiled(
+async def test_synchronous_level_is_set_regardless_of_sqlite_build_default(
     path: Path, monkeypatch: pytest.MonkeyPatch, level: str, synced: list[int], compiled: str
 ) -> None:
     connect = sqlite3.connect

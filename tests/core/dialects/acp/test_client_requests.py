@@ -27,7 +27,7 @@ from banksman.core.wire.pending_requests import THEIRS_MAX
 
 
 # -- what the agent asks ---------------------------------------------------------------------------------------------
-def test_a_question_has_all_that_was_said_about_it() -> None:
+def test_permission_request_becomes_question_with_all_details() -> None:
     asked = permission(ready(), id="uuid")
     assert (asked.request, asked.wants, asked.tool) == ('"uuid"', RequestPurpose.PERMISSION, "execute")
     assert asked.subtype == "session/request_permission"
@@ -56,7 +56,7 @@ def test_a_question_has_all_that_was_said_about_it() -> None:
         (Decision(allows=False, option="gone"), "all", "no"),
     ],
 )
-def test_a_decision_is_the_nearest_option(decision: Decision, kinds: str, expected: str | None) -> None:
+def test_decision_selects_nearest_option(decision: Decision, kinds: str, expected: str | None) -> None:
     talk = ready()
     options = [option for option in ALL if kinds in ("all", option["kind"])]
     asked = permission(talk, 0, options)
@@ -65,7 +65,7 @@ def test_a_decision_is_the_nearest_option(decision: Decision, kinds: str, expect
     assert talk.told() == {"jsonrpc": "2.0", "id": 0, "result": {"outcome": outcome}}
 
 
-def test_what_was_changed_never_runs_as_it_was() -> None:
+def test_allow_with_updated_input_is_never_sent() -> None:
     talk = ready()
     asked = permission(talk)
     with pytest.raises(AssertionError):
@@ -74,7 +74,7 @@ def test_what_was_changed_never_runs_as_it_was() -> None:
 
 @pytest.mark.parametrize("id", [1.5, True, [], {"a": 1}, 1 << 70, "x" * 10_000], ids=repr)
 @pytest.mark.parametrize("is_batch", [False, True])
-def test_a_request_under_what_is_no_id_is_told_so(id: Any, is_batch: bool) -> None:
+def test_request_with_invalid_id_is_answered_under_null_id(id: Any, is_batch: bool) -> None:
     talk = ready()
     call: dict[str, Any] = {"jsonrpc": "2.0", "id": id, "method": "fs/read_text_file"}
     assert talk.hears([call, 5] if is_batch else call)[0] == Noise()
@@ -82,7 +82,7 @@ def test_a_request_under_what_is_no_id_is_told_so(id: Any, is_batch: bool) -> No
     assert (error["id"], error["error"]["code"]) == (None, jsonrpc.INVALID_REQUEST)
 
 
-def test_each_request_is_answered_once_and_under_its_own_id() -> None:
+def test_request_is_answered_once_under_its_own_id() -> None:
     talk = ready()
     number, text = permission(talk, 0), permission(talk, "0")
     assert (number.request, text.request) == ("0", '"0"')
@@ -102,13 +102,13 @@ def test_each_request_is_answered_once_and_under_its_own_id() -> None:
     assert permission(talk, 0).request == "0"
 
 
-def test_the_same_question_twice_is_one() -> None:
+def test_repeated_request_id_is_noise() -> None:
     talk = ready()
     permission(talk, 3)
     assert talk.hears({"id": 3, "method": "session/request_permission", "params": {}}) == [Noise()]
 
 
-def test_ids_of_theirs_and_ours_do_not_meet() -> None:
+def test_request_ids_of_agent_and_client_are_separate() -> None:
     talk = ready()
     id = talk.prompts()["id"]
     asked = permission(talk, id)
@@ -117,7 +117,7 @@ def test_ids_of_theirs_and_ours_do_not_meet() -> None:
     assert talk.over(id).refs == ("p1",)
 
 
-def test_a_denial_may_end_the_turn() -> None:
+def test_denial_with_interrupt_cancels_turn() -> None:
     talk = ready(quirks=Quirks(cancel_may_say=("end_turn",)))
     id = talk.prompts()["id"]
     asked = permission(talk)
@@ -128,7 +128,7 @@ def test_a_denial_may_end_the_turn() -> None:
     assert talk.over(id).is_aborted
 
 
-def test_a_request_that_is_withdrawn_is_answered_so() -> None:
+def test_withdrawn_request_is_answered_as_cancelled() -> None:
     talk = ready()
     asked = permission(talk, 7)
     withdraw = {"method": "$/cancel_request", "params": {"requestId": 7}}
@@ -142,7 +142,7 @@ def test_a_request_that_is_withdrawn_is_answered_so() -> None:
     "method",
     ["fs/read_text_file", "fs/write_text_file", "terminal/create", "terminal/output", "terminal/release"],
 )
-def test_files_and_terminals_are_asked_of_the_workspace(method: str) -> None:
+def test_file_and_terminal_requests_go_to_workspace(method: str) -> None:
     talk = ready()
     params = {"sessionId": SESSION, "path": "/srv/ws/a"}
     tools = {"terminal/create": "execute", "fs/write_text_file": "edit", "fs/read_text_file": "read"}
@@ -161,7 +161,7 @@ def test_files_and_terminals_are_asked_of_the_workspace(method: str) -> None:
     assert ready(quirks=Quirks(serves=())).hears(call) == [Requested("5", RequestPurpose.UNKNOWN, method)]
 
 
-def test_what_the_user_enters() -> None:
+def test_elicitation_form_is_asked_and_answered() -> None:
     talk = ready()
     params = {"sessionId": SESSION, "mode": "form", "message": "Which?", "requestedSchema": {"type": "object"}}
     call = {"id": 1, "method": "elicitation/create", "params": params}
@@ -182,7 +182,7 @@ def test_what_the_user_enters() -> None:
 
 
 @pytest.mark.parametrize("method", ["no/such", "_vendor/ask", "fs", "session/update", ""])
-def test_what_nobody_knows_is_refused_and_answered(method: str) -> None:
+def test_unknown_request_is_refused(method: str) -> None:
     talk = ready()
     update = {"sessionId": SESSION, "update": {"sessionUpdate": "agent_message_chunk"}}
     [asked] = talk.hears({"id": 1, "method": method, "params": update})
@@ -192,7 +192,7 @@ def test_what_nobody_knows_is_refused_and_answered(method: str) -> None:
     assert talk.told()["error"] == {"code": -32601, "message": "unknown"}
 
 
-def test_more_requests_than_there_is_room_for_are_refused_at_once() -> None:
+def test_requests_beyond_maximum_are_refused_at_once() -> None:
     talk = ready()
     for id in range(THEIRS_MAX):
         assert len(talk.hears({"id": id, "method": "fs/read_text_file", "params": {}})) == 1
@@ -202,7 +202,7 @@ def test_more_requests_than_there_is_room_for_are_refused_at_once() -> None:
 
 
 # -- lines that are no ordinary ones ---------------------------------------------------------------------------------
-def test_a_batch_is_taken_apart() -> None:
+def test_batch_is_split_into_messages() -> None:
     talk = ready()
     id = talk.prompts()["id"]
     over = {"id": id, "result": {"stopReason": "end_turn"}}
@@ -216,7 +216,7 @@ def test_a_batch_is_taken_apart() -> None:
 
 
 @pytest.mark.parametrize("code", [-32700, -32600])
-def test_a_prompt_that_the_agent_could_not_read_is_over(code: int) -> None:
+def test_parse_error_reply_ends_only_prompt(code: int) -> None:
     talk = ready()
     talk.prompts()
     [over] = talk.hears({"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": "Parse error"}})
@@ -224,7 +224,7 @@ def test_a_prompt_that_the_agent_could_not_read_is_over(code: int) -> None:
     assert (over.refs, over.is_error) == (("p1",), True)
 
 
-def test_an_error_about_some_line_is_no_end_where_it_may_be_about_another() -> None:
+def test_parse_error_reply_is_noise_when_it_may_concern_another_line() -> None:
     error = {"jsonrpc": "2.0", "error": {"code": -32700, "message": "Parse error"}}
     assert ready().hears(error) == [Noise()]
     talk = ready()
@@ -235,7 +235,7 @@ def test_an_error_about_some_line_is_no_end_where_it_may_be_about_another() -> N
     assert talk.over(id).refs == ("p1",)
 
 
-def test_an_answer_too_long_to_keep_is_the_end_of_its_turn() -> None:
+def test_oversized_answer_ends_its_turn() -> None:
     def heard(head: bytes, tail: bytes) -> list[Meaning]:
         talk = ready()
         assert talk.prompts()["id"] == 3
@@ -260,7 +260,7 @@ def test_an_answer_too_long_to_keep_is_the_end_of_its_turn() -> None:
     assert heard(long, b'xx"}},"id":99}') == [Noise()]
 
 
-def test_a_request_too_long_to_keep_is_answered_no() -> None:
+def test_oversized_request_is_refused() -> None:
     talk = ready()
     head = b'{"id":1,"method":"session/request_permission","params":{"toolCall":{"content":"' + b"x" * 1000
     meaning = talk.dialect.read_head(head, b'x"}}}')
@@ -273,7 +273,7 @@ def test_a_request_too_long_to_keep_is_answered_no() -> None:
     assert talk.told()["error"]["code"] == -32603
 
 
-def test_the_end_of_a_tool_with_much_output_is_known_by_its_head() -> None:
+def test_tool_end_is_known_from_head_of_oversized_update() -> None:
     talk = ready()
     update = b'{"method":"session/update","params":{"sessionId":"s-1","update":{"sessionUpdate":"tool_call_update",'
     head = update + b'"toolCallId":"t","status":"completed","content":[{"text":"' + b"x" * 1000
@@ -282,7 +282,7 @@ def test_the_end_of_a_tool_with_much_output_is_known_by_its_head() -> None:
     assert talk.take(talk.protocol.hear(meaning)) == [ToolEnded(("t",))]
 
 
-def test_a_boundary_with_half_an_emoji_or_a_depth_that_no_decoder_takes_is_a_boundary() -> None:
+def test_boundary_with_undecodable_part_is_still_a_boundary() -> None:
     for extra in (rb'"\ud83d"', b"[" * 5000 + b"]" * 5000, b"1e999999", b'"\xff"'):
         talk = ready()
         assert talk.prompts()["id"] == 3
@@ -296,7 +296,7 @@ def test_a_boundary_with_half_an_emoji_or_a_depth_that_no_decoder_takes_is_a_bou
         assert isinstance(over, TurnOver), extra[:20]
 
 
-def test_reading_never_costs_more_than_its_line() -> None:
+def test_read_cost_is_bounded_by_its_line() -> None:
     """Ten thousand open brackets, and ten thousand messages in one line."""
     dialect = Acp()
     assert dialect.read(b"[" * 10_000) == Noise()

@@ -14,7 +14,7 @@ from banksman.core.dialects.meaning import Forgot, Noise, Replied
 
 
 # -- the handshake ---------------------------------------------------------------------------------------------------
-def test_who_speaks_is_told_and_what_we_serve() -> None:
+def test_handshake_names_client_and_its_capabilities() -> None:
     talk = Talk()
     talk.take(talk.protocol.handshake("hand"))
     frame = talk.told()
@@ -28,7 +28,7 @@ def test_who_speaks_is_told_and_what_we_serve() -> None:
     assert (none["fs"], none["terminal"]) == ({"readTextFile": False, "writeTextFile": False}, False)
 
 
-def test_a_new_conversation() -> None:
+def test_handshake_opens_new_conversation() -> None:
     servers: tuple[dict[str, Any], ...] = (
         {"name": "files", "command": "/bin/files"},
         {"type": "http", "name": "web", "url": "http://127.0.0.1/", "headers": []},
@@ -45,7 +45,7 @@ def test_a_new_conversation() -> None:
 
 
 @pytest.mark.parametrize("version", [2, 0, None, "1", True, 1.0])
-def test_another_version_of_the_protocol_is_refused_and_says_who_must_act(version: Any) -> None:
+def test_handshake_refuses_other_protocol_version_and_says_who_must_act(version: Any) -> None:
     talk = Talk()
     talk.take(talk.protocol.handshake("hand"))
     error = refused(talk.replies({"protocolVersion": version, "agentInfo": {"title": "Toy"}}))
@@ -63,20 +63,20 @@ def test_another_version_of_the_protocol_is_refused_and_says_who_must_act(versio
         ({"loadSession": False, "sessionCapabilities": {"resume": {}}}, "session/resume"),
     ],
 )
-def test_a_conversation_is_gone_on_with_as_the_agent_can(can: dict[str, Any], method: str) -> None:
+def test_handshake_resumes_by_the_method_agent_offers(can: dict[str, Any], method: str) -> None:
     talk = begun(Setup(cwd="/srv/ws", conversation=SESSION), can=can)
     assert talk.sent[0]["method"] == method
     assert talk.sent[0]["params"] == {"sessionId": SESSION, "cwd": "/srv/ws", "mcpServers": []}
 
 
-def test_an_agent_that_cannot_go_on_has_forgotten() -> None:
+def test_handshake_reports_forgotten_when_agent_cannot_resume() -> None:
     talk = begun(Setup(conversation=SESSION), can={})
     [forgot] = talk.meanings
     assert isinstance(forgot, Forgot)
     assert not talk.sent
 
 
-def test_history_is_recited_until_the_question_after_it_is_answered_and_it_was_quiet() -> None:
+def test_history_is_recited_until_fence_is_answered_and_quiet() -> None:
     talk = begun(Setup(conversation=SESSION), can={"loadSession": True}, quirks=Quirks(recites_late=True))
     assert talk.protocol.recites
     assert talk.says("long ago") == []
@@ -97,7 +97,7 @@ def test_history_is_recited_until_the_question_after_it_is_answered_and_it_was_q
     assert talk.protocol.conversation == SESSION
 
 
-def test_history_is_over_with_the_answer_where_nothing_else_is_known() -> None:
+def test_history_ends_with_load_reply_without_quirks() -> None:
     talk = begun(Setup(conversation=SESSION), can={"loadSession": True})
     assert talk.protocol.recites
     assert talk.replies({}) == [Replied("hand")]
@@ -105,7 +105,7 @@ def test_history_is_over_with_the_answer_where_nothing_else_is_known() -> None:
     assert not talk.sent
 
 
-def test_an_agent_that_does_not_answer_what_it_does_not_know_is_not_waited_for_for_ever() -> None:
+def test_handshake_does_not_wait_forever_for_fence_reply() -> None:
     talk = begun(Setup(conversation=SESSION, model="big"), can={"loadSession": True}, quirks=Quirks(recites_late=True))
     assert talk.protocol.hurry().protocol is talk.protocol, "the conversation is not there yet"
     talk.replies({"models": MODELS})
@@ -119,7 +119,7 @@ def test_an_agent_that_does_not_answer_what_it_does_not_know_is_not_waited_for_f
     assert talk.replies({}) == [Replied("hand")]
 
 
-def test_what_holds_now_is_no_history() -> None:
+def test_current_state_update_during_recital_is_applied() -> None:
     setup = Setup(conversation=SESSION, permission_mode="code")
     talk = begun(setup, can={"loadSession": True}, quirks=Quirks(recites_late=True))
     talk.replies({"modes": {**MODES, "currentModeId": "code"}})
@@ -129,7 +129,7 @@ def test_what_holds_now_is_no_history() -> None:
     assert talk.told()["params"] == {"sessionId": SESSION, "modeId": "code"}
 
 
-def test_nothing_is_recited_where_nothing_is_replayed() -> None:
+def test_resume_without_replay_recites_nothing() -> None:
     talk = begun(Setup(conversation=SESSION))
     assert not talk.protocol.recites
     assert talk.replies({}) == [Replied("hand")]
@@ -150,7 +150,7 @@ def test_nothing_is_recited_where_nothing_is_replayed() -> None:
     ],
 )
 @pytest.mark.parametrize("can", [CAPABLE, {"loadSession": True}], ids=["resume", "load"])
-def test_an_unknown_conversation_is_forgotten(code: int, message: str, data: Any, can: dict[str, Any]) -> None:
+def test_unknown_conversation_is_forgotten(code: int, message: str, data: Any, can: dict[str, Any]) -> None:
     talk = begun(Setup(conversation=SESSION), can=can)
     [forgot] = talk.fails(code, message, data)
     assert isinstance(forgot, Forgot)
@@ -158,21 +158,21 @@ def test_an_unknown_conversation_is_forgotten(code: int, message: str, data: Any
     assert not talk.protocol.recites
 
 
-def test_an_error_that_may_pass_is_no_loss_of_memory() -> None:
+def test_transient_resume_error_is_not_forgotten() -> None:
     talk = begun(Setup(conversation=SESSION))
     for data in (None, {"details": "mcpServers.0: expected a url"}, ["cwd does not exist"]):
         assert "Invalid" in refused(begun(Setup(conversation=SESSION)).fails(-32602, "Invalid params", data))
     assert "disk" in refused(talk.fails(-32603, "Internal error", {"details": "the disk is full"}))
 
 
-def test_an_agent_that_says_it_can_resume_and_cannot_is_asked_to_load() -> None:
+def test_handshake_loads_when_agent_cannot_resume_as_announced() -> None:
     talk = begun(Setup(conversation=SESSION))
     assert talk.fails(-32601) == []
     assert talk.sent[0]["method"] == "session/load"
     assert talk.fails(-32601, "Method not found") != []
 
 
-def test_a_fork_has_a_name_of_its_own() -> None:
+def test_fork_gets_its_own_conversation_name() -> None:
     setup = Setup(conversation="s-0", forks=True)
     talk = begun(setup)
     assert talk.sent[0]["method"] == "session/fork"
@@ -184,7 +184,7 @@ def test_a_fork_has_a_name_of_its_own() -> None:
     assert "cannot begin another" in refused(begun(setup, can={"loadSession": True}).meanings)
 
 
-def test_a_login_is_reported_with_its_ways_and_never_made() -> None:
+def test_login_requirement_is_reported_with_methods_and_never_performed() -> None:
     ways = [
         {"id": "google", "name": "Log in with Google", "description": "Opens a browser"},
         {"id": "key", "type": "env_var", "name": "Use a key", "vars": [{"name": "TOY_API_KEY"}]},
@@ -206,24 +206,24 @@ def test_a_login_is_reported_with_its_ways_and_never_made() -> None:
         (Setup(system_prompt="be brief"), "no system prompt"),
     ],
 )
-def test_what_an_agent_cannot_do_is_refused_before_it_begins(setup: Setup, words: str) -> None:
+def test_handshake_refuses_option_that_agent_lacks(setup: Setup, words: str) -> None:
     talk = begun(setup, can={"mcpCapabilities": {}})
     assert words in refused(talk.meanings)
     assert not talk.sent
     assert begun(setup).sent[0]["method"] == "session/new"
 
 
-def test_instructions_are_added_and_replace_nothing() -> None:
+def test_system_prompt_is_appended() -> None:
     talk = begun(Setup(system_prompt="be brief"))
     assert talk.told()["params"]["_meta"] == {"systemPrompt": {"append": "be brief"}}
 
 
 @pytest.mark.parametrize("name", [None, "", "x" * 257, "a\nb", 7])
-def test_a_conversation_without_a_usable_name_is_none(name: Any) -> None:
+def test_conversation_without_usable_name_is_refused(name: Any) -> None:
     assert "no name" in refused(begun().replies({"sessionId": name}))
 
 
-def test_a_step_that_fails_ends_the_handshake() -> None:
+def test_failed_step_ends_handshake() -> None:
     talk = Talk()
     talk.take(talk.protocol.handshake("hand"))
     assert refused(talk.fails(-32603, "broken")) == "broken (-32603)"
@@ -259,7 +259,7 @@ OPTIONS = [
     ],
     ids=["older", "options"],
 )
-def test_model_and_mode_are_set_one_after_the_other(offered: Any, model: Any, mode: Any) -> None:
+def test_handshake_sets_model_and_mode_in_sequence(offered: Any, model: Any, mode: Any) -> None:
     talk = begun(Setup(model="big", permission_mode="Code"))
     assert talk.replies({"sessionId": SESSION, **offered}) == []
     for is_last, (method, params) in enumerate((model, mode)):
@@ -268,13 +268,13 @@ def test_model_and_mode_are_set_one_after_the_other(offered: Any, model: Any, mo
         assert talk.replies(None) == ([Replied("hand")] if is_last else [])
 
 
-def test_what_is_so_already_is_not_set_again() -> None:
+def test_handshake_skips_setting_that_already_holds() -> None:
     talk = begun(Setup(model="small", permission_mode="ask"))
     assert talk.replies({"sessionId": SESSION, "models": MODELS, "modes": MODES}) == [Replied("hand")]
     assert not talk.sent
 
 
-def test_a_wish_that_is_not_offered_lists_what_is() -> None:
+def test_handshake_lists_offers_when_wish_is_not_offered() -> None:
     many = {"currentModelId": "m0", "availableModels": [{"modelId": f"m{number}"} for number in range(50)]}
     error = refused(begun(Setup(model="huge")).replies({"sessionId": SESSION, "models": many}))
     assert "no model 'huge'" in error
@@ -283,13 +283,13 @@ def test_a_wish_that_is_not_offered_lists_what_is() -> None:
     assert "offers no model" in refused(begun(Setup(model="huge")).replies({"sessionId": SESSION}))
 
 
-def test_a_wish_that_the_agent_refuses_ends_the_handshake() -> None:
+def test_handshake_fails_when_agent_refuses_setting() -> None:
     talk = begun(Setup(model="big"))
     talk.replies({"sessionId": SESSION, "models": MODELS})
     assert refused(talk.fails(-32603, "not today")) == "not today (-32603)"
 
 
-def test_a_setting_is_answered_when_the_agent_has_answered() -> None:
+def test_setting_is_answered_after_agent_reply() -> None:
     talk = ready(models=MODELS, modes=MODES)
     assert talk.take(talk.protocol.setting("set-1", "model", "big")) == []
     assert talk.sent[0]["params"] == {"sessionId": SESSION, "modelId": "big"}
@@ -301,7 +301,7 @@ def test_a_setting_is_answered_when_the_agent_has_answered() -> None:
     assert talk.fails(-1, "no") == [Replied("set-3", error="no (-1)")]
 
 
-def test_a_setting_that_is_not_offered_is_refused_at_once() -> None:
+def test_setting_that_is_not_offered_is_refused_at_once() -> None:
     talk = ready(modes=MODES)
     [reply] = talk.take(talk.protocol.setting("set-1", "permission_mode", "yolo"))
     assert isinstance(reply, Replied)
@@ -310,7 +310,7 @@ def test_a_setting_that_is_not_offered_is_refused_at_once() -> None:
     assert not talk.sent
 
 
-def test_what_the_agent_changes_by_itself_is_known() -> None:
+def test_setting_knows_changes_made_by_agent() -> None:
     talk = ready(modes=MODES)
     assert talk.update("current_mode_update", currentModeId="code") == []
     assert talk.take(talk.protocol.setting("a", "permission_mode", "code")) == [Replied("a")]
@@ -319,7 +319,7 @@ def test_what_the_agent_changes_by_itself_is_known() -> None:
     assert talk.told()["method"] == "session/set_config_option"
 
 
-def test_what_an_agent_offers_and_calls_itself_is_bounded() -> None:
+def test_agent_offers_and_name_are_bounded() -> None:
     many = {"currentModelId": "m0", "availableModels": [{"modelId": f"m{number}"} for number in range(5000)]}
     choice = protocol_v1.offers({"models": many}, protocol_v1.NO_OFFERS).get("model")
     assert choice is not None

@@ -14,7 +14,7 @@ from banksman.errors import UsageError
 
 
 # -- turns -----------------------------------------------------------------------------------------------------------
-def test_a_prompt_and_its_answer() -> None:
+def test_prompt_is_sent_and_its_answer_ends_turn() -> None:
     talk = ready()
     frame = talk.prompts("say hello")
     assert frame["method"] == "session/prompt"
@@ -36,14 +36,14 @@ def test_a_prompt_and_its_answer() -> None:
         ("something_new", False, False),
     ],
 )
-def test_reasons_to_stop(reason: str, is_error: bool, is_aborted: bool) -> None:
+def test_stop_reason_maps_to_turn_end(reason: str, is_error: bool, is_aborted: bool) -> None:
     talk = ready()
     over = talk.over(talk.prompts()["id"], reason)
     assert (over.stop_reason, over.is_error, over.is_aborted) == (reason, is_error, is_aborted)
     assert (over.error is not None) is (is_error or is_aborted)
 
 
-def test_an_error_is_the_end_of_the_turn() -> None:
+def test_error_reply_ends_turn() -> None:
     talk = ready()
     frame = talk.prompts()
     error = {"code": 400, "message": "bad", "data": {"details": "prompt is too long: 9 > 8"}}
@@ -64,12 +64,12 @@ def test_late_unknown_and_duplicate_answers_end_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", [str, float])
-def test_an_answer_under_the_same_number_in_another_form_is_the_answer(kind: Any) -> None:
+def test_answer_id_matches_in_any_number_form(kind: Any) -> None:
     talk = ready()
     assert talk.over(kind(talk.prompts()["id"])).refs == ("p1",)
 
 
-def test_an_interrupt_is_a_notice_and_the_answer_is_the_turns() -> None:
+def test_interrupt_is_notification_and_answer_ends_turn() -> None:
     talk = ready()
     id = talk.prompts()["id"]
     assert talk.take(talk.protocol.interrupt("stop")) == []
@@ -77,7 +77,7 @@ def test_an_interrupt_is_a_notice_and_the_answer_is_the_turns() -> None:
     assert talk.over(id, "cancelled").is_aborted
 
 
-def test_an_agent_that_answers_a_cancel_with_an_error_was_cancelled() -> None:
+def test_error_reply_after_cancel_is_aborted_turn() -> None:
     talk = ready()
     id = talk.prompts()["id"]
     talk.take(talk.protocol.interrupt("stop"))
@@ -86,7 +86,7 @@ def test_an_agent_that_answers_a_cancel_with_an_error_was_cancelled() -> None:
     assert over.is_aborted
 
 
-def test_what_it_has_cost_is_told_with_the_turn() -> None:
+def test_turn_end_reports_last_cost() -> None:
     talk = ready()
     id = talk.prompts()["id"]
     for cost in ({"amount": 0.25, "currency": "USD"}, {"amount": 9, "currency": "EUR"}, {"amount": True}, "x", None):
@@ -94,7 +94,7 @@ def test_what_it_has_cost_is_told_with_the_turn() -> None:
     assert talk.over(id).spent == 0.25
 
 
-def test_tools_of_ours_and_of_nobody_else() -> None:
+def test_tool_updates_of_own_conversation_only_count() -> None:
     talk = ready()
     talk.prompts()
     assert talk.update("tool_call", toolCallId="a", status="pending") == [ToolBegan(("a",))]
@@ -108,7 +108,7 @@ def test_tools_of_ours_and_of_nobody_else() -> None:
     assert talk.update("agent_thought_chunk", content={}) == [Thought()]
 
 
-def test_what_is_said_in_another_conversation_is_an_aside() -> None:
+def test_update_of_another_conversation_is_an_aside() -> None:
     talk = ready()
     ours, other = (
         json.dumps({"method": "session/update", "params": {"sessionId": session, "update": {}}}).encode()
@@ -123,7 +123,7 @@ def test_what_is_said_in_another_conversation_is_an_aside() -> None:
 
 
 # -- what is put right -----------------------------------------------------------------------------------------------
-def test_end_turn_after_a_cancel_is_a_cancel_where_that_is_known_and_nowhere_else() -> None:
+def test_end_turn_after_cancel_is_aborted_only_with_quirk() -> None:
     quirks = Quirks(cancel_may_say=("end_turn",))
     for known, is_cancelled, expected in ((quirks, True, True), (quirks, False, False), (Quirks(), True, False)):
         talk = ready(quirks=known)
@@ -135,7 +135,7 @@ def test_end_turn_after_a_cancel_is_a_cancel_where_that_is_known_and_nowhere_els
         assert (over.is_aborted, over.stop_reason, over.is_error) == (expected, "end_turn", False)
 
 
-def test_a_cancel_is_forgotten_with_its_turn() -> None:
+def test_cancel_is_forgotten_with_its_turn() -> None:
     talk = ready(quirks=Quirks(cancel_may_say=("end_turn",)))
     first = talk.prompts(ref="p1")["id"]
     talk.take(talk.protocol.interrupt("stop"))
@@ -144,7 +144,7 @@ def test_a_cancel_is_forgotten_with_its_turn() -> None:
     assert not talk.over(talk.prompts(ref="p2")["id"]).is_aborted
 
 
-def test_an_error_in_the_last_text_is_an_error_where_that_is_known() -> None:
+def test_error_text_fails_turn_only_with_quirk() -> None:
     talk = ready(quirks=Quirks(error_texts=("^Error: [45]",)))
 
     def over(*texts: str) -> TurnOver:
@@ -164,7 +164,7 @@ def test_an_error_in_the_last_text_is_an_error_where_that_is_known() -> None:
     assert not over("Error: 400 ", *["x" * 100] * (ERROR_CHARACTERS_MAX // 100)).is_error
 
 
-def test_messages_with_names_are_told_apart() -> None:
+def test_messages_with_ids_are_told_apart() -> None:
     talk = ready(quirks=Quirks(error_texts=("^Error: ",)))
     id = talk.prompts()["id"]
     talk.says("Thinking about it.", messageId="m1")
@@ -172,7 +172,7 @@ def test_messages_with_names_are_told_apart() -> None:
     assert talk.over(id).is_error
 
 
-def test_silence_is_an_error_where_that_is_known() -> None:
+def test_silent_turn_fails_only_with_quirk() -> None:
     talk = ready(quirks=Quirks(silence_is_error=True))
 
     def over(kind: str | None = None, reason: str = "end_turn", **members: Any) -> TurnOver:
@@ -191,7 +191,7 @@ def test_silence_is_an_error_where_that_is_known() -> None:
     assert not over(reason="cancelled").is_error
 
 
-def test_what_is_heard_closely_means_the_same() -> None:
+def test_quirks_do_not_change_meanings_of_updates() -> None:
     plain, close = ready(), ready(quirks=Quirks(silence_is_error=True))
     for talk in (plain, close):
         talk.prompts()
@@ -207,7 +207,7 @@ IMAGE = {"type": "image", "data": "AA==", "mimeType": "image/png"}
 RESOURCE = {"type": "resource", "resource": {"uri": "file:///a", "text": "inside"}}
 
 
-def test_blocks_are_sent_as_they_are() -> None:
+def test_content_blocks_are_sent_unchanged() -> None:
     talk = ready()
     blocks = [{"type": "text", "text": "look"}, IMAGE, RESOURCE, {"type": "resource_link", "uri": "file:///x/b.txt"}]
     sent = talk.prompts(blocks)["params"]["prompt"]
@@ -215,7 +215,7 @@ def test_blocks_are_sent_as_they_are() -> None:
     assert sent[3] == {"type": "resource_link", "uri": "file:///x/b.txt", "name": "b.txt"}
 
 
-def test_what_an_agent_does_not_take_becomes_text_or_fails_the_turn() -> None:
+def test_unsupported_content_becomes_text_or_fails_turn() -> None:
     talk = begun(can={})
     talk.replies({"sessionId": SESSION})
     [told] = talk.prompts([RESOURCE])["params"]["prompt"]
@@ -247,7 +247,7 @@ def test_what_an_agent_does_not_take_becomes_text_or_fails_the_turn() -> None:
         "half a pair \ud83d",
     ],
 )
-def test_what_is_no_prompt_is_refused_before_the_agent_is_there(prompt: Any) -> None:
+def test_invalid_prompt_is_refused_in_any_phase(prompt: Any) -> None:
     for talk in (Talk(), ready()):
         with pytest.raises(UsageError):
             talk.protocol.prompt("p1", prompt)

@@ -76,13 +76,13 @@ EXPECTED = {
 
 
 # -- the recordings themselves ---------------------------------------------------------------------------------------
-def test_all_recordings_are_here() -> None:
+def test_recordings_are_complete() -> None:
     assert set(NAMES) == set(EXPECTED)
     assert {path.stem for path in golden(NAMES[0]).parent.iterdir()} == set(NAMES)
 
 
 @each_recording
-def test_a_recording_names_no_machine(name: str) -> None:
+def test_recording_names_no_machine(name: str) -> None:
     entries = corpus.entries(name)
     assert [entry.kind for entry in entries].count("argv") == 1
     assert "/" not in "".join(next(entry.value for entry in entries if entry.kind == "argv"))
@@ -93,7 +93,7 @@ def test_a_recording_names_no_machine(name: str) -> None:
 
 # -- what they mean --------------------------------------------------------------------------------------------------
 @each_recording
-def test_what_a_recording_says(name: str) -> None:
+def test_recording_has_expected_turns_and_handshake(name: str) -> None:
     played = Played(name)
     overs = [meaning for meaning in played.meanings if isinstance(meaning, TurnOver)]
     assert [in_words(over).split(" ", 2)[2] for over in overs] == EXPECTED[name].turns.split(", ")
@@ -109,7 +109,7 @@ def test_what_a_recording_says(name: str) -> None:
 
 
 @each_recording
-def test_the_last_message_of_each_turn(name: str) -> None:
+def test_recording_has_expected_last_messages(name: str) -> None:
     played = Played(name)
     transcript, found = played.dialect.transcript(), list[str | None]()
     # History is no turn's.
@@ -122,7 +122,7 @@ def test_the_last_message_of_each_turn(name: str) -> None:
 
 
 @each_recording
-def test_meanings_and_updates_are_the_golden_ones(name: str) -> None:
+def test_recording_matches_golden_meanings_and_updates(name: str) -> None:
     expected = golden(name).read_text(encoding="utf-8")
     found = told(Played(name))
     if found != expected:
@@ -132,7 +132,7 @@ def test_meanings_and_updates_are_the_golden_ones(name: str) -> None:
 
 
 @each_cut
-def test_what_is_heard_and_said_is_the_same_however_the_bytes_come(cut: Cut) -> None:
+def test_recording_is_read_alike_however_bytes_are_cut(cut: Cut) -> None:
     for name in NAMES:
         at_once, cut_up = Played(name), Played(name, cut)
         assert cut_up.heard == at_once.heard, name
@@ -141,7 +141,7 @@ def test_what_is_heard_and_said_is_the_same_however_the_bytes_come(cut: Cut) -> 
 
 
 @each_recording
-def test_each_update_is_told_as_it_came(name: str) -> None:
+def test_recorded_updates_are_projected_unchanged(name: str) -> None:
     """Nothing is lost in translation, and nothing is made up."""
     for line in acp_player.lines(name):
         frame = json.loads(line)
@@ -151,7 +151,7 @@ def test_each_update_is_told_as_it_came(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["acp-gemini-load", "acp-claude-agent-acp-load"])
-def test_all_of_the_history_is_recited_and_nothing_else(name: str) -> None:
+def test_recorded_history_is_recited_and_nothing_else(name: str) -> None:
     """One of them answers after the first line of it, and goes on."""
     played = Played(name)
     assert played.recited > 0
@@ -166,23 +166,23 @@ def test_all_of_the_history_is_recited_and_nothing_else(name: str) -> None:
 
 
 # -- what is put right -----------------------------------------------------------------------------------------------
-def test_without_its_profile_an_agent_is_taken_at_its_word() -> None:
+def test_recording_without_quirks_is_taken_at_its_word() -> None:
     for name in QUIRKS:
         overs = [meaning for meaning in Played(name, quirks=Quirks()).meanings if isinstance(meaning, TurnOver)]
         assert [(over.stop_reason, over.is_error, over.is_aborted) for over in overs].count(("end_turn", False, False))
 
 
-def test_an_error_told_as_text_is_an_error_with_that_text_and_what_was_said_is_kept() -> None:
+def test_recorded_error_text_fails_turn_and_is_kept() -> None:
     over = next(meaning for meaning in Played("acp400-copilot").meanings if isinstance(meaning, TurnOver))
     assert (over.is_error, over.error, over.stop_reason) == (True, "Error: 400 fake 400", "end_turn")
 
 
-def test_the_reason_of_an_error_is_told_where_it_is_only_beside_it() -> None:
+def test_recorded_error_reason_is_read_from_error_data() -> None:
     over = next(meaning for meaning in Played("acp400-qwen").meanings if isinstance(meaning, TurnOver))
     assert over.error == "Internal error (-32603): 400 fake 400"
 
 
-def test_what_a_turn_took_is_told_where_the_agent_does() -> None:
+def test_recorded_usage_and_cost_are_reported() -> None:
     def usages(name: str) -> list[bool]:
         return [over.usage is not None for over in Played(name).meanings if isinstance(over, TurnOver)]
 
@@ -196,7 +196,7 @@ def test_what_a_turn_took_is_told_where_the_agent_does() -> None:
 
 # -- lines that are damaged ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", one_in(3, NAMES))
-def test_a_line_that_is_cut_anywhere_is_read_and_no_more(name: str) -> None:
+def test_line_cut_anywhere_is_read_without_error(name: str) -> None:
     """Never an exception; and by its two ends a reply is still known for what it is."""
     dialect = Acp()
     for line in acp_player.lines(name):

@@ -28,7 +28,7 @@ def answer(*lines: bytes) -> str | None:
     return transcript.text()
 
 
-def test_an_update_is_told_as_it_came_whatever_its_kind() -> None:
+def test_update_is_projected_unchanged_whatever_its_kind() -> None:
     line = frame("of a new kind", whatever={"a": [1, None]}, _meta=None)
     assert Acp().project(line) == [{"sessionUpdate": "of a new kind", "whatever": {"a": [1, None]}, "_meta": None}]
     batch = b"[%s,5,%s]" % (chunk("a"), chunk("b"))
@@ -52,12 +52,12 @@ def test_an_update_is_told_as_it_came_whatever_its_kind() -> None:
         frame(5),
     ],
 )
-def test_what_is_no_update_projects_to_nothing(line: bytes) -> None:
+def test_line_without_update_projects_to_nothing(line: bytes) -> None:
     assert Acp().project(line) == []
     assert answer(line) is None
 
 
-def test_the_answer_is_what_was_said_after_the_last_tool_was_begun() -> None:
+def test_answer_is_text_after_last_tool_began() -> None:
     began = frame("tool_call", toolCallId="t", status="pending")
     ended = frame("tool_call_update", toolCallId="t", status="completed")
     assert answer(chunk("Looking."), began, ended, chunk("It "), chunk("works.")) == "It works."
@@ -70,22 +70,22 @@ def test_the_answer_is_what_was_said_after_the_last_tool_was_begun() -> None:
     assert answer(began, ended) is None
 
 
-def test_messages_with_names_are_told_apart() -> None:
+def test_answer_tells_messages_with_ids_apart() -> None:
     assert answer(chunk("a", "m1"), chunk("b", "m1"), chunk("c", "m2"), chunk("d", "m2")) == "cd"
     assert answer(chunk("Warning."), chunk("answer", "m1")) == "answer"
 
 
-def test_thoughts_empty_pieces_and_pictures_are_no_text() -> None:
+def test_answer_ignores_thoughts_empty_chunks_and_images() -> None:
     thought = frame("agent_thought_chunk", content={"type": "text", "text": "hm"})
     picture = frame("agent_message_chunk", content={"type": "image", "data": "AA=="})
     assert answer(chunk("a"), thought, chunk(""), picture, chunk(5), frame("agent_message_chunk"), chunk("b")) == "ab"
 
 
-def test_what_a_subagent_says_is_not_the_answer() -> None:
+def test_answer_ignores_text_of_subagent() -> None:
     assert answer(chunk("a"), chunk("from below", session="s-2"), chunk("b")) == "ab"
 
 
-def test_of_a_long_message_the_end_is_kept() -> None:
+def test_answer_keeps_end_of_long_message() -> None:
     piece = "x" * (updates.SAID_CHARACTERS_MAX // 4)
     text = answer(chunk("the beginning"), *[chunk(piece)] * 5, chunk("the end"))
     assert text is not None
@@ -94,7 +94,7 @@ def test_of_a_long_message_the_end_is_kept() -> None:
     assert updates.SAID_CHARACTERS_MAX <= len(text) <= updates.SAID_CHARACTERS_MAX + len(piece)
 
 
-def test_what_a_line_of_many_tells_is_bounded() -> None:
+def test_batch_projection_is_bounded() -> None:
     many = b"[%s]" % b",".join([chunk("a")] * jsonrpc.BATCH_MAX)
     assert len(Acp().project(many)) == jsonrpc.BATCH_MAX
     assert Acp().project(many[:-1] + b",5]") == []

@@ -70,7 +70,7 @@ def shape(meaning: Meaning) -> Any:
 
 
 # -- the recorded conversations --------------------------------------------------------------------------------------
-def test_a_queue_is_merged_and_an_interrupt_leaves_the_next_one_running() -> None:
+def test_recorded_queue_is_merged_and_interrupt_spares_next_prompt() -> None:
     one, two, three, four, five = (f"aaaaaaaa-0000-4000-8000-00000000000{n}" for n in range(1, 6))
     conversation = "77c70b6c-9ed3-44a3-82a3-db27604975ff"
 
@@ -107,7 +107,7 @@ def test_a_queue_is_merged_and_an_interrupt_leaves_the_next_one_running() -> Non
     ]
 
 
-def test_an_interrupt_is_acknowledged_before_the_boundary() -> None:
+def test_recorded_interrupt_is_acknowledged_before_boundary() -> None:
     conversation = "1e931dda-67ee-4e30-848e-2ca560e70f2e"
     init = TurnOpened(conversation=conversation, can_interrupt=True)
     assert [shape(meaning) for meaning in meanings("claude-B-interrupt-stream")] == [
@@ -120,7 +120,7 @@ def test_an_interrupt_is_acknowledged_before_the_boundary() -> None:
     ]
 
 
-def test_control_requests_are_answered_and_a_result_is_read_whole() -> None:
+def test_recorded_result_is_read_whole() -> None:
     conversation, ref = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
     heard = meanings("claude-A-lifecycle")
     assert heard[0] == Replied("req_1_initialize")
@@ -145,7 +145,7 @@ def test_control_requests_are_answered_and_a_result_is_read_whole() -> None:
     )
 
 
-def test_questions_and_their_withdrawal() -> None:
+def test_recorded_questions_and_withdrawal_are_read() -> None:
     heard = meanings("claude-D-permission")
     asked = [meaning for meaning in heard if isinstance(meaning, Requested)]
     assert [(question.wants, question.subtype, question.tool) for question in asked] == [
@@ -161,20 +161,20 @@ def test_questions_and_their_withdrawal() -> None:
 
 
 @pytest.mark.parametrize("name", ["claude-C-interrupt-bash", "claude-D-permission"])
-def test_a_tool_that_was_aborted(name: str) -> None:
+def test_recorded_tool_abort_is_aborted_turn(name: str) -> None:
     aborted = [meaning for meaning in meanings(name) if isinstance(meaning, TurnOver) and meaning.is_aborted]
     assert aborted
     assert {meaning.stop_reason for meaning in aborted} == {"tool_use"}
 
 
-def test_a_conversation_that_is_not_there() -> None:
+def test_recorded_missing_conversation_is_failed_turn() -> None:
     lost = over(meanings("claude-G-resume-missing")[0])
     assert lost.is_error
     assert not lost.is_aborted
     assert lost.error == "No conversation found with session ID: 44444444-4444-4444-8444-444444444444"
 
 
-def test_every_recorded_frame_is_what_it_is() -> None:
+def test_recorded_frame_types_have_expected_meanings() -> None:
     """By type and subtype, so that no kind of frame changes its meaning unseen."""
     kinds: dict[str, set[str]] = {}
     for name in corpus.NAMES:
@@ -199,7 +199,7 @@ def test_every_recorded_frame_is_what_it_is() -> None:
     }
 
 
-def test_the_order_of_names_and_blanks_do_not_matter() -> None:
+def test_read_ignores_member_order_and_blanks() -> None:
     for name in corpus.NAMES:
         for frame in frames(name, "out"):
             expected = CLAUDE.read(compact(frame))
@@ -345,7 +345,7 @@ def test_the_order_of_names_and_blanks_do_not_matter() -> None:
         ),
     ],
 )
-def test_a_line_and_its_meaning(line: bytes, meaning: Meaning | None) -> None:
+def test_line_has_expected_meaning(line: bytes, meaning: Meaning | None) -> None:
     assert CLAUDE.read(line) == meaning
 
 
@@ -408,7 +408,7 @@ def test_a_line_and_its_meaning(line: bytes, meaning: Meaning | None) -> None:
         ({"terminal_reason": "prompt_too_long"}, TurnOver()),
     ],
 )
-def test_a_result_is_believed_for_what_it_says(frame: dict[str, Any], expected: TurnOver) -> None:
+def test_result_frame_has_expected_meaning(frame: dict[str, Any], expected: TurnOver) -> None:
     assert CLAUDE.read(compact({**frame, "type": "result"})) == expected
 
 
@@ -425,7 +425,7 @@ def test_a_result_is_believed_for_what_it_says(frame: dict[str, Any], expected: 
         (b"9" * 5000, None),
     ],
 )
-def test_a_boundary_with_an_odd_value_is_still_the_boundary(odd: bytes, text: str | None) -> None:
+def test_boundary_with_odd_value_is_still_the_boundary(odd: bytes, text: str | None) -> None:
     line = b'{"result":%s,"total_cost_usd":1.5,"type":"result","is_error":false,"user_message_uuid":"u"}' % odd
     assert CLAUDE.read(line) == TurnOver(refs=("u",), text=text, spent=1.5)
     # Where nobody looks it does no harm either.
@@ -443,7 +443,7 @@ def test_half_a_frame_is_noise() -> None:
     assert CLAUDE.read(deep) == NOISE
 
 
-def test_a_large_line_that_cannot_be_decoded_is_judged_by_its_head() -> None:
+def test_undecodable_large_line_is_judged_by_its_head() -> None:
     deep = b"[" * 200_000 + b"]" * 200_000
     line = b'{"type":"result","a":%s,"pad":"%s"}' % (deep, b"x" * reader.SALVAGE_BYTES_MAX)
     assert over(CLAUDE.read(line)).error == "frame_too_large"
@@ -473,11 +473,11 @@ def head(frame: Any) -> bytes:
         ({"message": BIG, "type": "assistant"}, ()),
     ],
 )
-def test_a_head_that_may_be_the_boundary_ends_the_turn(frame: Any, refs: tuple[str, ...]) -> None:
+def test_read_head_ends_turn_when_it_may_be_the_boundary(frame: Any, refs: tuple[str, ...]) -> None:
     assert CLAUDE.read_head(head(frame)) == TurnOver(refs=refs, is_error=True, error="frame_too_large")
 
 
-def test_what_stands_before_the_large_part_of_a_result_is_kept() -> None:
+def test_read_head_keeps_members_before_large_part() -> None:
     frame = {
         "stop_reason": "end_turn",
         "session_id": "s",
@@ -562,23 +562,23 @@ def test_what_stands_before_the_large_part_of_a_result_is_kept() -> None:
         (BIG, NOISE),
     ],
 )
-def test_a_head_that_is_certainly_something_else(frame: Any, meaning: Meaning | None) -> None:
+def test_read_head_recognises_frames_that_are_no_boundary(frame: Any, meaning: Meaning | None) -> None:
     assert CLAUDE.read_head(head(frame)) == meaning
 
 
 @pytest.mark.parametrize("start", [b"progress: ", b"{oops ", b'{"a":1}{"b":', b'{"a" 1', b'{"a":"b" "c":', b'{"a":1,,'])
-def test_a_head_that_is_no_json_is_noise(start: bytes) -> None:
+def test_read_head_without_json_is_noise(start: bytes) -> None:
     assert CLAUDE.read_head(start + b"x" * HEAD_BYTES) == NOISE
 
 
-def test_wherever_a_result_is_cut_it_may_be_the_boundary() -> None:
+def test_read_head_of_result_cut_anywhere_ends_turn() -> None:
     line = compact(next(frame for frame in frames("claude-L-queue", "out") if frame["type"] == "result"))
     assert line.index(b'"type":"result"') > 100
     for length in range(len(line)):
         assert over(CLAUDE.read_head(line[:length])).error == "frame_too_large"
 
 
-def test_half_a_number_is_not_taken_for_a_number() -> None:
+def test_read_head_ignores_half_a_number() -> None:
     assert over(CLAUDE.read_head(b'{"type":"result","total_cost_usd":12.5,')).spent == 12.5
     assert over(CLAUDE.read_head(b'{"type":"result","total_cost_usd":12.5')).spent is None
 
@@ -641,14 +641,14 @@ def survives(line: bytes) -> None:
 @example(b'{"type":"result","total_cost_usd":' + b"9" * 400 + b"}")
 @example(b'{"a":' * 100_000)
 @example(b'{"type":"assistant","message":{"content":[{"type":"tool_use","id":"a","name":[]}]}}')
-def test_no_bytes_are_too_strange(line: bytes) -> None:
+def test_read_survives_any_bytes(line: bytes) -> None:
     survives(line)
 
 
 @settings(deadline=None)
 @given(FRAMES, st.integers(min_value=0), st.binary(min_size=1, max_size=2))
 @example({"type": "result", "model_usage_since_last_result": {}}, 0, b"x")
-def test_no_frame_is_too_strange(frame: dict[str, Any], at: int, noise: bytes) -> None:
+def test_read_survives_any_frame(frame: dict[str, Any], at: int, noise: bytes) -> None:
     line = json.dumps(frame).encode()
     survives(line)
     survives(line[: at % len(line)])
@@ -658,7 +658,7 @@ def test_no_frame_is_too_strange(frame: dict[str, Any], at: int, noise: bytes) -
 
 @settings(deadline=None)
 @given(FRAMES)
-def test_the_members_are_those_that_a_decoder_finds(frame: dict[str, Any]) -> None:
+def test_split_finds_same_members_as_decoder(frame: dict[str, Any]) -> None:
     line = json.dumps(frame).encode()
     members = split(line)
     assert members.is_whole
@@ -674,7 +674,7 @@ def chunk(kind: str, text: str, message: str) -> dict[str, Any]:
     return {"sessionUpdate": kind, "content": {"type": "text", "text": text}, "messageId": message}
 
 
-def test_text_is_projected_once_though_it_was_said_twice() -> None:
+def test_project_tells_streamed_text_once() -> None:
     first, second = "msg_fc3a1b8739424a878bfb0639", "msg_fd643602337d443b851d1737"
     assert projected("claude-A-lifecycle") == [
         chunk("agent_thought_chunk", "hmm", first),
@@ -695,7 +695,7 @@ def test_text_is_projected_once_though_it_was_said_twice() -> None:
     ]
 
 
-def test_a_tool_begins_and_ends() -> None:
+def test_project_tells_tool_begin_and_end() -> None:
     began, ended = (update for update in projected("claude-D-noprompt") if "toolCallId" in update)
     assert began == {
         "sessionUpdate": "tool_call",
@@ -715,7 +715,7 @@ def assistant(*blocks: Any, **rest: Any) -> bytes:
     return compact({"type": "assistant", "message": {"content": list(blocks)}, **rest})
 
 
-def test_output_of_a_tool_in_parts() -> None:
+def test_project_tells_tool_output_in_parts() -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
     parts = [{"type": "text", "text": "a"}, image, {"type": "tool_reference", "tool_name": "x"}]
     result = {"type": "tool_result", "tool_use_id": "t", "content": parts}
@@ -727,7 +727,7 @@ def test_output_of_a_tool_in_parts() -> None:
     ]
 
 
-def test_todos_are_a_plan() -> None:
+def test_project_tells_todos_as_plan() -> None:
     todos = [
         {"content": "look", "status": "completed", "activeForm": "Looking"},
         {"content": "leap", "status": "in_progress"},
@@ -749,17 +749,17 @@ def test_todos_are_a_plan() -> None:
 
 
 @pytest.mark.parametrize("name", ["user", "system", "control_response", "stream_event", "keep_alive"])
-def test_frames_without_an_update(name: str) -> None:
+def test_project_tells_nothing_for_other_frames(name: str) -> None:
     assert CLAUDE.project(compact({"type": name, "message": {"content": "plain"}})) == []
     assert CLAUDE.project(assistant({"type": "thinking", "thinking": ""}, {"type": "novel"}, 5)) == []
 
 
-def test_text_with_half_an_emoji_is_projected() -> None:
+def test_project_mends_half_an_emoji() -> None:
     line = rb'{"type":"assistant","message":{"content":"cut \ud83d"}}'
     assert [update["content"]["text"] for update in CLAUDE.project(line)] == ["cut \ufffd"]
 
 
-def test_what_was_said_before_the_turn_was_cut_off() -> None:
+def test_transcript_keeps_text_of_cut_off_turn() -> None:
     def delta(text: str, **rest: Any) -> bytes:
         event = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": text}}
         return compact({"type": "stream_event", "event": event, **rest})
@@ -774,7 +774,7 @@ def test_what_was_said_before_the_turn_was_cut_off() -> None:
     assert said([b"", b"{}"]) is None
 
 
-def test_of_a_very_long_turn_the_end_is_kept() -> None:
+def test_transcript_keeps_end_of_long_turn() -> None:
     part = "x" * (updates.SAID_CHARACTERS_MAX // 4)
     lines = [assistant({"type": "text", "text": f"{number}{part}"}) for number in range(9)]
     text = said(lines)

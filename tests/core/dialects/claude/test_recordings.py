@@ -138,13 +138,13 @@ TURNS = {
 
 
 # -- the recordings themselves ---------------------------------------------------------------------------------------
-def test_all_recordings_are_here() -> None:
+def test_recordings_are_complete() -> None:
     assert set(NAMES) == set(HEARD) == set(TURNS)
     assert {path.stem for path in corpus.golden(NAMES[0]).parent.iterdir()} == set(NAMES)
 
 
 @each_recording
-def test_a_recording_is_whole_and_names_no_machine(name: str) -> None:
+def test_recording_is_whole_and_names_no_machine(name: str) -> None:
     entries = corpus.entries(name)
     assert [entry.kind for entry in entries].count("argv") == 1
     assert [entry.at for entry in entries] == sorted(entry.at for entry in entries)
@@ -173,7 +173,7 @@ def heard(data: bytes, cut: Cut) -> list[tuple[bytes, Meaning | None]]:
 @pytest.mark.thorough
 @each_cut
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n"], ids=["LF", "CRLF"])
-def test_lines_and_meanings_are_the_same_however_the_bytes_come(newline: bytes, cut: Cut) -> None:
+def test_recording_is_read_alike_however_bytes_are_cut(newline: bytes, cut: Cut) -> None:
     for name in NAMES:
         lines = corpus.lines(name)
         data = newline.join(lines)  # The last one has no newline: the end of the stream is one.
@@ -211,7 +211,7 @@ def told(meaning: Meaning | None) -> str | None:
 
 
 @each_recording
-def test_what_a_recording_says(name: str) -> None:
+def test_recording_has_expected_meanings(name: str) -> None:
     meanings = [CLAUDE.read(line) for line in corpus.lines(name)]
     assert [words for words in map(told, meanings) if words is not None] == HEARD[name].split(", ")
     # Every turn, and its boundary, is of the one conversation that the frames name.
@@ -222,7 +222,7 @@ def test_what_a_recording_says(name: str) -> None:
 
 # -- the projection --------------------------------------------------------------------------------------------------
 @each_recording
-def test_the_projection_is_the_golden_one(name: str) -> None:
+def test_recording_matches_golden_projection(name: str) -> None:
     expected = corpus.golden(name).read_text(encoding="utf-8")
     projected = corpus.projected(name, CLAUDE.project)
     if projected != expected:
@@ -239,7 +239,7 @@ def _difference(expected: str, projected: str) -> str:
 
 # -- a session -------------------------------------------------------------------------------------------------------
 @each_recording
-def test_each_ask_has_its_one_outcome(name: str) -> None:
+def test_rehearsal_gives_each_ask_one_outcome(name: str) -> None:
     rehearsed = Rehearsal(name, corpus.whole)
     assert rehearsed.is_finished
     events = rehearsed.events
@@ -259,14 +259,14 @@ def test_each_ask_has_its_one_outcome(name: str) -> None:
 
 
 @each_recording
-def test_every_line_is_kept_once_in_order_and_as_it_was(name: str) -> None:
+def test_rehearsal_keeps_every_line_once_and_in_order(name: str) -> None:
     rehearsed = Rehearsal(name, corpus.whole)
     assert [data for _, kind, data in rehearsed.entries if kind == kinds.UPDATE] == rehearsed.said
     assert len(rehearsed.said) == len(corpus.lines(name))
 
 
 @each_cut
-def test_events_are_the_same_however_the_bytes_come(cut: Cut) -> None:
+def test_rehearsal_is_alike_however_bytes_are_cut(cut: Cut) -> None:
     for name in NAMES:
         at_once, cut_up = Rehearsal(name, corpus.whole), Rehearsal(name, cut)
         assert cut_up.entries == at_once.entries, name
@@ -275,7 +275,7 @@ def test_events_are_the_same_however_the_bytes_come(cut: Cut) -> None:
         assert kept[0] == kept[1], name
 
 
-def test_what_names_a_prompt_belongs_to_its_turn() -> None:
+def test_rehearsal_assigns_named_frames_to_their_turns() -> None:
     rehearsed = Rehearsal("claude-L-queue", corpus.whole)
     turns = [(turn, CLAUDE.read(data)) for turn, kind, data in rehearsed.entries if kind == kinds.UPDATE]
     named = [(turn, told(meaning)) for turn, meaning in turns if isinstance(meaning, TurnOpened | TurnOver)]
@@ -287,7 +287,7 @@ def test_what_names_a_prompt_belongs_to_its_turn() -> None:
     ]
 
 
-def test_each_question_is_asked_once_and_closed_once() -> None:
+def test_rehearsal_asks_and_closes_each_question_once() -> None:
     rehearsed = Rehearsal("claude-D-permission", corpus.whole)
     about = (kinds.QUESTION_ASKED, kinds.QUESTION_ANSWERED)
     asked = [event.body for event in rehearsed.events if event.kind == kinds.QUESTION_ASKED]
@@ -303,14 +303,14 @@ def test_each_question_is_asked_once_and_closed_once() -> None:
     assert told_of == expected
 
 
-def test_a_conversation_that_is_gone_is_told_and_begun_anew() -> None:
+def test_rehearsal_reports_lost_conversation_and_begins_another() -> None:
     rehearsed = Rehearsal("claude-G-resume-missing", corpus.whole)
     [lost] = [event.body for event in rehearsed.events if event.kind == kinds.SESSION_CONTEXT_LOST]
     assert rehearsed.starts == [lost["conversation"], None]
     assert lost["conversation"] == "44444444-4444-4444-8444-444444444444"
 
 
-def test_a_conversation_is_resumed_under_its_name() -> None:
+def test_rehearsal_resumes_conversation_by_name() -> None:
     resumed = Rehearsal("claude-G-resume", corpus.whole)
     killed = Rehearsal("claude-G-kill", corpus.whole)
     assert resumed.starts == [killed.state.conversation]

@@ -28,7 +28,7 @@ def sent(line: bytes) -> Any:
     return json.loads(line)
 
 
-def test_frames_out_are_those_that_were_recorded() -> None:
+def test_frames_equal_recorded_ones() -> None:
     recorded = {name: frames(name, "in") for name in corpus.NAMES}
     handshake, prompt = recorded["claude-L-queue"][:2]
     ours = sent(CLAUDE.handshake(handshake["request_id"]))
@@ -61,7 +61,7 @@ def test_frames_out_are_those_that_were_recorded() -> None:
         assert sent(CLAUDE.answer(asked[frame["response"]["request_id"]], decision)) == frame
 
 
-def test_what_a_process_is_told_at_its_start() -> None:
+def test_handshake_registers_hooks_servers_and_schema() -> None:
     hooks = (
         Registration("PreToolUse", "Bash", "h1", 70.0),
         Registration("Stop", None, "h2", 5.0),
@@ -123,11 +123,11 @@ PERMISSION = Requested("r", RequestPurpose.PERMISSION, "can_use_tool", "Bash", {
         ),
     ],
 )
-def test_an_answer_in_its_words(decision: Decision, expected: dict[str, Any]) -> None:
+def test_answer_has_expected_body(decision: Decision, expected: dict[str, Any]) -> None:
     assert body(CLAUDE.answer(PERMISSION, decision)) == expected
 
 
-def test_what_is_remembered_is_what_it_suggested_and_is_kept_where_we_say() -> None:
+def test_answer_remembers_suggested_rules_at_given_destination() -> None:
     suggested = [
         {"type": "addRules", "rules": [{"toolName": "Bash", "ruleContent": "true"}], "destination": "localSettings"},
         "no suggestion",
@@ -141,7 +141,7 @@ def test_what_is_remembered_is_what_it_suggested_and_is_kept_where_we_say() -> N
     ]
 
 
-def test_an_elicitation_is_accepted_with_content_or_declined() -> None:
+def test_elicitation_is_accepted_with_content_or_declined() -> None:
     asked = Requested("r", RequestPurpose.ELICITATION, "elicitation", "server")
     accepted = CLAUDE.answer(asked, Decision(allows=True, content={"name": "x"}))
     assert body(accepted) == {"action": "accept", "content": {"name": "x"}}
@@ -150,7 +150,7 @@ def test_an_elicitation_is_accepted_with_content_or_declined() -> None:
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
-def test_what_the_rules_say_goes_out_as_the_decision_of_a_hook(verdict: Verdict) -> None:
+def test_rule_verdict_is_sent_as_hook_decision(verdict: Verdict) -> None:
     asked = Requested("r", RequestPurpose.RULING, "hook_callback", "Bash")
     decided = body(CLAUDE.rule(asked, verdict))["hookSpecificOutput"]
     assert decided["hookEventName"] == "PreToolUse"
@@ -160,14 +160,14 @@ def test_what_the_rules_say_goes_out_as_the_decision_of_a_hook(verdict: Verdict)
     assert body(CLAUDE.rule(asked, None)) == {}
 
 
-def test_what_a_callback_gave_back() -> None:
+def test_callback_result_is_sent_as_response() -> None:
     hook = Requested("r", RequestPurpose.HOOK, "hook_callback", "h")
     assert body(CLAUDE.respond(hook, {"decision": "block"})) == {"decision": "block"}
     tool = Requested("r", RequestPurpose.TOOL, "mcp_message", "s")
     assert body(CLAUDE.respond(tool, {"id": 1, "result": {}})) == {"mcp_response": {"id": 1, "result": {}}}
 
 
-def test_a_refusal_is_an_error_with_the_request_inside() -> None:
+def test_refusal_is_error_response_with_request_id() -> None:
     response = {"subtype": "error", "request_id": "r", "error": "no\nnever"}
     assert sent(CLAUDE.refuse("r", "no\nnever")) == {"type": "control_response", "response": response}
 
@@ -175,11 +175,11 @@ def test_a_refusal_is_an_error_with_the_request_inside() -> None:
 @settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 @example("two\nlines\r\nand \u2028 \u0085 \x00")
-def test_any_text_is_one_line_and_arrives_as_it_was(text: str) -> None:
+def test_prompt_keeps_any_text_in_one_line(text: str) -> None:
     assert sent(CLAUDE.prompt(REF, text))["message"]["content"] == text
 
 
-def test_content_blocks() -> None:
+def test_prompt_converts_content_blocks() -> None:
     blocks = [
         {"type": "text", "text": "look"},
         {"type": "image", "data": "aGk=", "mimeType": "image/png", "uri": None},
@@ -213,13 +213,13 @@ def test_content_blocks() -> None:
         ([{"type": "resource"}], "has no resource"),
     ],
 )
-def test_what_cannot_be_a_prompt_is_the_callers_error(prompt: Any, says: str) -> None:
+def test_prompt_refuses_invalid_content(prompt: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         CLAUDE.prompt(REF, prompt)
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2j}, "\ud800"])
-def test_an_answer_that_is_no_json_is_the_callers_error(value: Any) -> None:
+def test_answer_refuses_value_that_is_no_json(value: Any) -> None:
     with pytest.raises(UsageError, match="cannot be sent"):
         CLAUDE.answer(PERMISSION, Decision(allows=True, updated_input={"command": value}))
 
@@ -231,12 +231,12 @@ OURS = [
 ]
 
 
-def test_the_command_has_what_the_dialect_needs() -> None:
+def test_argv_has_flags_the_dialect_needs() -> None:
     assert CLAUDE.argv(["claude"]) == ["claude", *OURS]
     assert CLAUDE.argv(["node", "cli.js"], args=["--bare", "x"]) == ["node", "cli.js", *OURS, "--bare", "x"]
 
 
-def test_no_value_can_become_a_flag() -> None:
+def test_argv_keeps_every_value_from_becoming_a_flag() -> None:
     argv = CLAUDE.argv(
         ["claude"],
         resume="--dangerously-skip-permissions",
@@ -259,7 +259,7 @@ def test_no_value_can_become_a_flag() -> None:
 
 
 @pytest.mark.parametrize("value", ["", 5, ["a"]])
-def test_a_value_that_is_no_text_is_the_callers_error(value: Any) -> None:
+def test_argv_refuses_value_that_is_no_text(value: Any) -> None:
     argv: Callable[..., list[str]] = CLAUDE.argv
     with pytest.raises(UsageError, match="--model cannot be"):
         argv(["claude"], model=value)

@@ -11,14 +11,14 @@ from banksman.core.dialects.claude.writer import is_plain_pattern, told
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def test_what_names_another_draft_is_left_out_at_every_depth() -> None:
+def test_schema_drops_draft_names_at_every_depth() -> None:
     inner = {"$comment": "x", "type": "array", "items": {"$id": "y", "type": "string"}}
     schema = {"$schema": DRAFT, "type": "object", "properties": {"a": inner}, "required": ["a"]}
     expected = {"type": "array", "items": {"type": "string"}}
     assert told(schema) == {"type": "object", "properties": {"a": expected}, "required": ["a"]}
 
 
-def test_names_and_values_are_no_keywords() -> None:
+def test_schema_keeps_names_and_values_that_look_like_keywords() -> None:
     named = {"pattern": {"type": "string"}, "$schema": {"const": {"$schema": "(?i)"}}}
     schema = {"type": "object", "properties": named, "default": {"$id": 1}, "enum": [{"$comment": 2}]}
     assert told(schema) == schema
@@ -44,7 +44,7 @@ def test_names_and_values_are_no_keywords() -> None:
         ),
     ],
 )
-def test_what_its_validator_refuses_is_not_told(schema: Any, expected: Any) -> None:
+def test_schema_drops_what_agent_validator_refuses(schema: Any, expected: Any) -> None:
     assert told(schema) == expected
 
 
@@ -55,7 +55,7 @@ def test_what_its_validator_refuses_is_not_told(schema: Any, expected: Any) -> N
         *("a]", "x{,3}", "a{2", "[]a]", "[^]a]", "[[a]", "^*"),
     ],
 )
-def test_a_pattern_that_only_python_reads_is_left_out(pattern: str) -> None:
+def test_schema_drops_pattern_that_only_python_reads(pattern: str) -> None:
     assert not is_plain_pattern(pattern)
     assert told({"type": "string", "pattern": pattern, "minLength": 1}) == {"type": "string", "minLength": 1}
     named: dict[str, Any] = {
@@ -67,6 +67,6 @@ def test_a_pattern_that_only_python_reads_is_left_out(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", [r"^\d{3}-\d{4}$", "^(?:a|b)$", r"^[a-z\-]+?\.py$", r"(a|b){2,3}", r"\\", "ü", ""])
-def test_a_pattern_that_both_read_alike_is_told(pattern: str) -> None:
+def test_schema_keeps_pattern_that_both_read_alike(pattern: str) -> None:
     schema = {"type": "object", "patternProperties": {pattern: {"pattern": pattern}}, "additionalProperties": False}
     assert told(schema) == schema

@@ -102,7 +102,7 @@ def over(*refs: str, **members: Any) -> list[Meaning]:
 
 
 # -- the handshake ---------------------------------------------------------------------------------------------------
-def test_the_thread_is_begun_with_all_that_was_wished_for() -> None:
+def test_thread_start_has_every_option() -> None:
     server = {"name": "files", "command": "serve", "args": ["-x"], "env": [{"name": "A", "value": "1"}]}
     remote = {"type": "http", "name": "far", "url": "http://h", "headers": [{"name": "H", "value": "2"}]}
     setup = Setup(cwd="/srv", model="m", permission_mode="never", system_prompt="be kind", mcp_servers=(server, remote))
@@ -125,12 +125,12 @@ def test_the_thread_is_begun_with_all_that_was_wished_for() -> None:
 
 
 @pytest.mark.parametrize(("forks", "method"), [(False, "thread/resume"), (True, "thread/fork")])
-def test_a_conversation_is_resumed_or_forked(forks: bool, method: str) -> None:
+def test_conversation_is_resumed_or_forked(forks: bool, method: str) -> None:
     talk = Talk(Setup(conversation="old", forks=forks))
     assert talk.last(method)["params"] == {"threadId": "old"}
 
 
-def test_a_resumed_conversation_is_known_though_its_history_is_too_long() -> None:
+def test_resumed_conversation_is_known_from_oversized_reply() -> None:
     talk = Talk(Setup(conversation="old"), is_begun=False)
     talk.do(talk.protocol.handshake("h"))
     talk.reply({})
@@ -139,7 +139,7 @@ def test_a_resumed_conversation_is_known_though_its_history_is_too_long() -> Non
     assert talk.protocol.conversation == "old"
 
 
-def test_a_handshake_may_be_refused_at_each_step() -> None:
+def test_handshake_can_be_refused_at_each_step() -> None:
     talk = Talk(is_begun=False)
     talk.do(talk.protocol.handshake("h"))
     (refused,) = talk.fail("no")
@@ -164,7 +164,7 @@ def test_a_handshake_may_be_refused_at_each_step() -> None:
 
 
 # -- prompts ---------------------------------------------------------------------------------------------------------
-def test_a_prompt_in_blocks() -> None:
+def test_prompt_converts_content_blocks() -> None:
     talk = Talk(Setup(schema={"type": "object"}))
     talk.prompt(
         "r",
@@ -196,18 +196,18 @@ def test_a_prompt_in_blocks() -> None:
     ids=repr,
 )
 @pytest.mark.parametrize("is_begun", [True, False])
-def test_what_cannot_be_sent_is_an_error_of_whoever_asks(prompt: Any, is_begun: bool) -> None:
+def test_prompt_refuses_unsendable_content(prompt: Any, is_begun: bool) -> None:
     with pytest.raises(UsageError):
         Talk(is_begun=is_begun).protocol.prompt("r", prompt)
 
 
-def test_the_longest_prompt() -> None:
+def test_prompt_length_is_bounded() -> None:
     Talk().prompt("r", "x" * (1 << 20))
     with pytest.raises(UsageError):
         Talk().prompt("r", "x" * ((1 << 20) + 1))
 
 
-def test_what_is_changed_is_sent_with_the_next_turns() -> None:
+def test_setting_is_sent_with_next_turn() -> None:
     talk = Talk()
     assert talk.do(talk.protocol.setting("s-1", "model", "other")) == [Replied("s-1")]
     assert talk.do(talk.protocol.setting("s-2", "permission_mode", "untrusted")) == [Replied("s-2")]
@@ -220,7 +220,7 @@ def test_what_is_changed_is_sent_with_the_next_turns() -> None:
 
 
 # -- whose turn it is ------------------------------------------------------------------------------------------------
-def test_a_turn() -> None:
+def test_turn_opens_and_ends_with_last_text() -> None:
     talk = Talk()
     talk.opens("r", "u")
     talk.notice("item/completed", turnId="u", item={"type": "agentMessage", "id": "m", "text": "first"})
@@ -230,7 +230,7 @@ def test_a_turn() -> None:
     assert talk.started("u") == [Noise()], "late"
 
 
-def test_what_is_repeated_about_an_ended_turn_opens_no_turn() -> None:
+def test_late_messages_about_ended_turn_open_no_turn() -> None:
     talk = Talk()
     for number in range(ENDED_TURNS_MAX + 1):
         talk.opens(f"r-{number}", f"u-{number}")
@@ -244,7 +244,7 @@ def test_what_is_repeated_about_an_ended_turn_opens_no_turn() -> None:
     assert len(talk.protocol.ended) == ENDED_TURNS_MAX, "it remembers a bounded number"
 
 
-def test_a_turn_that_starts_before_its_prompt_is_answered() -> None:
+def test_turn_that_starts_before_its_prompt_reply_is_matched() -> None:
     talk = Talk()
     talk.prompt("r")
     assert talk.started("u") == [], "it may be the agent's own"
@@ -252,7 +252,7 @@ def test_a_turn_that_starts_before_its_prompt_is_answered() -> None:
     assert talk.completed("u") == over("r")
 
 
-def test_a_turn_that_ends_before_its_prompt_is_answered() -> None:
+def test_turn_that_ends_before_its_prompt_reply_is_matched() -> None:
     talk = Talk()
     talk.prompt("r")
     assert talk.started("u") == []
@@ -261,7 +261,7 @@ def test_a_turn_that_ends_before_its_prompt_is_answered() -> None:
     assert talk.reply({"turn": {"id": "u"}}) == [Noise()], "said twice"
 
 
-def test_its_item_says_whose_turn_it_is() -> None:
+def test_turn_is_matched_by_client_id_of_its_item() -> None:
     talk = Talk()
     talk.prompt("r")
     talk.started("u")
@@ -272,7 +272,7 @@ def test_its_item_says_whose_turn_it_is() -> None:
     assert talk.reply({"turn": {"id": "u"}}) == [Noise()], "it is known"
 
 
-def test_a_turn_of_the_agents_own() -> None:
+def test_agent_initiated_turn_has_no_refs() -> None:
     talk = Talk()
     assert talk.started("own") == [opened()]
     assert talk.completed("own") == over()
@@ -285,7 +285,7 @@ def test_a_turn_of_the_agents_own() -> None:
     assert talk.completed("u") == over("r")
 
 
-def test_a_prompt_that_joins_a_turn_of_the_agents_own() -> None:
+def test_prompt_can_join_agent_initiated_turn() -> None:
     talk = Talk()
     talk.prompt("r")
     talk.started("own")
@@ -293,7 +293,7 @@ def test_a_prompt_that_joins_a_turn_of_the_agents_own() -> None:
     assert talk.completed("own") == over("r")
 
 
-def test_a_boundary_without_a_beginning() -> None:
+def test_boundary_without_start_opens_and_ends_turn() -> None:
     talk = Talk()
     talk.prompt("r")
     talk.reply({"turn": {"id": "u"}})
@@ -301,14 +301,14 @@ def test_a_boundary_without_a_beginning() -> None:
     assert talk.completed("strange") == [opened(), *over()]
 
 
-def test_another_turn_ends_the_one_that_never_said_so() -> None:
+def test_unfinished_turn_is_failed_when_another_starts() -> None:
     talk = Talk()
     talk.opens("r", "u")
     lost = over("r", is_error=True, error="the agent began another turn", stop_reason=None, conversation=None)
     assert talk.started("v") == [*lost, opened()]
 
 
-def test_what_is_said_of_another_thread_is_not_about_our_turn() -> None:
+def test_messages_of_another_thread_do_not_affect_turn() -> None:
     talk = Talk()
     talk.opens("r", "u")
     assert talk.notice("turn/completed", threadId="sub", turn={"id": "u", "status": "failed"}) == []
@@ -317,7 +317,7 @@ def test_what_is_said_of_another_thread_is_not_about_our_turn() -> None:
     assert talk.completed("u") == over("r")
 
 
-def test_a_prompt_that_is_refused() -> None:
+def test_refused_prompt_fails_its_turn() -> None:
     talk = Talk()
     talk.prompt("r")
     refused = over("r", is_error=True, error="too long (-32602)", stop_reason=None, conversation=None)
@@ -326,7 +326,7 @@ def test_a_prompt_that_is_refused() -> None:
 
 
 @pytest.mark.parametrize("id", [3, "3", 99, None], ids=repr)
-def test_a_reply_that_nobody_waits_for(id: jsonrpc.Id | None) -> None:
+def test_unexpected_reply_is_noise(id: jsonrpc.Id | None) -> None:
     talk = Talk()
     talk.opens("r", "u")
     before = talk.protocol
@@ -336,7 +336,7 @@ def test_a_reply_that_nobody_waits_for(id: jsonrpc.Id | None) -> None:
 
 
 # -- how it ends -----------------------------------------------------------------------------------------------------
-def test_a_turn_that_failed() -> None:
+def test_failed_turn_reports_error_and_overflow() -> None:
     talk = Talk()
     talk.opens("r", "u")
     error = {"message": "too much", "codexErrorInfo": "contextWindowExceeded", "additionalDetails": "by far"}
@@ -345,7 +345,7 @@ def test_a_turn_that_failed() -> None:
     )
 
 
-def test_an_error_that_is_retried_is_none() -> None:
+def test_retried_error_is_noise() -> None:
     talk = Talk()
     talk.opens("r", "u")
     assert talk.notice("error", turnId="u", willRetry=True, error={"message": "again"}) == [Noise()]
@@ -357,14 +357,14 @@ def test_an_error_that_is_retried_is_none() -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), [('{"a":1}', {"a": 1}), ("words", None), ("[1", None)])
-def test_a_value_is_all_of_the_text(text: str, value: Any) -> None:
+def test_structured_value_is_whole_text(text: str, value: Any) -> None:
     talk = Talk(Setup(schema={"type": "object"}))
     talk.opens("r", "u")
     talk.notice("item/completed", turnId="u", item={"type": "agentMessage", "id": "m", "text": text})
     assert talk.completed("u") == over("r", text=text, structured=value)
 
 
-def test_a_boundary_too_large_to_keep() -> None:
+def test_oversized_boundary_ends_turn_as_failed() -> None:
     talk = Talk()
     talk.opens("r", "u")
     head = b'{"method":"turn/completed","params":{"threadId":"t-1","turn":{"id":"u","items":[{"text":"'
@@ -373,7 +373,7 @@ def test_a_boundary_too_large_to_keep() -> None:
 
 
 @pytest.mark.parametrize("is_started", [True, False])
-def test_what_may_have_been_the_boundary(is_started: bool) -> None:
+def test_oversized_unknown_frame_ends_turn_as_failed(is_started: bool) -> None:
     talk = Talk()
     talk.prompt("r")
     talk.reply({"turn": {"id": "u"}})
@@ -385,7 +385,7 @@ def test_what_may_have_been_the_boundary(is_started: bool) -> None:
 
 
 # -- steering --------------------------------------------------------------------------------------------------------
-def test_a_prompt_is_added_to_the_turn_that_runs() -> None:
+def test_steered_prompt_ends_with_running_turn() -> None:
     talk = Talk()
     talk.opens("r", "u")
     talk.prompt("s")
@@ -394,7 +394,7 @@ def test_a_prompt_is_added_to_the_turn_that_runs() -> None:
     assert talk.completed("u") == over("r", "s")
 
 
-def test_a_prompt_that_is_added_before_the_turn_is_known() -> None:
+def test_steered_prompt_before_turn_is_known_joins_it() -> None:
     talk = Talk()
     talk.prompt("r")
     first = talk.sent[-1]["id"]
@@ -406,7 +406,7 @@ def test_a_prompt_that_is_added_before_the_turn_is_known() -> None:
     assert talk.completed("u") == over("r", "s")
 
 
-def test_a_prompt_that_came_too_late_is_given_back() -> None:
+def test_late_steered_prompt_is_refused() -> None:
     talk = Talk()
     talk.opens("r", "u")
     talk.prompt("s", "more")
@@ -416,7 +416,7 @@ def test_a_prompt_that_came_too_late_is_given_back() -> None:
     assert talk.completed("v") == over("s")
 
 
-def test_a_prompt_that_was_added_before_the_turn_is_known_is_given_back() -> None:
+def test_steered_prompt_before_turn_is_known_can_be_refused() -> None:
     talk = Talk()
     talk.prompt("r")
     first = talk.sent[-1]["id"]
@@ -427,7 +427,7 @@ def test_a_prompt_that_was_added_before_the_turn_is_known_is_given_back() -> Non
     assert talk.completed("u") == over("r")
 
 
-def test_a_prompt_was_taken_by_a_turn_that_is_over() -> None:
+def test_steered_prompt_taken_by_ended_turn_ends_at_once() -> None:
     talk = Talk()
     talk.opens("r", "u")
     talk.prompt("s")
@@ -435,7 +435,7 @@ def test_a_prompt_was_taken_by_a_turn_that_is_over() -> None:
     assert talk.reply({"turnId": "u"}) == over("s")
 
 
-def test_a_prompt_that_the_turn_does_not_take() -> None:
+def test_steered_prompt_can_be_refused_by_turn() -> None:
     talk = Talk()
     talk.opens("r", "u")
     talk.prompt("s")
@@ -444,7 +444,7 @@ def test_a_prompt_that_the_turn_does_not_take() -> None:
 
 
 # -- interrupts ------------------------------------------------------------------------------------------------------
-def test_an_interrupt_names_its_turn() -> None:
+def test_interrupt_names_its_turn() -> None:
     talk = Talk()
     talk.opens("r", "u")
     assert talk.do(talk.protocol.interrupt("i")) == []
@@ -453,7 +453,7 @@ def test_an_interrupt_names_its_turn() -> None:
     assert talk.completed("u", "interrupted") == over("r", is_aborted=True, stop_reason="interrupted")
 
 
-def test_an_interrupt_waits_for_its_turn_to_start() -> None:
+def test_interrupt_waits_for_its_turn_to_start() -> None:
     talk = Talk()
     talk.prompt("r")
     assert talk.do(talk.protocol.interrupt("i")) == []
@@ -464,21 +464,21 @@ def test_an_interrupt_waits_for_its_turn_to_start() -> None:
     assert talk.reply({}) == [Replied("i")]
 
 
-def test_an_interrupt_of_a_turn_that_never_starts() -> None:
+def test_interrupt_fails_when_its_turn_never_starts() -> None:
     talk = Talk()
     talk.prompt("r")
     talk.do(talk.protocol.interrupt("i"))
     assert talk.fail("no")[-1] == Replied("i", error="no turn runs")
 
 
-def test_an_interrupt_of_nothing() -> None:
+def test_interrupt_without_turn_fails_at_once() -> None:
     talk = Talk()
     count = len(talk.sent)
     assert talk.do(talk.protocol.interrupt("i")) == [Replied("i", error="no turn runs")]
     assert len(talk.sent) == count
 
 
-def test_an_interrupt_that_is_refused_or_never_answered() -> None:
+def test_interrupt_fails_when_refused_or_unanswered() -> None:
     talk = Talk()
     talk.opens("r", "u")
     talk.do(talk.protocol.interrupt("i"))
@@ -515,7 +515,7 @@ COMMAND = {
 ALLOW, DENY = Decision(allows=True), Decision(allows=False)
 
 
-def test_a_question_about_a_command() -> None:
+def test_command_approval_becomes_question_with_options() -> None:
     asked = ask(Talk(), "item/commandExecution/requestApproval", COMMAND)
     assert (asked.request, asked.wants, asked.tool) == ("0", RequestPurpose.PERMISSION, "commandExecution")
     assert asked.input == {"command": "touch a", "cwd": "/srv"}
@@ -542,13 +542,13 @@ def test_a_question_about_a_command() -> None:
     ],
     ids=repr,
 )
-def test_an_answer_in_its_words(decision: Decision, word: Any) -> None:
+def test_answer_has_expected_decision(decision: Decision, word: Any) -> None:
     talk = Talk()
     asked = ask(talk, "item/commandExecution/requestApproval", COMMAND, "id-7")
     assert answered(talk, asked, decision) == {"id": "id-7", "result": {"decision": word}}
 
 
-def test_a_question_about_files_says_which() -> None:
+def test_file_change_approval_names_its_changes() -> None:
     talk = Talk()
     talk.opens("r", "u")
     changes = [{"path": "a", "kind": {"type": "add"}, "diff": "x"}]
@@ -561,7 +561,7 @@ def test_a_question_about_files_says_which() -> None:
     }
 
 
-def test_more_rights() -> None:
+def test_permissions_approval_grants_requested_rights() -> None:
     rights = {"network": {"enabled": True}}
     grants: list[tuple[Decision, dict[str, Any]]] = [
         (ALLOW, {"permissions": rights, "scope": "turn"}),
@@ -575,14 +575,14 @@ def test_more_rights() -> None:
 
 
 @pytest.mark.parametrize("method", ["execCommandApproval", "applyPatchApproval"])
-def test_the_questions_of_an_older_protocol(method: str) -> None:
+def test_approval_of_older_protocol_is_answered(method: str) -> None:
     talk = Talk()
     asked = ask(talk, method, {"command": ["touch", "a"], "fileChanges": {}})
     assert asked.wants is RequestPurpose.PERMISSION
     assert answered(talk, asked, ALLOW)["result"] == {"decision": "approved"}
 
 
-def test_what_a_server_or_the_agent_wants_to_know() -> None:
+def test_elicitation_and_user_input_are_answered() -> None:
     talk = Talk()
     asked = ask(talk, "mcpServer/elicitation/request", {"serverName": "s", "message": "who?"})
     assert (asked.wants, asked.tool) == (RequestPurpose.ELICITATION, "s")
@@ -607,14 +607,14 @@ def test_what_a_server_or_the_agent_wants_to_know() -> None:
         ("item/permissions/requestApproval", {"permissions": {}, "scope": "turn"}),
     ],
 )
-def test_a_question_whose_turn_is_stopped(method: str, result: Any) -> None:
+def test_question_of_interrupted_turn_is_cancelled(method: str, result: Any) -> None:
     talk = Talk()
     asked = ask(talk, method, {})
     talk.do(talk.protocol.cancel(asked))
     assert talk.sent[-1] == {"id": 0, "result": result}
 
 
-def test_an_unknown_request_is_refused() -> None:
+def test_unknown_request_is_refused() -> None:
     talk = Talk()
     asked = ask(talk, "currentTime/read", {}, "x")
     assert asked.wants is RequestPurpose.UNKNOWN
@@ -622,7 +622,7 @@ def test_an_unknown_request_is_refused() -> None:
     assert talk.sent[-1] == {"id": "x", "error": {"code": -32601, "message": "no"}}
 
 
-def test_each_question_is_answered_once() -> None:
+def test_question_is_answered_once() -> None:
     talk = Talk()
     asked = ask(talk, "item/commandExecution/requestApproval", COMMAND)
     assert talk.hears({"method": "item/commandExecution/requestApproval", "id": 0, "params": COMMAND}) == []
@@ -634,7 +634,7 @@ def test_each_question_is_answered_once() -> None:
     assert len(talk.sent) == count
 
 
-def test_a_question_that_is_withdrawn_wants_no_answer() -> None:
+def test_withdrawn_question_wants_no_answer() -> None:
     talk = Talk()
     asked = ask(talk, "item/commandExecution/requestApproval", COMMAND)
     assert talk.notice("serverRequest/resolved", requestId="0") == [], "another one"
@@ -644,7 +644,7 @@ def test_a_question_that_is_withdrawn_wants_no_answer() -> None:
     assert len(talk.sent) == count
 
 
-def test_their_numbers_are_not_ours() -> None:
+def test_request_ids_of_agent_and_client_are_separate() -> None:
     talk = Talk()
     talk.prompt("r")
     id = talk.sent[-1]["id"]
@@ -653,14 +653,14 @@ def test_their_numbers_are_not_ours() -> None:
     assert answered(talk, asked, ALLOW)["id"] == id
 
 
-def test_a_question_too_large_to_keep_is_answered_with_no() -> None:
+def test_oversized_question_is_declined() -> None:
     talk = Talk()
     head = b'{"method":"item/commandExecution/requestApproval","id":4,"params":{"command":"'
     assert talk.hears(head, tail=b'"}}') == []
     assert talk.sent[-1] == {"id": 4, "result": {"decision": "decline"}}
 
 
-def test_too_many_questions() -> None:
+def test_questions_beyond_maximum_are_refused() -> None:
     talk = Talk()
     for number in range(THEIRS_MAX):
         ask(talk, "item/commandExecution/requestApproval", COMMAND, number)
@@ -668,20 +668,20 @@ def test_too_many_questions() -> None:
     assert talk.sent[-1]["error"]["code"] == jsonrpc.INTERNAL_ERROR
 
 
-def test_what_was_changed_never_runs_as_it_was() -> None:
+def test_allow_with_updated_input_is_never_sent() -> None:
     talk = Talk()
     asked = ask(talk, "item/commandExecution/requestApproval", COMMAND)
     with pytest.raises(AssertionError):
         talk.protocol.answer(asked, Decision(allows=True, updated_input={"command": "ls"}))
 
 
-def test_a_request_under_what_is_no_id_is_told_so() -> None:
+def test_request_with_invalid_id_is_answered_under_null_id() -> None:
     talk = Talk()
     assert talk.hears({"method": "item/commandExecution/requestApproval", "id": 1.5, "params": {}}) == [Noise()]
     assert (talk.sent[-1]["id"], talk.sent[-1]["error"]["code"]) == (None, jsonrpc.INVALID_REQUEST)
 
 
-def test_an_agent_that_answers_no_request_is_asked_no_more_than_so_many() -> None:
+def test_unanswered_requests_to_agent_are_bounded() -> None:
     talk = Talk()
     talk.opens("r", "u")
     count = len(talk.sent)
@@ -696,7 +696,7 @@ def test_an_agent_that_answers_no_request_is_asked_no_more_than_so_many() -> Non
     assert talk.hears({"id": talk.sent[count]["id"], "result": {"turnId": "u"}}) == [PromptTaken("r0")]
 
 
-def test_a_prompt_whose_turn_is_over_waits_for_no_answer() -> None:
+def test_ended_turn_frees_its_unanswered_prompt() -> None:
     """An agent that never answers, and says by its items whose turn it is, goes on for ever."""
     talk = Talk()
     for number in range(OURS_MAX + 1):
@@ -707,7 +707,7 @@ def test_a_prompt_whose_turn_is_over_waits_for_no_answer() -> None:
         assert talk.completed(turn) == over(ref)
 
 
-def test_what_is_said_in_another_thread_is_an_aside() -> None:
+def test_message_of_another_thread_is_an_aside() -> None:
     talk = Talk(is_begun=False)
     line = json.dumps({"method": "item/agentMessage/delta", "params": {"threadId": THREAD, "delta": "x"}}).encode()
     other = line.replace(THREAD.encode(), b"another")
@@ -720,7 +720,7 @@ def test_what_is_said_in_another_thread_is_an_aside() -> None:
 
 
 # -- the rest --------------------------------------------------------------------------------------------------------
-def test_a_batch_is_heard_in_order() -> None:
+def test_batch_is_read_in_order() -> None:
     talk = Talk()
     talk.prompt("r")
     id = talk.sent[-1]["id"]
@@ -734,7 +734,7 @@ def test_a_batch_is_heard_in_order() -> None:
     assert talk.hears(batch) == [PromptTaken("r"), Noise(), opened("r"), ToolBegan(("w",)), *over("r")]
 
 
-def test_a_speech_is_a_value() -> None:
+def test_protocol_state_is_immutable() -> None:
     talk = Talk()
     before = talk.protocol
     talk.opens("r", "u")
@@ -743,6 +743,6 @@ def test_a_speech_is_a_value() -> None:
     assert before == Talk().protocol
 
 
-def test_the_command_line_says_nothing() -> None:
+def test_argv_has_no_session_options() -> None:
     argv = CODEX.argv(["codex", "app-server"], resume="t", model="m", permission_mode="never", args=["-c", "x=1"])
     assert argv == ["codex", "app-server", "-c", "x=1"]

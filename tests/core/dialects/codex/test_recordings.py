@@ -97,13 +97,13 @@ def told(meaning: Meaning) -> str | None:
 
 
 # -- the recordings themselves ---------------------------------------------------------------------------------------
-def test_all_recordings_are_here() -> None:
+def test_recordings_are_complete() -> None:
     assert set(NAMES) == set(HEARD)
     assert {path.stem for path in codex.golden(NAMES[0]).parent.iterdir()} == set(NAMES)
 
 
 @each_recording
-def test_a_recording_is_whole_and_names_no_machine(name: str) -> None:
+def test_recording_is_whole_and_names_no_machine(name: str) -> None:
     entries = corpus.entries(name)
     assert [entry.kind for entry in entries].count("argv") == 1
     for entry in entries:
@@ -127,7 +127,7 @@ def heard(data: bytes, cut: Cut) -> list[tuple[bytes, Meaning | None]]:
 
 @each_cut
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n"], ids=["LF", "CRLF"])
-def test_lines_and_meanings_are_the_same_however_the_bytes_come(newline: bytes, cut: Cut) -> None:
+def test_recording_is_read_alike_however_bytes_are_cut(newline: bytes, cut: Cut) -> None:
     for name in NAMES:
         lines = corpus.lines(name)
         data = newline.join(lines)  # The last one has no newline: the end of the stream is one.
@@ -147,32 +147,32 @@ def reversed_members(frame: dict[str, object]) -> bytes:
 
 @each_recording
 @pytest.mark.parametrize("write", [corpus.line, spaced, reversed_members])
-def test_what_is_heard_of_turns_prompts_and_requests(name: str, write: Callable[[Any], bytes]) -> None:
+def test_recording_has_expected_meanings(name: str, write: Callable[[Any], bytes]) -> None:
     played = codex.play(name, write)
     assert ", ".join(word for meaning in played.meanings if (word := told(meaning))) == HEARD[name]
 
 
 @each_recording
-def test_what_our_side_says_has_no_version_and_its_own_numbers(name: str) -> None:
+def test_sent_frames_have_no_version_and_own_numbers(name: str) -> None:
     frames = codex.play(name).frames
     assert not [frame for frame in frames if "jsonrpc" in frame]
     numbers = [frame["id"] for frame in frames if "method" in frame and "id" in frame]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_questions_are_answered_by_the_numbers_they_came_with() -> None:
+def test_recorded_questions_are_answered_by_their_ids() -> None:
     answers = [frame for frame in codex.play("codex-D-approval").frames if "result" in frame]
     decisions = [(frame["id"], frame["result"]["decision"]) for frame in answers]
     assert decisions == [(0, "accept"), (1, "decline"), (2, "cancel")]
 
 
-def test_usage_is_that_of_the_turn() -> None:
+def test_recorded_usage_is_of_its_turn() -> None:
     overs = [meaning for meaning in codex.play("codex-D-approval").meanings if isinstance(meaning, TurnOver)]
     # Two calls of the model with 15 tokens each, then the same; and one each, for it was stopped at its tool.
     assert [over.usage and over.usage["totalTokens"] for over in overs] == [30, 30, 15, 15]
 
 
-def test_a_conversation_that_is_not_known_is_forgotten() -> None:
+def test_recorded_unknown_conversation_is_forgotten() -> None:
     error = next(frame for frame in corpus.frames("codex-G-resume", "out") if "error" in frame)
     playing = codex.Play(CODEX.begin(Setup(conversation="01a1dca7-0000-7000-8000-000000000000")))
     playing.say(playing.protocol.handshake("handshake"))
@@ -184,13 +184,13 @@ def test_a_conversation_that_is_not_known_is_forgotten() -> None:
     assert "no rollout found" in forgot.error
 
 
-def test_the_other_protocol_is_noise() -> None:
+def test_exec_protocol_is_noise() -> None:
     assert {type(CODEX.read(line)) for line in corpus.lines("codex-exec")} == {Noise}
 
 
 # -- projections -----------------------------------------------------------------------------------------------------
 @each_recording
-def test_projections_are_as_they_were(name: str) -> None:
+def test_recording_matches_golden_projection(name: str) -> None:
     expected = codex.golden(name).read_text(encoding="utf-8")
     assert corpus.projected(name, CODEX.project) == expected, (
         "python -m tests.core.dialects.recordings.codex writes them anew"
@@ -198,7 +198,7 @@ def test_projections_are_as_they_were(name: str) -> None:
 
 
 @each_recording
-def test_both_readings_tell_the_same_text_once(name: str) -> None:
+def test_projector_and_transcript_tell_recorded_text_once(name: str) -> None:
     projector, transcript = CODEX.projector(), CODEX.transcript()
     complete: dict[str, str] = {}
     streamed: dict[str, str] = {}
@@ -216,7 +216,7 @@ def test_both_readings_tell_the_same_text_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "codex-exec"])
-def test_a_line_without_its_end_means_what_its_beginning_says(name: str) -> None:
+def test_read_head_of_recorded_line_agrees_with_read(name: str) -> None:
     for line in corpus.lines(name):
         whole, cut = CODEX.read(line), CODEX.read_head(line[: len(line) - 1], line[-40:])
         if isinstance(whole, NeedsConversation):

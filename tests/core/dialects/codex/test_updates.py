@@ -26,7 +26,7 @@ def chunk(kind: str, text: str) -> dict[str, Any]:
     return {"sessionUpdate": kind, "content": {"type": "text", "text": text}, "messageId": "i"}
 
 
-def test_a_command_and_its_output() -> None:
+def test_project_tells_command_and_its_output() -> None:
     (began,) = started(type="commandExecution", command="ls", cwd="/srv", status="inProgress")
     assert (began["kind"], began["title"], began["rawInput"]) == ("execute", "ls", {"command": "ls", "cwd": "/srv"})
     (ended,) = completed(type="commandExecution", status="failed", aggregatedOutput="no\n", exitCode=2)
@@ -41,7 +41,7 @@ def test_a_command_and_its_output() -> None:
     assert completed(type="commandExecution", status="completed")[0]["status"] == "completed"
 
 
-def test_changes_of_files_are_shown_as_what_was_and_what_will_be() -> None:
+def test_project_tells_file_changes_as_diffs() -> None:
     diff = "--- a\n+++ b\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n\\ No newline at end of file\n"
     changes = [
         {"path": "a.py", "kind": {"type": "update", "move_path": None}, "diff": diff},
@@ -59,7 +59,7 @@ def test_changes_of_files_are_shown_as_what_was_and_what_will_be() -> None:
     ]
 
 
-def test_other_tools() -> None:
+def test_project_tells_other_tools() -> None:
     (call,) = started(type="mcpToolCall", server="files", tool="read", arguments={"a": 1}, status="inProgress")
     assert (call["title"], call["kind"]) == ("files: read", "other")
     parts = [{"type": "text", "text": "x"}, {"type": "odd"}]
@@ -72,7 +72,7 @@ def test_other_tools() -> None:
     assert started(type="contextCompaction") == []
 
 
-def test_plans_and_use() -> None:
+def test_project_tells_plans_and_usage() -> None:
     steps = [
         *(
             {"step": "a", "status": "completed"},
@@ -91,7 +91,7 @@ def test_plans_and_use() -> None:
     ]
 
 
-def test_thoughts_are_told_once_in_each_reading() -> None:
+def test_project_tells_thoughts_once() -> None:
     complete = notice("item/completed", item={"type": "reasoning", "id": "i", "summary": ["hm"], "content": ["so"]})
     thoughts = [chunk("agent_thought_chunk", "hm"), chunk("agent_thought_chunk", "so")]
     assert CODEX.project(complete) == thoughts
@@ -106,7 +106,7 @@ def test_thoughts_are_told_once_in_each_reading() -> None:
     assert [CODEX.project(line) for line in deltas] == [[], []]
 
 
-def test_the_text_of_a_turn_that_was_cut_off() -> None:
+def test_transcript_keeps_text_of_cut_off_turn() -> None:
     transcript = CODEX.transcript()
     assert transcript.text() is None
     transcript.add(notice("item/agentMessage/delta", itemId="i", delta="fir"))
@@ -127,12 +127,12 @@ def test_the_text_of_a_turn_that_was_cut_off() -> None:
     ],
     ids=repr,
 )
-def test_what_is_nothing_is_shown_as_nothing(line: bytes) -> None:
+def test_project_tells_nothing_for_invalid_line(line: bytes) -> None:
     transcript = CODEX.transcript()
     transcript.add(line)
     assert (CODEX.project(line), CODEX.projector().project(line), transcript.text()) == ([], [], None)
 
 
-def test_text_that_is_none_is_mended() -> None:
+def test_project_mends_text_that_is_not_utf8() -> None:
     line = b'{"method":"item/completed","params":{"item":{"id":"i","type":"agentMessage","text":"a\xff"}}}'
     assert CODEX.project(line) == [chunk("agent_message_chunk", "a\ufffd")]

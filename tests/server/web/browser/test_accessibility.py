@@ -32,7 +32,7 @@ SCRIPT = {
 }
 
 
-def test_on_a_phone(visits: Visits) -> None:
+def test_page_works_on_a_phone(visits: Visits) -> None:
     served = visits.served
     session = served.open(SCRIPT, name="in-a-pocket")
     served.open(name="another-one")
@@ -78,7 +78,7 @@ def _fits(page: Page) -> None:
     assert wide <= width, f"the page is {wide} wide, and the phone {width}"
 
 
-def test_by_keyboard_alone(visits: Visits) -> None:
+def test_page_works_by_keyboard_alone(visits: Visits) -> None:
     served = visits.served
     served.open(name="another-one")
     session = served.open(SCRIPT, name="typed")
@@ -140,7 +140,7 @@ def test_by_keyboard_alone(visits: Visits) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_accessible(visits: Visits, chromium: Chromium, scheme: str) -> None:
+def test_page_has_no_serious_accessibility_violation(visits: Visits, chromium: Chromium, scheme: str) -> None:
     """By axe, on each state of the page: nothing serious, nothing critical. In the dark only where colours differ."""
     is_whole = scheme == "light"
     served = visits.served
@@ -171,7 +171,7 @@ def test_accessible(visits: Visits, chromium: Chromium, scheme: str) -> None:
     tab.page.keyboard.press("Escape")
 
 
-def test_the_theme_is_kept(visits: Visits) -> None:
+def test_theme_choice_survives_a_reload(visits: Visits) -> None:
     """Light as the machine says, until somebody says otherwise; and then also the next time."""
     tab = visits.tab(visits.served.open(name="at-night"))
     ground = "getComputedStyle(document.body).backgroundColor"

@@ -18,7 +18,7 @@ def _asked(served: Served, session: str) -> list[str]:
     return [event["body"]["prompt"] for event in events(served, session) if event["kind"] == "turn.queued"]
 
 
-def test_who_goes_on_typing_after_a_click_on_send_is_writing(visits: Visits) -> None:
+def test_typing_after_a_click_on_send_goes_to_the_message(visits: Visits) -> None:
     served = visits.served
     session = served.open({"prompt 1": ["stream 5000 0.02"]}, name="typed")
     tab = visits.tab(session)
@@ -32,7 +32,7 @@ def test_who_goes_on_typing_after_a_click_on_send_is_writing(visits: Visits) -> 
 
 
 @pytest.mark.parametrize("way", ["another session", "reload"])
-def test_what_is_on_its_way_is_asked_once(visits: Visits, way: str) -> None:
+def test_message_on_its_way_is_asked_once(visits: Visits, way: str) -> None:
     """The server has it and cannot answer: nobody knows, so it is neither given back as unsent nor asked again."""
     served = visits.served
     visits.chromium.expect_lost_connections()
@@ -68,7 +68,7 @@ def test_what_is_on_its_way_is_asked_once(visits: Visits, way: str) -> None:
     assert _asked(served, session) == ["The first.", "Only once.", "The last."]
 
 
-def test_what_nobody_answered_is_sent_after_a_reload(visits: Visits) -> None:
+def test_message_that_never_arrived_is_sent_after_a_reload(visits: Visits) -> None:
     """It never arrived: the page that comes after sends it, in the order in which it was written."""
     served = visits.served
     visits.chromium.expect_lost_connections()
@@ -88,7 +88,7 @@ def test_what_nobody_answered_is_sent_after_a_reload(visits: Visits) -> None:
         tab.page.close()
 
 
-def test_an_address_with_a_name_leads_to_the_session(visits: Visits) -> None:
+def test_address_with_a_session_name_opens_the_session(visits: Visits) -> None:
     session = visits.served.open({"prompt": ["say Here I am."]}, name="by-its-name")
     tab = visits.tab("by-its-name")
     tab.page.wait_for_url(f"**/#/s/{session}")
@@ -96,7 +96,7 @@ def test_an_address_with_a_name_leads_to_the_session(visits: Visits) -> None:
     expect(tab.items("text")).to_contain_text("Here I am.")
 
 
-def test_whoever_answers_second_is_told_whose_answer_it_was(visits: Visits) -> None:
+def test_second_answer_shows_that_the_question_was_answered_elsewhere(visits: Visits) -> None:
     served = visits.served
     session = served.open({"prompt": ['ask Bash {"command": "ls"}']}, name="raced")
     tab = visits.tab(session)

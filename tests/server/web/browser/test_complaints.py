@@ -22,7 +22,7 @@ DEEDS = {
 
 
 @pytest.mark.thorough
-def test_nothing_of_this_goes_unnoticed(chromium: Chromium, served: Served) -> None:
+def test_complaints_catch_every_page_fault(chromium: Chromium, served: Served) -> None:
     chromium.belongs(served.url)
     page = chromium.context().new_page()
     page.goto(f"{served.url}/")

@@ -64,7 +64,7 @@ def test_page_without_a_link_takes_the_pasted_token(visits: Visits) -> None:
 
 
 @thorough
-def test_another_port_of_this_machine_is_sent_no_credentials(visits: Visits) -> None:
+def test_browser_sends_no_credentials_to_another_port(visits: Visits) -> None:
     """A program that an agent has started at another port, and that the user looks at with the same browser."""
     heard: list[str] = []
 

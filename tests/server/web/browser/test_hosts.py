@@ -35,7 +35,7 @@ def served(many: Fleet) -> Served:
 
 
 @thorough
-def test_a_page_shows_the_hosts_and_which_has_a_session(visits: Visits) -> None:
+def test_page_shows_hosts_and_which_has_a_session(visits: Visits) -> None:
     session = visits.served.open({"prompt": ["stream 20 0.01 word"]}, name="there")
     tab = visits.tab(session)
     expect(tab.page.locator(".header .host")).to_have_text("on build-1")

@@ -74,7 +74,7 @@ CLEAN: dict[str, Any] = {"pwned": None, "foreign": 0, "handlers": 0, "links": []
 
 
 @thorough
-def test_what_the_agent_says_stays_text(visits: Visits) -> None:
+def test_agent_output_stays_text_in_the_page(visits: Visits) -> None:
     """In its words, as it streams them and as a whole, in tools, in files, in questions; in prompts and in names."""
     served = visits.served
     # Steps are lines of the agent's script, so a frame of more lines is given as it is on the wire.

@@ -34,7 +34,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 @pytest.mark.thorough
-def test_a_hundred_thousand_events(visits: Visits) -> None:
+def test_session_of_100000_events_opens_with_a_bounded_document(visits: Visits) -> None:
     served = visits.served
     tab = visits.tab()
     began = time.monotonic()

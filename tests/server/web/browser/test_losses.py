@@ -19,7 +19,7 @@ STREAMED = {"prompt 1": [f"stream {COUNT} 0.02"]}
 WORDS = [f"tick{number}" for number in range(COUNT)]
 
 
-def test_reload_in_the_middle_of_a_turn(visits: Visits) -> None:
+def test_reload_in_the_middle_of_a_turn_loses_nothing(visits: Visits) -> None:
     served = visits.served
     session = served.open(STREAMED, name="reloaded")
     tab = visits.tab(session)
@@ -38,7 +38,7 @@ def test_reload_in_the_middle_of_a_turn(visits: Visits) -> None:
 
 
 @pytest.mark.parametrize("way", ["kill", "stop"])
-def test_server_restart_in_the_middle_of_a_turn(visits: Visits, way: str) -> None:
+def test_server_restart_in_the_middle_of_a_turn_loses_nothing(visits: Visits, way: str) -> None:
     """SIGKILL, or the TERM of somebody without patience; at the same address, with the same store."""
     served = visits.served
     visits.chromium.expect_lost_connections()
@@ -63,7 +63,7 @@ def test_server_restart_in_the_middle_of_a_turn(visits: Visits, way: str) -> Non
 
 
 @pytest.mark.parametrize("way", ["cut", "freeze", "offline"])
-def test_network_lost_and_back(visits: Visits, way: str) -> None:
+def test_network_loss_in_the_middle_of_a_turn_loses_nothing(visits: Visits, way: str) -> None:
     served = visits.served
     visits.chromium.expect_lost_connections()
     session = served.open(STREAMED, name="unreachable")

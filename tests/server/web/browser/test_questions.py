@@ -26,7 +26,7 @@ INPUTS = [
 
 
 @pytest.mark.thorough
-def test_all_of_an_input_is_shown(visits: Visits) -> None:
+def test_question_shows_its_whole_input(visits: Visits) -> None:
     script = {f"prompt {number}": [f"ask Odd {json.dumps(given)}"] for number, given in enumerate(INPUTS, 1)}
     tab = visits.tab(visits.served.open(script, name="odd"))
     for number in range(1, len(INPUTS) + 1):
@@ -119,7 +119,7 @@ def test_key_or_click_does_not_answer_a_question_that_has_just_moved_up(visits: 
 
 
 @thorough
-def test_what_will_run_comes_before_the_agents_words(visits: Visits) -> None:
+def test_question_shows_the_command_before_the_agents_description(visits: Visits) -> None:
     asks = [
         'ask Bash {"description": "Print the date", "command": "rm -rf /"}',
         'ask mcp__py__run {"description": "Print the date", "code": "shutil.rmtree(home)"}',
@@ -137,7 +137,7 @@ def test_what_will_run_comes_before_the_agents_words(visits: Visits) -> None:
 
 
 @pytest.mark.thorough
-def test_one_that_cannot_be_read_can_still_be_denied(visits: Visits) -> None:
+def test_question_that_is_unreadable_can_be_denied(visits: Visits) -> None:
     odd = json.dumps({"questions": [None, {"question": {"toString": "x", "valueOf": "y"}, "options": [None]}]})
     tab = visits.tab(visits.served.open({"prompt": [f"ask AskUserQuestion {odd}"]}, name="odd"))
     tab.send("Go.")

@@ -33,7 +33,7 @@ def test_ten_tabs_are_live_and_each_can_post(visits: Visits) -> None:
 
 
 @pytest.mark.thorough
-def test_closing_the_leading_tab_hands_over(visits: Visits) -> None:
+def test_closing_the_leading_tab_hands_over_the_stream(visits: Visits) -> None:
     """Each time that the one goes which reads for all, in the middle of what it reads."""
     served = visits.served
     session = served.open({"prompt": ["stream 200 0.02"]}, name="handed-over")

@@ -25,7 +25,7 @@ GROWTH = """() => {
 }"""
 
 
-def test_a_turn_is_streamed(visits: Visits) -> None:
+def test_turn_is_streamed_into_the_page(visits: Visits) -> None:
     session = visits.served.open({"prompt": ["stream 100 0.02 word"]}, name="streamed")
     tab = visits.tab(session)
     tab.page.evaluate(GROWTH)
@@ -42,7 +42,7 @@ def test_a_turn_is_streamed(visits: Visits) -> None:
 
 
 @thorough
-def test_an_interrupt_and_its_receipt(visits: Visits) -> None:
+def test_interrupt_button_stops_the_turn_and_shows_the_receipt(visits: Visits) -> None:
     served = visits.served
     session = served.open({"prompt 1": LONG}, name="stopped")
     tab = visits.tab(session)
@@ -63,7 +63,7 @@ def test_an_interrupt_and_its_receipt(visits: Visits) -> None:
 
 
 @thorough
-def test_a_preemption_is_seen_in_the_timeline(visits: Visits) -> None:
+def test_preemption_is_marked_in_the_timeline(visits: Visits) -> None:
     served = visits.served
     session = served.open({"prompt 1": LONG, "prompt 2": ["stream 40 0.02"], "prompt 3": ["stream 40 0.02"]})
     tab = visits.tab(session)
@@ -105,7 +105,7 @@ def _bars(found: list[dict[str, Any]], phase: str) -> list[dict[str, Any]]:
 
 
 @thorough
-def test_a_question_is_answered_in_one_of_two_tabs(visits: Visits) -> None:
+def test_question_answered_in_one_tab_closes_in_the_other(visits: Visits) -> None:
     served = visits.served
     session = served.open({"prompt": ['ask Bash {"command": "make test"}', "say All green."]}, name="asking")
     one = visits.tab(session)

@@ -21,7 +21,7 @@ NAME = "chores"
 SIZE = {"width": 1280, "height": 720}
 
 
-def test_the_pictures_of_the_tutorial(chromium: Chromium, tmp_path: Path) -> None:
+def test_tutorial_pictures_are_made_while_it_is_followed(chromium: Chromium, tmp_path: Path) -> None:
     # The server is killed at its end, and the page is still there to see it.
     chromium.expect_lost_connections()
     context = chromium.context(viewport=SIZE)
