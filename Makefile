@@ -5,6 +5,7 @@
 #   .venv          requirements/dev.txt    tests, linters, type checker
 #   .venv-run      requirements/run.txt    what a user gets: a module that needs a developer's package fails in `make run`
 #   .venv-bench    requirements/bench.txt  the package and what it is measured against
+#   .venv-docs     requirements/docs.txt   the package and the site generator
 #   .venv-3.12 …   requirements/dev.txt    the same tests on the other Pythons
 
 PYTHON ?= python3
@@ -23,7 +24,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run tour test test-busy chromium shells typescript screenshots docs-cli blocking check check-deep bench soak prove explore chaos test-agents conformance test-pythons lock clean venv venv-run venv-bench
+.PHONY: help run tour test test-busy chromium shells typescript screenshots docs docs-cli blocking check check-deep bench soak prove explore chaos test-agents conformance test-pythons lock clean venv venv-run venv-bench venv-docs
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +55,10 @@ typescript: venv
 # The tutorial's pictures are made by the tests that follow it, so that they show what it does and not what it did once.
 screenshots: venv chromium ## docs/images/*.png again, by the browser test of the tutorial
 	BANKSMAN_SCREENSHOTS=docs/images $(BIN)/python -m pytest -n 0 -q -m thorough $(ARGS) tests/server/web/browser/test_tutorial_pictures.py
+
+# No network: the theme fetches no font, and the strict mode makes a broken link or anchor an error.
+docs: venv-docs ## the documentation site, in build/site
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --site-dir build/site
 
 docs-cli: venv ## docs/cli.md, from what --help says
 	$(BIN)/python tools/cli_page.py
@@ -126,6 +131,7 @@ lock: .venv-lock/bin/uv ## the hashed locks from requirements/*.in (UPGRADE=1: n
 	$(LOCK) --output-file requirements/run.txt requirements/run.in
 	$(LOCK) --output-file requirements/dev.txt requirements/dev.in
 	$(LOCK) --output-file requirements/bench.txt requirements/bench.in
+	$(LOCK) --output-file requirements/docs.txt requirements/docs.in
 	@if grep -n '://' requirements/*.txt; then echo "a lock must name no address" >&2; exit 1; fi
 
 .venv-lock/bin/uv:
@@ -142,3 +148,5 @@ venv-run:
 	@$(PYTHON) tools/venv.py .venv-run requirements/run.txt
 venv-bench:
 	@$(PYTHON) tools/venv.py .venv-bench requirements/bench.txt
+venv-docs:
+	@$(PYTHON) tools/venv.py .venv-docs requirements/docs.txt
