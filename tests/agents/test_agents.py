@@ -49,7 +49,7 @@ def ground(claude: str, tmp_path: Path) -> Generator[Callable[[str], Ground]]:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_nothing_is_left(
+def test_agent_step_leaves_no_process(
     step: str, ground: Callable[[str], Ground], record_property: Callable[[str, object], None]
 ) -> None:
     row: dict[str, Any] = {"step": step, "number": list(STEPS).index(step)}
@@ -97,11 +97,11 @@ def on_plain(step: str, ground: Ground) -> tuple[float, str, dict[int, str]]:
     return seconds, outcome, left
 
 
-def test_both_sides_have_the_same_steps() -> None:
+def test_plain_and_banksman_steps_are_the_same() -> None:
     assert list(PLAIN_STEPS) == list(STEPS)
 
 
-def test_the_count_sees_what_is_alive(ground: Callable[[str], Ground]) -> None:
+def test_count_sees_living_processes(ground: Callable[[str], Ground]) -> None:
     """Also what has the mark only in its environment."""
     place = ground("counted")
     assert place.start_count(after_seconds=0).result() == {}
@@ -114,7 +114,7 @@ def test_the_count_sees_what_is_alive(ground: Callable[[str], Ground]) -> None:
     assert place.start_count(after_seconds=0).result() == {}
 
 
-def test_the_agent_is_the_pinned_one(ground: Callable[[str], Ground]) -> None:
+def test_claude_is_the_pinned_version(ground: Callable[[str], Ground]) -> None:
     place = ground("version")
     said = subprocess.run(
         [place.claude, "--version"],

@@ -92,7 +92,7 @@ async def in_a_tool(scene: Scene) -> str:
 
 
 @pytest.mark.parametrize("moment", [streaming, in_a_tool])
-def test_a_killed_host_is_succeeded(ground: Ground, moment: Any) -> None:
+def test_killed_host_session_is_taken_over(ground: Ground, moment: Any) -> None:
     asyncio.run(asyncio.wait_for(_succeed(ground, moment), TEST_SECONDS_MAX))
 
 

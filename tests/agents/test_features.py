@@ -49,7 +49,7 @@ async def events(session: Session, kind: str) -> list[Event]:
     return [event async for event in session.events() if event.kind == kind]
 
 
-def test_rules_come_before_the_agents_own_settings(run: Callable[..., None]) -> None:
+def test_rules_precede_agent_settings(run: Callable[..., None]) -> None:
     async def feature(case: Case) -> None:
         made, denied = case.ground.path("made"), case.ground.path("denied")
         session = await case.open(rules={"Bash": "allow", "Read": "deny"}, on_question=nobody)
@@ -68,7 +68,7 @@ def test_rules_come_before_the_agents_own_settings(run: Callable[..., None]) -> 
     run(feature)
 
 
-def test_a_rule_can_ask_where_the_agent_would_not(run: Callable[..., None]) -> None:
+def test_rule_can_ask_where_agent_would_not(run: Callable[..., None]) -> None:
     asked: list[str] = []
 
     def deny(question: Question) -> Answer:
@@ -86,7 +86,7 @@ def test_a_rule_can_ask_where_the_agent_would_not(run: Callable[..., None]) -> N
     run(feature)
 
 
-def test_an_answer_is_remembered_and_a_denial_can_end_the_turn(run: Callable[..., None]) -> None:
+def test_answer_is_remembered_and_denial_can_end_turn(run: Callable[..., None]) -> None:
     asked: list[Question] = []
 
     def decide(question: Question) -> Answer:
@@ -109,7 +109,7 @@ def test_an_answer_is_remembered_and_a_denial_can_end_the_turn(run: Callable[...
     run(feature)
 
 
-def test_tools_and_hooks_of_this_process(run: Callable[..., None]) -> None:
+def test_tools_and_hooks_of_caller_are_called(run: Callable[..., None]) -> None:
     seen: list[Mapping[str, Any]] = []
 
     def before(event: Mapping[str, Any]) -> None:
@@ -132,7 +132,7 @@ def test_tools_and_hooks_of_this_process(run: Callable[..., None]) -> None:
     run(feature)
 
 
-def test_a_schema_gives_a_value_and_the_conversation_goes_on(run: Callable[..., None]) -> None:
+def test_schema_yields_value_and_conversation_continues(run: Callable[..., None]) -> None:
     async def feature(case: Case) -> None:
         session = await case.open()
         done(await answer(session, "my word is heron\n@@text noted"), "noted")
@@ -165,7 +165,7 @@ def test_settings_reach_the_agent(run: Callable[..., None]) -> None:
     run(feature)
 
 
-def test_a_fork_begins_with_the_memory_and_goes_its_own_way(run: Callable[..., None]) -> None:
+def test_fork_begins_with_memory_and_diverges(run: Callable[..., None]) -> None:
     async def feature(case: Case) -> None:
         session = await case.open()
         done(await answer(session, "my word is heron\n@@text noted"), "noted")
@@ -179,7 +179,7 @@ def test_a_fork_begins_with_the_memory_and_goes_its_own_way(run: Callable[..., N
     run(feature)
 
 
-def test_an_evicted_session_comes_back_with_its_memory(run: Callable[..., None]) -> None:
+def test_evicted_session_resumes_with_its_memory(run: Callable[..., None]) -> None:
     async def feature(case: Case) -> None:
         first, second = await case.open(), await case.open()
         done(await answer(first, "my word is heron\n@@text noted"), "noted")
@@ -195,7 +195,7 @@ def test_an_evicted_session_comes_back_with_its_memory(run: Callable[..., None])
     run(feature, processes_max=1)
 
 
-def test_a_task_in_the_background_keeps_its_process(run: Callable[..., None]) -> None:
+def test_background_task_keeps_its_process(run: Callable[..., None]) -> None:
     async def feature(case: Case) -> None:
         first, second = await case.open(), await case.open()
         with case.ground.gate() as gate:
@@ -216,7 +216,7 @@ def test_a_task_in_the_background_keeps_its_process(run: Callable[..., None]) ->
     run(feature, processes_max=1)
 
 
-def test_an_overflow_begins_a_new_conversation(run: Callable[..., None]) -> None:
+def test_overflow_begins_new_conversation(run: Callable[..., None]) -> None:
     async def feature(case: Case) -> None:
         session = await case.open()
         done(await answer(session, "my word is heron\n@@text noted"), "noted")
@@ -233,7 +233,7 @@ def test_an_overflow_begins_a_new_conversation(run: Callable[..., None]) -> None
     run(feature)
 
 
-def test_the_cost_of_a_turn_is_its_own(run: Callable[..., None]) -> None:
+def test_turn_cost_is_its_own(run: Callable[..., None]) -> None:
     async def feature(case: Case) -> None:
         session = await case.open()
         costs = [(await answer(session, f"@@text {n}")).cost for n in range(3)]
@@ -244,7 +244,7 @@ def test_the_cost_of_a_turn_is_its_own(run: Callable[..., None]) -> None:
     run(feature)
 
 
-def test_servers_of_the_callers_are_told_without_a_word_on_the_command_line(run: Callable[..., None]) -> None:
+def test_mcp_servers_reach_agent_without_command_line(run: Callable[..., None]) -> None:
     async def feature(case: Case) -> None:
         server = {"name": "probe", "command": "/bin/cat", "args": [], "env": [{"name": "KEY", "value": "hunter2"}]}
         session = await case.open(mcp_servers=[server])
@@ -257,7 +257,7 @@ def test_servers_of_the_callers_are_told_without_a_word_on_the_command_line(run:
     run(feature)
 
 
-def test_a_schema_of_another_draft_or_with_patterns_of_pythons_is_not_lost(run: Callable[..., None]) -> None:
+def test_schema_of_other_draft_or_with_python_patterns_is_enforced(run: Callable[..., None]) -> None:
     """The agent drops a schema that it cannot compile without a word, and the model never hears of it."""
     text = {"type": "string", "pattern": r"^\d{3}\-\d{4}$"}
     schema = {

@@ -53,7 +53,7 @@ def place(real_agent: Callable[[str], RealAgent], tmp_path: Path) -> Generator[P
 # Step by step, and not agent by agent: opencode needs five seconds of a core to start, and two of it at once ten.
 @pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("step", STEPS)
-def test_nothing_is_left_of_any_agent(
+def test_agent_step_leaves_no_process(
     agent: str, step: str, place: Places, record_property: Callable[[str, object], None]
 ) -> None:
     cell: dict[str, Any] = {"agent": agent, "step": step}
@@ -128,5 +128,5 @@ class Aside:
         return self._came
 
 
-def test_both_sides_have_the_same_steps() -> None:
+def test_plain_and_banksman_steps_are_the_same() -> None:
     assert list(PLAIN_STEPS) == list(STEPS)

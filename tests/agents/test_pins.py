@@ -16,7 +16,7 @@ START_SECONDS_MAX = 60
 
 
 @pytest.mark.parametrize("name", [name for name, agent in AGENTS.items() if agent.tells_version])
-def test_the_agent_is_the_pinned_one(name: str, real_agent: Callable[[str], RealAgent], tmp_path: Path) -> None:
+def test_agent_is_the_pinned_version(name: str, real_agent: Callable[[str], RealAgent], tmp_path: Path) -> None:
     agent = real_agent(name)
     with FakeModel() as model:
         said = subprocess.run(
@@ -32,5 +32,5 @@ def test_the_agent_is_the_pinned_one(name: str, real_agent: Callable[[str], Real
     assert pins()[name].version in said.stdout.split()
 
 
-def test_every_agent_is_pinned() -> None:
+def test_pins_name_known_agents_only() -> None:
     assert set(pins()) <= set(AGENTS)
