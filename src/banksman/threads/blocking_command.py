@@ -39,39 +39,47 @@ class Command(BlockingCommand):
 
     @property
     def stdout(self) -> OutputReader:
-        """Its stdout, to be read at the caller's pace: `for line in command.stdout`. The first read begins at the first
-        byte; from then on the command waits while its output is not read, and nothing is lost.
+        """Stdout as a pull reader: `for line in command.stdout`.
+
+        The first read starts at the first byte. From then on the command blocks while its output is
+        not read, and nothing is lost.
         """
         return OutputReader(self._bridge, self._inner.stdout)
 
     @property
     def stderr(self) -> OutputReader:
-        """Its stderr, in the same way."""
+        """Stderr as a pull reader, like `stdout`."""
         return OutputReader(self._bridge, self._inner.stderr)
 
     def result(self) -> Finished:
+        """Return the result of a finished command, or raise its error."""
         return self._bridge.look(self._inner.result)
 
     def stop_nowait(self, cause: Ended = Ended.STOPPED, *, at_once: bool = False, kill_by: float | None = None) -> None:
-        """Begin to end it, as `stop` does, and return at once: the command goes down the ladder by itself. It may be
-        called in callbacks such as `on_output`. Nothing happens if it has ended; wait for the end by `wait`.
+        """Begin to stop the command and return immediately.
 
-        `cause` is what `Finished.ended` will say. `at_once`: KILL, without the rungs before it. `kill_by`
-        (`time.monotonic()`): the waits of the ladder are cut so that KILL has come by then, also of a stop that is
-        under way.
+        The ladder then runs without the caller. Callbacks such as `on_output` may call this. No
+        effect after the end. Use `wait` for the end.
+
+        `cause`: the value of `Finished.ended`. `at_once`: KILL without the earlier rungs. `kill_by`
+        (`time.monotonic()`): shortens the waits of the ladder so that KILL comes by then. It also
+        applies to a stop in progress.
         """
         self._bridge.look(lambda: self._inner.stop_nowait(cause, at_once=at_once, kill_by=kill_by), CallPolicy.ACTS)
 
     def signal(self, number: int, *, group: bool = False) -> None:
-        """Send a signal to the leader, or to its process group. Nothing happens if it has ended."""
+        """Send a signal to the leader, or to its process group. No effect after the end."""
         self._bridge.call(lambda: self._inner.signal(number, group=group))
 
     def read(self, *, after: int = 0, stream: str = "stdout", bytes_max: int = 65536) -> Piece:
-        """Output from byte `after` on; waits until there is some or the stream has ended (`is_end`), which may be long
-        before the command ends. Read on from `next`.
+        """Read output from byte `after` on; continue at `next` of the returned piece.
 
-        This never slows the command down: what it is late for and was not kept is counted in `missed`. `stdout` and
-        `stderr` are for callers that must not miss anything. `UsageError` with `keep_output=False`.
+        The call waits for output or for the end of the stream (`is_end`), which may come long
+        before the end of the command.
+
+        This call never slows the command down. Bytes that the reader is late for and that were not
+        kept are counted in `missed`. Callers that must not miss anything use `stdout` and `stderr`.
+        Raises `UsageError` with `keep_output=False`.
         """
         return self._bridge.call(
             lambda: self._inner.read(after=after, stream=stream, bytes_max=bytes_max), CallPolicy.READS
@@ -80,34 +88,37 @@ class Command(BlockingCommand):
     def watch(
         self, pattern: str | bytes, *, after: int = 0, stream: str = "stdout", timeout: float | None = None
     ) -> Match | None:
-        """The first match of a regular expression in the output from byte `after` on: at once, if it is there already,
-        else as soon as it is. None if the stream ends without one, or `timeout` seconds pass.
+        """Return the first match of a regular expression in the output from byte `after` on.
 
-        `^` and `$` are the ends of a line. A match of more than 64 KiB may be missed. Cancelling leaves nothing; and
-        any number may watch at once. `UsageError` for a pattern that is none, or takes longer than 10 s for one piece
-        of the output.
+        The call returns immediately if the match is already there, else as soon as it arrives. None
+        means that the stream ended without a match, or that `timeout` seconds passed.
+
+        `^` and `$` match at the ends of a line. A match of more than 64 KiB may be missed.
+        Cancelling leaves nothing behind, and any number of callers may watch at the same time.
+        Raises `UsageError` for an invalid pattern, or for a pattern that takes longer than 10 s for
+        one piece of output.
         """
         return self._bridge.call(
             lambda: self._inner.watch(pattern, after=after, stream=stream, timeout=timeout), CallPolicy.READS
         )
 
     def write(self, data: bytes, *, timeout: float | None = None) -> None:
-        """Write to stdin, or type at its terminal, whole and in order.
+        """Write to stdin or to the terminal, whole and in order.
 
-        Past `timeout` seconds: `Refused`, and nothing of it was written; or, if the pipe had taken a part, stdin is
-        closed, because nothing may follow half a write. Cancelled, it is taken back, or if it has begun, finished in
-        the background.
+        After `timeout` seconds the call raises `Refused`. Then nothing was written; or, if the pipe
+        has taken a part, stdin is closed, because nothing may follow half a write. A cancelled call
+        withdraws its write. A write that has begun is finished in the background.
         """
         self._bridge.call(lambda: self._inner.write(data, timeout=timeout))
 
     def close_stdin(self) -> None:
-        """End its stdin, after what is still to be written. At a terminal the end of the input is typed (Ctrl-D at the
-        start of a line), and more may be typed after it.
+        """Close stdin after all pending writes.
+
+        A terminal gets the end-of-input key (Ctrl-D at the start of a line), and accepts further
+        input after it.
         """
         self._bridge.call(self._inner.close_stdin)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Give its terminal another size; what runs in the foreground there gets SIGWINCH. Nothing happens if it has
-        ended.
-        """
+        """Resize the terminal. Its foreground processes get SIGWINCH. No effect after the end."""
         self._bridge.call(lambda: self._inner.resize(rows, columns))

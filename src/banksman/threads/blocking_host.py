@@ -54,21 +54,25 @@ class Host(BlockingHost):
         )
 
     def finish(self, *, timeout: float | None = None) -> None:
-        """Take nothing new and finish what runs, as `drain` does, without closing: what was said can still be read.
+        """Accept nothing new and finish running work, like `drain`, but do not close.
 
-        Cancelling only stops the waiting.
+        The history can still be read afterwards. Cancelling only stops the waiting.
         """
         self._bridge.call(lambda: self._inner.finish(timeout=timeout), CallPolicy.FOLLOWS)
 
     def session(self, id_or_name: str) -> Session:
-        """Any session of the store, by its id or its name. To read it needs nothing more; the first ask claims it:
-        `NotOwner` if a live host elsewhere has it. Of a host that is closed: one that it had.
+        """Return a session of the store by id or name.
+
+        Reading it needs no claim. The first ask claims it: `NotOwner` if a live host elsewhere has
+        it. A closed host returns only sessions that it had.
         """
         return Session(self._bridge, self._bridge.look(lambda: self._inner.session(id_or_name)))
 
     def sessions(self, after: str | None = None, *, limit: int | None = None) -> list[Session]:
-        """Every session of the store, whoever has it, oldest first; or so many after the one of this id. Of a host that
-        is closed: those that it had.
+        """Return the sessions of the store, of all owners, oldest first.
+
+        `after`: the id of the session to start after. `limit`: how many to return. A closed host
+        returns only sessions that it had.
         """
         return [
             Session(self._bridge, each) for each in self._bridge.look(lambda: self._inner.sessions(after, limit=limit))
@@ -100,26 +104,32 @@ class Host(BlockingHost):
     ) -> Session:
         """Open a session with an agent. Its process starts with the first ask.
 
-        `command` replaces the profile's whole command; what its dialect needs is still added, then `args`. `resume`: a
-        conversation of the agent's own, to go on with: `NotOwner` if another session of this store has it. `fork`: to
-        begin as a copy of it, and leave it as it is. `mcp_servers` as ACP has them. `options`: see
-        `sessions/arguments.py`.
+        `command`: replaces the whole command of the profile; the options that the dialect needs are
+        still added, then `args`. `resume`: an existing conversation of the agent to resume;
+        `NotOwner` if another session of this store has it. `fork`: start as a copy of that
+        conversation and leave the original as it is. `mcp_servers`: in the format of ACP.
+        `options`: see `sessions/arguments.py`.
 
-        Questions of the agent go to `on_question`, its hooks to `hooks` (by event: a callable, a `Hook`, or several),
-        and `tools` are offered to it; all of these live in this process. `rules`, from names of tools to "allow",
-        "deny" or "ask", say what needs no question; with Claude Code "deny" and "ask" hold whatever its own settings
-        are, with the others for what they ask about and what they have us do: see docs/agents.md.
+        `on_question`: gets the questions of the agent. `hooks`: gets its hooks (by event: a
+        callable, a `Hook`, or several). `tools`: offered to the agent. All of these live in this
+        process. `rules`: map names of tools to "allow", "deny" or "ask", and so decide which tools
+        need no question. With Claude Code, "deny" and "ask" hold regardless of the settings of
+        Claude Code. With other agents they hold for their questions and for the work that they
+        delegate to Banksman: see docs/agents.md.
 
-        Names are unique in a store. Under the `name` of a session that is open here it is that session, opened anew:
-        callbacks, rules and numbers hold at once (but for the ladder's and `frame_bytes_max`, which are a process's),
-        and what a process is started with from its next turn on. Under the name of any other session of the store it
-        is that one, claimed and taken over: the conversation goes on, who waits in it is served, and a turn that was
-        open when its host died has the outcome UNKNOWN. `NotOwner`: a live host elsewhere has it.
+        Names are unique in a store. If `name` belongs to a session that is open here, that session
+        is returned, reopened with the new arguments. Callbacks, rules and numbers apply
+        immediately, except those of the ladder and `frame_bytes_max`, which belong to a process.
+        The arguments of the process apply from its next turn. If `name` belongs to any other
+        session of the store, this host claims it and takes it over. The conversation continues,
+        waiting asks are served, and a turn that was open when its host died has the outcome
+        UNKNOWN. `NotOwner`: a live host elsewhere has the session.
 
-        `labels`: what a host must have to take the session over, in a store that many hosts share: docs/server.md.
+        `labels`: the labels that a host must have to take the session over, in a store that many
+        hosts share: docs/server.md.
 
-        `id`: the one that a new session gets, for who must find it again though it was never told of it; `UsageError`
-        if the store has a session of that id.
+        `id`: the id of a new session, for a caller that must find the session again even if this
+        call's result is lost. `UsageError` if the store already has a session with that id.
         """
         return Session(
             self._bridge,
@@ -153,11 +163,11 @@ class Host(BlockingHost):
     def fork(
         self, session: Session | str, *, name: str | None = None, on_question: OnQuestion | None = None
     ) -> Session:
-        """Another session that begins as a copy of this one's conversation, opened as this one was, with its settings
-        and its `on_question` unless another is given.
+        """Open a session that begins as a copy of another session's conversation.
 
-        The copy is made when the fork's process starts, at its first ask: what is said here until then is in it, what
-        is said after that is not.
+        The new session has the same settings, and the same `on_question` unless another one is
+        given. The copy is made when the fork's process starts, at its first ask. It contains the
+        conversation up to that moment, and nothing after it.
         """
         return Session(
             self._bridge,
@@ -170,22 +180,26 @@ class Host(BlockingHost):
         )
 
     def delete(self, session: Session | str) -> None:
-        """Forget a session for good, with all its history; one that is open here is closed first. `NotOwner` if a live
-        host elsewhere has it. `NotFound`: there is none, and what a deletion that was cut short had left is gone.
+        """Delete a session with its whole history. A session that is open here is closed first.
+
+        `NotOwner`: a live host elsewhere has it. `NotFound`: there is no such session; the remains
+        of an interrupted deletion are removed.
         """
         self._bridge.call(lambda: self._inner.delete(session if isinstance(session, str) else session.id))
 
     def export(self, session: Session | str, path: str | os.PathLike[str]) -> None:
-        """Write a session's whole history to a new file, as NDJSON: see `import_session`."""
+        """Write the whole history of a session to a new file, as NDJSON: see `import_session`."""
         self._bridge.call(lambda: self._inner.export(session if isinstance(session, str) else session.id, path))
 
     def import_session(self, path: str | os.PathLike[str], *, name: str | None = None) -> Session:
-        """A session from such a file, under an id of its own; whole, or not at all."""
+        """Create a session with a new id from an exported file; completely, or not at all."""
         return Session(self._bridge, self._bridge.call(lambda: self._inner.import_session(path, name=name)))
 
     def bundle(self, session: Session | str, path: str | os.PathLike[str], *, text: bool = True) -> None:
-        """Write what was said both ways to a new file, without secrets, for a report of a bug: the fake agent replays
-        it. `text` False: without what was said in words, too.
+        """Write the frames of both directions to a new file, without secrets, for a bug report.
+
+        The fake agent can replay the file. `text`: False also removes the words of the
+        conversation.
         """
         self._bridge.call(
             lambda: self._inner.bundle(session if isinstance(session, str) else session.id, path, text=text)
@@ -194,14 +208,18 @@ class Host(BlockingHost):
     def read_many(
         self, after: str | None = None, *, limit: int = 1000, sessions: Collection[str] | None = None
     ) -> MultiSessionPage:
-        """Events of every session of the store, or of these, in the order in which they were committed, after a
-        position; None: from the first. `position` of the page is where to go on.
+        """Read events of all sessions of the store, or of these, in commit order.
+
+        `after`: the position to start after; None: from the first event. `position` of the page is
+        the place to continue from.
         """
         return self._bridge.call(lambda: self._inner.read_many(after, limit=limit, sessions=sessions), CallPolicy.READS)
 
     def take_up(self) -> None:
-        """Go on with the sessions in which an ask was accepted by a host that died, and that nobody has opened since.
-        For a host that serves its store to others: they do not know that they should ask again.
+        """Resume the sessions with accepted asks of dead hosts that no host has opened since.
+
+        For a host that serves its store to clients: the clients do not know that they should ask
+        again.
         """
         self._bridge.call(self._inner.take_up)
 
@@ -211,23 +229,28 @@ class Host(BlockingHost):
     def start(self, argv: Argv, *, yield_after: float, **how: Unpack[StartOptions]) -> Command | Finished: ...
     @explicit
     def start(self, argv: Argv, *, yield_after: float | None = None, **how: Unpack[StartOptions]) -> Command | Finished:
-        """Start a command in the background and return it once it runs. It lives until it ends, is stopped, or the host
-        closes.
+        """Start a command in the background and return it once it runs.
 
-        With `yield_after`, wait that many seconds first: if it ends within them, its result is returned instead, and
-        that is its one report. Cancelled while it waits, the command is stopped: nobody has it yet.
+        The command lives until it ends, is stopped, or the host closes.
 
-        `pty`: True, or (rows, columns): it has a terminal, and all that is on it is its stdout. `user`: it runs as
-        another user, by name or number; that takes root, or the host's `user_helper`.
+        `yield_after`: wait this many seconds first. If the command ends within them, its result is
+        returned instead, and that is its only report. If this call is cancelled during the wait,
+        the command is stopped, because no caller has it yet.
 
-        `stdout`, `stderr`: None: captured. `subprocess.DEVNULL`, a path (created or emptied), an open file or its fd,
-        "inherit": there instead, and nothing of it is seen here. `stderr=subprocess.STDOUT`: where stdout goes.
+        `pty`: True, or (rows, columns). The command gets a terminal, and the terminal's output is
+        its stdout. `user`: run as another user, by name or number. This requires root, or the
+        host's `user_helper`.
 
-        `keep_output` False: of what is captured nothing is kept, in memory or on disk. Read `command.stdout` and
-        `command.stderr`, or pass `on_output`. Up to 256 KiB of a stream are held for a reader, and then the command
-        waits for one. While a caller waits for its end (`wait`, `wait_ended`, `drain`), the rest is dropped instead.
+        `stdout`, `stderr`: None captures the stream. `subprocess.DEVNULL`, a path (created or
+        truncated), an open file or its fd, or "inherit" redirect it, and Banksman sees nothing of
+        it. `stderr=subprocess.STDOUT`: use the target of stdout.
 
-        `eof`: a stop closes its stdin first, and waits so many seconds before TERM.
+        `keep_output`: False keeps nothing of the captured output, in memory or on disk. Read
+        `command.stdout` and `command.stderr`, or pass `on_output`. Up to 256 KiB of a stream are
+        held for a reader, and then the command blocks until it comes. While a caller waits for the
+        end (`wait`, `wait_ended`, `drain`), the rest is dropped instead.
+
+        `eof`: a stop closes stdin first, and waits this many seconds before TERM.
 
         Ctrl-C while it waits does the same.
         """
@@ -235,17 +258,18 @@ class Host(BlockingHost):
         return started if isinstance(started, Finished) else Command(self._bridge, started)
 
     def commands(self) -> list[Command]:
-        """Every command that runs, and those that have ended and are still kept, oldest first."""
+        """Return the ended commands that are still kept, oldest first, then the running ones."""
         return [Command(self._bridge, each) for each in self._bridge.look(self._inner.commands)]
 
     def command(self, id: str) -> Command:
+        """Return a command by id. Raises `NotFound`."""
         return Command(self._bridge, self._bridge.look(lambda: self._inner.command(id)))
 
     def take_ended(self) -> list[Command]:
         """Return the background commands that have ended and were not reported before.
 
-        Each end is reported once: by this, by `wait_ended`, or by the `wait` or `stop` that returned it. Looking at
-        `is_over` or `finished` reports nothing.
+        Each end is reported once: by this call, by `wait_ended`, or by the `wait` or `stop` that
+        returned it. Looking at `is_over` or `finished` reports nothing.
         """
         return [
             Command(self._bridge, each)
@@ -253,8 +277,10 @@ class Host(BlockingHost):
         ]
 
     def wait_ended(self, *, timeout: float | None = None) -> list[Command]:
-        """Like `take_ended`, but waits until there is one. Output of background commands that is neither kept
-        (`keep_output=False`) nor read by a caller is dropped while this waits.
+        """Wait for the next ends, and return the commands like `take_ended`.
+
+        During the wait, output of background commands that is neither kept (`keep_output=False`)
+        nor read by a caller is dropped.
 
         Past `timeout` seconds: TimeoutError.
         """

@@ -36,29 +36,37 @@ class Turn(BlockingWrapper[AsyncTurn]):
         return self._bridge.look(lambda: self._inner.state)
 
     def outcome(self, *, timeout: float | None = None) -> Outcome:
-        """How it ended; never raises for an ending. Cancelling this only stops waiting.
+        """Wait for the outcome. Every kind of ending is returned, not raised.
 
-        `Moved`: it has not ended, and will not end here. Its session has left this host (`Session.leave`) while it
-        waited, and it is kept in the log. Whoever has the session next serves it, and nobody can say when that is: so
-        no outcome is made up, and nobody is kept waiting. It must not be asked again. `host.session(id).turn(turn)` has
-        an `outcome()` that waits for the log to say it, and `follow` tells it too.
+        Cancelling the call only stops the wait.
+
+        `Moved`: the turn has not ended and will not end on this host. Its session left this host
+        (`Session.leave`) while the ask was queued. The ask is kept in the log, and the next owner
+        of the session serves it. The time of that is unknown, so this call neither invents an
+        outcome nor waits. The caller must not ask again. `host.session(id).turn(turn)` returns a
+        turn whose `outcome()` waits for the log. `follow` reports the outcome too.
 
         Past `timeout` seconds: TimeoutError, and the turn goes on.
         """
         return self._bridge.call(self._inner.outcome, CallPolicy.READS, timeout=timeout)
 
     def __iter__(self) -> Reader[dict[str, Any]]:
-        """What the agent says in this turn, from its beginning, as ACP session updates, text as it comes; ends with the
-        turn. `Moved` as in `outcome`: it will be said elsewhere.
+        """Yield the agent's output in this turn from its beginning, as ACP session updates.
+
+        Text is streamed. The iterator ends with the turn. It raises `Moved` like `outcome` if the
+        turn will run on another host.
         """
         return Reader(self._bridge, self._inner.__aiter__())
 
     def interrupt(self) -> Receipt:
-        """Ask this turn to stop; the receipt tells what became of it. Cancelling this only stops waiting."""
+        """Ask this turn to stop and return the receipt of the interrupt.
+
+        Cancelling the call only stops the wait.
+        """
         return self._bridge.call(self._inner.interrupt)
 
     def said(self) -> str | None:
-        """What the agent has said in this turn so far."""
+        """Return the agent's text in this turn until now."""
         return self._bridge.call(self._inner.said, CallPolicy.READS)
 
 
@@ -79,7 +87,7 @@ class Session(BlockingSession):
 
     @property
     def is_closed(self) -> bool:
-        """It was closed here, or has left."""
+        """Whether the session was closed or released by this host."""
         return self._inner.is_closed
 
     def ask(
@@ -94,12 +102,15 @@ class Session(BlockingSession):
         rules: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> Turn:
-        """Ask for one turn. Returns when it is accepted, which is when the log has it; raises if it is not.
+        """Ask for one turn. Returns when the log has the ask; raises if it is not accepted.
 
-        Cancelled, the ask is withdrawn; but if the log has just taken it together with the leaving of its session
-        (`leave`), it is served by whoever has the session next. With a `key` that was used before, the turn of that
-        time is returned. With a JSON `schema` the outcome has a value that fits it (`structured`), or is FAILED.
-        `rules` for tools of this turn come before those of the session.
+        Cancelling the call withdraws the ask. There is one exception: the log may just have taken
+        the ask together with the leaving of the session (`leave`). Then the next owner of the
+        session serves it.
+
+        `key`: idempotency key; a key that was used before returns the turn of that first ask.
+        `schema`: JSON schema; the outcome has a value that fits it (`structured`), or is FAILED.
+        `rules`: rules for the tools of this turn, which take precedence over the session's rules.
 
         If it is not accepted within `timeout` seconds, or Ctrl-C comes, the ask is withdrawn.
         """
@@ -134,8 +145,8 @@ class Session(BlockingSession):
     ) -> Outcome:
         """Ask for one turn, and wait for its outcome. It takes what `ask` takes.
 
-        If it has none within `timeout` seconds (TimeoutError), or Ctrl-C comes, it is withdrawn: interrupted, if it
-        runs. This is not waited for.
+        If it has none within `timeout` seconds (TimeoutError), or Ctrl-C comes, it is withdrawn:
+        interrupted, if it runs. This is not waited for.
         """
         return self._bridge.call(
             lambda: self._wait_outcome(
@@ -153,52 +164,61 @@ class Session(BlockingSession):
         )
 
     def interrupt(self, turn: Turn | str | None = None) -> Receipt:
-        """Stop a turn, by default the one that is running now. On an idle session: a receipt that says so.
+        """Stop a turn, by default the running turn. An idle session returns a receipt that says so.
 
-        Cancelling this only stops waiting: the turn is stopped all the same. `Moved`: the session has left, and the ask
-        waits in its log for whoever has it next, which is who can stop it.
+        Cancelling the call only stops the wait; the turn is stopped in any case. `Moved`: the
+        session has left, and the ask waits in its log. Only the next owner of the session can stop
+        it.
         """
         return self._bridge.call(lambda: self._inner.interrupt(behind(turn)))
 
     def move(self, turn: Turn | str, *, before: Turn | str | None = None) -> None:
-        """Put a queued ask before another of its class, or to the head of its class. Else nothing happens. `Moved` as
-        in `interrupt`.
+        """Put a queued ask before another ask of its class, or to the head of its class.
+
+        In all other cases nothing happens. Raises `Moved` like `interrupt`.
         """
         self._bridge.look(lambda: self._inner.move(behind(turn), before=behind(before)), CallPolicy.ACTS)
 
     def reorder(self, turn: Turn | str, *, before: Turn | str | None = None) -> None:
-        """The same, for who must know that it was done: `Refused` if the ask, or the other, does not wait any more,
-        `UsageError` if the two are not of one class.
+        """Move a queued ask like `move`, and raise if that is not possible.
+
+        `Refused`: one of the two asks is not queued. `UsageError`: the two asks are of different
+        classes.
         """
         self._bridge.call(lambda: self._inner.reorder(behind(turn), before=behind(before)))
 
     def withdraw(self, turn: Turn | str) -> None:
-        """Take a queued ask back; one that runs is interrupted. `Moved` as in `interrupt`."""
+        """Withdraw a queued ask, or interrupt a running turn.
+
+        Raises `Moved` like `interrupt`.
+        """
         self._bridge.look(lambda: self._inner.withdraw(behind(turn)), CallPolicy.ACTS)
 
     def hold(self, priority: int | str = NORMAL) -> AbstractContextManager[None]:
-        """Several asks in a row, with nobody of this class or below between them. May be re-entered.
+        """Reserve the session for several asks in a row. Other asks of this class or below wait.
 
-        Entering waits for the grant; cancelled, it is given up; `Refused` is raised if the session closes first. A hold
-        ends by itself after `hold_idle_seconds` without an ask, and with the session: asks made after that are plain.
+        The hold may be re-entered. Entering waits for the grant. Cancelling the wait gives the hold
+        up. `Refused` is raised if the session closes first. A hold ends after `hold_idle_seconds`
+        without an ask, and with the session. Asks after that are plain asks.
         """
         return BlockingHold(self._bridge, self._inner.hold(priority))
 
     def follow(self, after: str | int | None = None) -> Reader[Event]:
-        """Every event of the log after a cursor, then each as it is committed, until the session is closed.
+        """Yield every event after a cursor, then each new event, until the session is closed.
 
-        A range that retention took is told by one `stream.gap` event. `HistoryLost`: the cursor is of a history that
-        the store does not have any more. Once the host is closed, the log is too: whoever follows by then is served to
-        the end, as far as the host keeps it (64 MiB of all sessions together), and to begin raises `StoreError`.
+        A range that retention removed becomes one `stream.gap` event. `HistoryLost`: the cursor
+        belongs to a history that the store does not have. A host that closes also closes its log.
+        It serves the current followers to the end from a buffer (64 MiB for all sessions together).
+        A new call then raises `StoreError`.
         """
         return Reader(self._bridge, self._inner.follow(after))
 
     def questions(self) -> list[Question]:
-        """Those that wait for an answer."""
+        """Return the open questions of an owned session."""
         return self._bridge.look(self._inner.questions)
 
     def open_questions(self) -> list[Question]:
-        """The same, wherever the session is: of one that is not ours, what its log says."""
+        """Return the open questions, from the log if this host does not own the session."""
         return self._bridge.call(self._inner.open_questions, CallPolicy.READS)
 
     def answer(
@@ -212,14 +232,17 @@ class Session(BlockingSession):
         remember: bool | str = False,
         interrupt: bool = False,
     ) -> Answered:
-        """Answer a question of the agent: "allow" or "deny". Returns, when it is durable, the one answer that the
-        question has: this one (`is_first`), or, for one that is over, the one that it had, whoever gave it, however
-        long ago. `NotFound`: there never was such a question. One that is over needs no claim.
+        """Answer a question of the agent with "allow" or "deny".
 
-        `message`: why not, for the agent to read. `updated_input`: what the tool is to be used with instead.
-        `content`: what was entered, for an elicitation. `remember`: the agent is not to ask again: True or "session"
-        for as long as its process lives, "local", "project" or "user" in its own settings. `interrupt`: a denial that
-        ends the turn. Cancelling this only stops waiting: the answer is given all the same.
+        Returns, when it is durable, the one answer that the question has. This is the caller's
+        answer (`is_first`) or, for a question that is over, its earlier answer. `NotFound`: the
+        question never existed. A question that is over needs no claim. Cancelling the call only
+        stops the wait; the answer is given in any case.
+
+        `message`: the reason of a denial, for the agent. `updated_input`: replaces the input of the
+        tool. `content`: the entered values, for an elicitation. `remember`: the agent must not ask
+        again. True or "session" holds for the life of its process. "local", "project" or "user"
+        holds in the agent's settings. `interrupt`: a denial that ends the turn.
         """
         return self._bridge.call(
             lambda: self._inner.answer(
@@ -234,82 +257,112 @@ class Session(BlockingSession):
         )
 
     def set_model(self, model: str) -> None:
-        """Another model from the next turn on. Returns when the agent has it; an agent that does not answer is replaced
-        by one that is started with it. Cancelling this only stops waiting.
+        """Set the model from the next turn on. Returns when the agent has confirmed it.
+
+        An agent that does not answer is replaced by a process that starts with the model.
+        Cancelling the call only stops the wait.
         """
         self._bridge.call(lambda: self._inner.set_model(model))
 
     def set_permission_mode(self, mode: str) -> None:
-        """Another permission mode, in the agent's words. As `set_model`; also in a turn that runs."""
+        """Set the permission mode, in the agent's terms.
+
+        Works like `set_model`, and also during a running turn.
+        """
         self._bridge.call(lambda: self._inner.set_permission_mode(mode))
 
     def turn(self, id: str) -> Turn:
-        """A turn by its id, whoever asked for it and wherever it is: one that waits, runs, or is over long since."""
+        """Return a turn by its id.
+
+        The turn may be queued, running or ended, and may belong to any caller on any host.
+        """
         return Turn(self._bridge, self._bridge.call(lambda: self._inner.turn(id), CallPolicy.READS))
 
     def status(self) -> Status:
-        """What it is doing. Never blocks, and changes nothing. Of one that is not ours it is what the store says at a
-        glance; `look` says more.
+        """Return the current state. Never blocks and changes nothing.
+
+        For a session that this host does not own, the state comes from the store's listing. `look`
+        returns more.
         """
         return self._bridge.look(self._inner.status)
 
     def look(self) -> Status:
-        """What it is doing, wherever it is: of one that is not ours, what its log says. Changes nothing."""
+        """Return the current state, from the log if this host does not own the session.
+
+        Changes nothing.
+        """
         return self._bridge.call(self._inner.look, CallPolicy.READS)
 
     def head(self) -> str | None:
-        """The cursor of the last event that is committed."""
+        """Return the cursor of the last committed event."""
         return self._bridge.call(self._inner.head, CallPolicy.READS)
 
     def page(self, after: str | int | None = None, *, limit: int = READ_EVENTS_MAX) -> Page:
-        """The events after a cursor that are there now, at most `limit`, and the range that retention took before them,
-        if it did. `HistoryLost` as in `follow`.
+        """Return at most `limit` existing events after a cursor.
+
+        The page also has the range that retention removed before them. Raises `HistoryLost` like
+        `follow`.
         """
         return self._bridge.call(lambda: self._inner.page(after, limit=limit), CallPolicy.READS)
 
     def last_frames(self) -> tuple[Event | None, Event | None]:
-        """The last line from the agent, and the last to it, as its log has them. None: there is none, or so much came
-        after it that it is not looked for.
+        """Return the events of the last frame from the agent and the last frame to the agent.
+
+        None: no frame was found within the bounded search.
         """
         return self._bridge.call(self._inner.last_frames, CallPolicy.READS)
 
     def page_before(self, before: str | int, *, limit: int = READ_EVENTS_MAX) -> Sequence[Event]:
-        """The last events before a cursor, at most `limit`, oldest first; fewer if they are very long. A bare seq may
-        be beyond the end: then they are the last there are. `HistoryLost` as in `follow`.
+        """Return at most `limit` events before a cursor, oldest first.
+
+        Returns fewer events if they are very long. A cursor without an epoch may be beyond the end.
+        The result then has the last events of the log. Raises `HistoryLost` like `follow`.
         """
         return self._bridge.call(lambda: self._inner.page_before(before, limit=limit), CallPolicy.READS)
 
     def rename(self, name: str | None) -> None:
-        """Give it another name, or none. `NameTaken` if another session has it; `UsageError` if somebody else has
-        renamed it since.
+        """Change or remove the session's name.
+
+        `NameTaken`: another session has the name. `UsageError`: another caller has renamed the
+        session since.
         """
         self._bridge.call(lambda: self._inner.rename(name))
 
     def close(self) -> None:
-        """Stop what runs, by the ladder, and let go. May be called again, and by several; cancelling stops waiting.
+        """Stop the process by the ladder and release the session.
 
-        It stays in the store: opened by its name, or asked by `Host.session`, it goes on where it was.
+        The call may be repeated, also concurrently. Cancelling it only stops the wait. The session
+        stays in the store. It resumes when it is opened by its name, or asked through
+        `Host.session`.
         """
         self._bridge.call(self._inner.close)
 
     def close_nowait(self) -> None:
-        """Begin to close; `wait_closed` tells when it is."""
+        """Begin to close. `wait_closed` waits for the end."""
         self._bridge.look(self._inner.close_nowait, CallPolicy.ACTS)
 
     def leave(self, timeout: float | None = None) -> None:
-        """Let go of it, for another host to have it: take nothing new (`Moving`), finish the turn that runs, stop the
-        process, release the session. It is not closed, and who waits in it is not refused: they are kept in its log,
-        as if this host had died, and whoever claims it next serves them; `turn.outcome()` raises `Moved` for them.
+        """Release the session so that another host can claim it.
 
-        Past `timeout` seconds what runs is stopped by the ladder (INTERRUPTED); of several deadlines the first one
-        counts. If the log cannot be written, that is waited for, and past `timeout` no more. May be called again, and
-        by several; cancelling stops waiting. One that is not ours, or is being closed already, is let be; one that is
-        closed meanwhile is closed. `Host.session` can claim it again, also here.
+        The session refuses new asks (`Moving`), finishes the running turn, stops the process and
+        releases its log. The session is not closed, and queued asks are not refused. They stay in
+        the log, as if this host had died, and the next owner serves them. `turn.outcome()` raises
+        `Moved` for them.
+
+        `timeout`: seconds after which the ladder stops the running turn (INTERRUPTED). The earliest
+        of several deadlines applies. If the log cannot be written, the call waits for it, but only
+        until `timeout`.
+
+        The call may be repeated, also concurrently. Cancelling it only stops the wait. A session
+        that this host does not own, or that is already closing, is left unchanged. A session that
+        is closed meanwhile ends as closed. `Host.session` can claim the session again, also on this
+        host.
         """
         self._bridge.call(lambda: self._inner.leave(timeout))
 
     def wait_closed(self) -> None:
-        """Until it is closed or has left, its callbacks have ended, and who was reading its log by then has what it
-        reads.
+        """Wait until the session is closed or released.
+
+        Also waits for its callbacks and for reads of its log that are in progress.
         """
         self._bridge.call(self._inner.wait_closed, CallPolicy.READS)

@@ -24,9 +24,9 @@ of /proc.
 of processes that fork and exit can escape a look, in a child that was born during the look. But
 then its ancestor, alive when the look began, is dead now and was not dead in the look before. There
 is one exception: the parent of that ancestor has reaped it already. Only a process that is not a
-target can do that, and only to the first process of a chain. Hence the rule: a sweep takes at least
-two looks, and the last look finds no living target and none that is newly dead. All of this is
-bounded in time, and the report names the survivors.
+target can do that, and only to the first process of a chain. Hence the rule: a sweep is over after
+two looks in a row that find no living target, the second of which finds none that is newly dead.
+All of this is bounded in time, and the report names the survivors.
 
 *Limit.* An orphan becomes a child of the nearest subreaper. If the agent has started a subreaper
 before the given moment, a process that a tool forks while it is dying becomes a child of that
@@ -404,7 +404,8 @@ class NewerSweep(Sweep):
         # after this tick are spared.
         self._began = int(time.clock_gettime(time.CLOCK_BOOTTIME) * syscalls.TICKS_PER_SECOND)
         self._asked: set[Member] = set()
-        # The dead targets of the last look. None: no look has happened yet.
+        # The dead targets of the last look. None: no look has happened yet, or the last one found a
+        # living target.
         self._dead: set[Member] | None = None
 
     def go_on(self) -> bool:
