@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "src" / "banksman" / "threads"
 PACKAGE = "banksman.threads"
 
-# Width of a docstring line: 120 without the indentation.
+# Width of a docstring line: 100 without the indentation.
 DOC_COLUMNS = 92
 
 # Names that mean the blocking object in a generated signature, with their modules.
