@@ -24,10 +24,10 @@ def rows(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def test_the_page_has_every_agent_in_every_step() -> None:
-    *cells, total = rows("The run")
+def test_conformance_page_has_every_agent_in_every_step() -> None:
+    *cells, total = rows("Full results")
     assert [(row[0].strip("`"), row[1]) for row in cells] == [(agent, step) for agent in AGENTS for step in STEPS]
-    assert [row[0] for row in rows("Which agent does what")] == [*STEPS, "left in all"]
+    assert [row[0] for row in rows("Results by agent")] == [*STEPS, "total left"]
     # Of the interrupted tools, and of everything: nothing on our side, and something on the other.
     ours, theirs = total[4:6], total[8:10]
     assert ours == ["0", "0"]
@@ -35,27 +35,27 @@ def test_the_page_has_every_agent_in_every_step() -> None:
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_the_page_is_of_the_pinned_agent(agent: str) -> None:
+def test_conformance_page_is_of_the_pinned_agents(agent: str) -> None:
     from tools import agents as tool
 
     pinned = next(iter(json.loads(tool.PINS.read_text())[agent].values()))
-    versions = {row[0].strip("`"): row[1] for row in rows("What they say of themselves")}
+    versions = {row[0].strip("`"): row[1] for row in rows("Reported by the agents")}
     assert versions[agent] == tool.Pin(agent, **pinned).version
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_the_page_says_what_the_profile_repairs(agent: str) -> None:
-    repaired = {row[0].strip("`"): row[-1] for row in rows("What Banksman repairs")}
+def test_conformance_page_lists_repairs_of_the_profiles(agent: str) -> None:
+    repaired = {row[0].strip("`"): row[-1] for row in rows("Repairs")}
     assert repaired[agent] == page.repairs(agent)
 
 
-def test_the_page_says_what_the_profiles_say() -> None:
+def test_conformance_page_quotes_the_profiles() -> None:
     text = PAGE.read_text()
     assert page.asked_for() in text
     assert page.truths() in text
 
 
-def test_the_order_of_the_run_does_not_matter() -> None:
+def test_conformance_page_is_independent_of_the_run_order() -> None:
     cells = made_up()
     text, lines = page.text(cells), table.lines(cells)
     random.Random(7).shuffle(cells)
@@ -63,7 +63,7 @@ def test_the_order_of_the_run_does_not_matter() -> None:
     assert table.lines(cells) == lines
 
 
-def test_what_was_not_counted_is_not_told_as_nothing() -> None:
+def test_conformance_page_marks_uncounted_cells() -> None:
     cells = made_up()
     assert table.is_whole(cells)
     assert not table.is_whole(cells[1:])

@@ -9,7 +9,7 @@ Told = dict[str, Any]
 
 # What is told, in the order of the page's columns.
 NAMES = ("version", "protocol", "history", "prompts", "MCP servers", "modes", "models")
-UNTOLD = "not told"
+UNTOLD = "not reported"
 
 
 def of_claude(init: Told) -> dict[str, str]:

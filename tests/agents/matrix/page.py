@@ -6,6 +6,7 @@ Banksman has become another.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,60 +21,70 @@ from banksman.sessions.profile import CAPABILITIES, Profile
 HEAD = """\
 # Conformance
 
-*Which agent does what, and what Banksman repairs. Made from one run by `make conformance`, and not to be edited.*
+This page shows how each real agent behaves under Banksman, and which defects Banksman repairs.
+`make conformance` generates it from one run. Do not edit it. Example: after an interrupt in a tool,
+no process of the tool is left (row "interrupt in a tool").
 
-The real agents, each against a model that is played on loopback, in a network namespace that holds nothing else. The
-same code for each, by the public API: `Host.open`, `ask`, `interrupt`, `close`. In every step a tool runs in the
-background from the first turn on, which has a plain child, one in a session of its own and one that does not hear TERM.
-What is left is counted from `/proc`, by a process that knows nothing of Banksman: of an interrupted tool two seconds
-after the interrupt, of everything two seconds after the close.
+Each agent runs against a fake model on loopback, in a network namespace without any other network.
+The same code drives each agent through the public API: `Host.open`, `ask`, `interrupt`, `close`.
+From the first turn on, every step has a tool in the background with three children: a plain one,
+one in a separate session, and one that ignores TERM. A process independent of Banksman counts the
+leftover processes in `/proc`: those of an interrupted tool two seconds after the interrupt, and all
+processes two seconds after the close.
 
-Beside it, with the same agent at the same time: `subprocess.Popen(start_new_session=True)`, a small client of the
-agent's protocol, and `killpg(SIGKILL)` at the end. It is the control, and shows what the agent does by itself.
+The control runs the same agent at the same time with `subprocess.Popen(start_new_session=True)`, a
+small client of the agent's protocol, and `killpg(SIGKILL)` at the end. It shows the agent's
+behaviour without Banksman.
 """
 
 STEPS_NOTE = """\
-- *start*: from nothing to the end of the first turn. *tool*: a command in the foreground, whose output the model hears.
-  *permission*: asked for twice, allowed and then denied.
-- *interrupt in a stream*: the call of the model is given up too, and the next ask is answered with its own words and
-  nothing of the old ones.
-- *interrupt in a tool*: the tool has the three children too; what an earlier turn has started lives on.
-- *model error*: the model answers HTTP 400. The turn has failed with what the model said; the next ask is answered.
-- *SIGKILL, then resumed*: the agent is killed while it is in a tool. The turn has failed; the next ask goes to another
-  process, and the model hears what was said before.
-- *close*: of a session that is in a tool.
+- *start*: from the start of the process to the end of the first turn. *tool*: a command in the
+  foreground; the model receives its output. *permission*: two requests, the first allowed, the
+  second denied.
+- *interrupt in a stream*: the agent also cancels the model call. The next answer contains no text
+  of the interrupted one.
+- *interrupt in a tool*: the tool has the three children too. Processes that an earlier turn started
+  keep running.
+- *model error*: the model answers HTTP 400. The turn fails with the model's message. The next ask
+  is answered.
+- *SIGKILL, then resumed*: the agent is killed while it runs a tool. The turn fails. The next ask
+  goes to another process, and the model receives the earlier conversation.
+- *close*: closes a session while a tool runs.
 """
 
 SAID_NOTE = """\
-The answers to `initialize` and `session/new`; Claude Code and Codex say less. What `history` names is ACP's: `load` and
-`resume` go on with a conversation, with and without its history being told again.
+The agents' answers to `initialize` and `session/new`. Claude Code and Codex report less. The words
+under `history` are those of ACP: `load` resumes a conversation and replays its history, `resume`
+resumes it without a replay.
 """
 
 REPAIRS_NOTE = """\
-*Lives on*: how many processes of the interrupted tool there were two seconds after the agent had said that the turn is
-over; it differs from run to run, and with Banksman it is none. *Left*: what `killpg(SIGKILL)` left in all steps; with
-Banksman nothing. *Repaired*: what the profile says that this agent does otherwise than it should, and what comes of it;
-some of it happens in moments that these steps do not have ([agents.md](agents.md)).
+*Still running*: processes of the interrupted tool two seconds after the agent reported the end of
+the turn. The number differs between runs; with Banksman it is 0. *Left*: processes that
+`killpg(SIGKILL)` left in all steps; with Banksman 0. *Repaired*: the agent's defects according to
+its profile, and the repairs. Some defects do not occur in these steps ([agents.md](agents.md)).
 """
 
 RUN_NOTE = """\
-Seconds from the start to the end of the close, of both sides at once and beside other tests: they are for comparing the
-two, and no more. Most of Banksman's own are the grace that the TERM-proof child is given before KILL.
+Seconds from the start to the end of the close. Both sides ran at the same time and beside other
+tests, so the numbers only compare the two. Most of Banksman's time is the grace before KILL for the
+child that ignores TERM.
 """
 
 # What is true of one agent and cannot be repaired, beside what its profile notes.
 TRUTHS = {
     "codex-acp": (
-        "It offers no way to say no to a command and go on: a denial ends the turn with `cancelled`, and so it failed.",
+        "It has no way to deny a command and continue. A denial ends the turn with `cancelled`, so the turn fails.",
     ),
     "gemini": (
-        "That a command has ended is told, and not what it said. Who is asked gets the command as a title, no input.",
-        "A conversation that is loaded in the same minute in which it was begun is forgotten: the file of its history "
-        "is named by the minute, and is taken for a new one. Banksman says `session.context_lost`. The step makes the "
-        "file look older.",
+        "It reports that a command has ended, but not its output. A permission request has the command as its title "
+        "and no input.",
+        "It forgets a conversation that is loaded in the same minute in which it began. The history file is named by "
+        "the minute, so it looks like a new one. Banksman reports `session.context_lost`. The step makes the file "
+        "look older.",
     ),
     "opencode": (
-        "A denial ends the turn, which is said to have ended well; the model hears of it with the next prompt.",
+        "A denial ends the turn, and the agent reports success. The model learns of the denial with the next prompt.",
     ),
 }
 
@@ -83,19 +94,19 @@ def text(cells: list[Cell]) -> str:
     known = {(cell["agent"], cell["step"]): cell for cell in cells}
     parts = [
         HEAD,
-        "## Which agent does what\n",
+        "## Results by agent\n",
         _outcomes(known),
         STEPS_NOTE,
-        "## What a session may be asked for\n",
+        "## Capabilities\n",
         asked_for(),
-        "## What they say of themselves\n",
+        "## Reported by the agents\n",
         SAID_NOTE,
         _said(known),
-        "## What Banksman repairs\n",
+        "## Repairs\n",
         REPAIRS_NOTE,
         _repaired(known),
         truths(),
-        "## The run\n",
+        "## Full results\n",
         RUN_NOTE,
         _run(cells),
     ]
@@ -109,22 +120,26 @@ def asked_for() -> str:
         [f"`{name}`", *("yes" if name in agent.capabilities else "" for agent in agents.values())]
         for name in sorted(CAPABILITIES)
     ]
-    return _table(["", *(f"`{name}`" for name in agents)], rows)
+    return _table(["capability", *(f"`{name}`" for name in agents)], rows)
 
 
 def truths() -> str:
-    lines = ["What is true of one of them, and is not to be repaired:\n"]
+    lines = ["Limits that Banksman cannot repair:\n"]
     for name in AGENTS:
-        lines += [f"- `{name}`: {truth}" for truth in TRUTHS.get(name, ())]
+        lines += [_item(name, truth) for truth in TRUTHS.get(name, ())]
         note = profile(name).note
         if note:
-            lines.append(f"- `{name}`: {note[0].upper()}{note[1:]}.")
+            lines.append(_item(name, f"{note[0].upper()}{note[1:]}."))
     return "\n".join(lines) + "\n"
+
+
+def _item(name: str, words: str) -> str:
+    return textwrap.fill(f"- `{name}`: {words}", 100, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def repairs(agent: str) -> str:
     """What the profile says, in one cell."""
-    return "; ".join(profile(agent).repairs()) or "what it leaves, and nothing else"
+    return "; ".join(profile(agent).repairs()) or "leftover processes only"
 
 
 def profile(name: str) -> Profile:
@@ -136,7 +151,7 @@ def _outcomes(known: dict[tuple[str, str], Cell]) -> str:
         [step, *(_of(known.get((agent, step)), "banksman", "outcome", "not run") for agent in AGENTS)] for step in STEPS
     ]
     left = [
-        "left in all",
+        "total left",
         *(in_all([cell for cell in known.values() if cell["agent"] == agent], "banksman", "left") for agent in AGENTS),
     ]
     return _table(["step", *(f"`{name}`" for name in AGENTS)], [*rows, left])
@@ -162,10 +177,10 @@ def _repaired(known: dict[tuple[str, str], Cell]) -> str:
         rows.append([f"`{agent}`", *said, error, lives_on, in_all(cells, "plain", "left"), repairs(agent)])
     heads = [
         "agent",
-        "says after an interrupt in a stream",
-        "in a tool",
-        "after a model's error",
-        "lives on",
+        "interrupt in a stream: reported as",
+        "interrupt in a tool: reported as",
+        "model error: reported as",
+        "still running",
         "left",
         "repaired",
     ]
@@ -181,7 +196,7 @@ def _run(cells: list[Cell]) -> str:
     totals = [
         word for side in SIDES for word in ("", "", in_all(cells, side, "tool_left"), in_all(cells, side, "left"))
     ]
-    return _table(heads, [*rows, ["in all", "", *totals]])
+    return _table(heads, [*rows, ["total", "", *totals]])
 
 
 def _side(told: dict[str, Any] | None) -> list[str]:

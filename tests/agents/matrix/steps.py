@@ -102,7 +102,7 @@ async def tool(case: MatrixCase) -> Came:
     assert [update["status"] for update in told if update.get("status") in ("completed", "failed")] == ["completed"]
     is_told = any("MADE" in json.dumps(update) for update in told)
     assert is_told is (case.ground.agent.name not in SILENT_TOOLS)
-    return Came("done" if is_told else "done, output untold", seen={"is_told": is_told})
+    return Came("done" if is_told else "done, output not reported", seen={"is_told": is_told})
 
 
 @step("permission")

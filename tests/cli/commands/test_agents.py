@@ -77,7 +77,7 @@ def test_cli_agents_lists_capabilities_and_installed_agents(machine: Machine) ->
     # Beside it, in words: how to have what is not here, and what is put right.
     rest = done.stdout.split("\n\n", 1)[1]
     assert f"gemini  Gemini CLI\n  found     {machine.programs}/gemini\n" in rest
-    assert "kimi  Kimi Code\n  install   npm install -g @moonshot-ai/kimi-code\n  repaired  tools that live on" in rest
+    assert "kimi  Kimi Code\n  install   npm install -g @moonshot-ai/kimi-code\n  repaired  tools that are" in rest
     assert "\x1b" not in done.stdout
 
 
