@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from banksman import Host, Kind
-from banksman.core.session.outcome import IdempotencyKey
+from banksman.core.session.idempotency import IdempotencyKey
 from banksman.core.session.turn import TurnPhase
 from banksman.sessions.caller_futures import TURNS_MAX, KeyedTurns
 from banksman.sessions.turn import Turn

@@ -20,7 +20,8 @@ from typing import Any
 
 from banksman.core.session.effects import AskHuman, CallBack, EndTerminals, GiveReceipt, TellAnswer
 from banksman.core.session.facts import HoldAsked, HoldReleased
-from banksman.core.session.outcome import KEYS_MAX, UNUSED, By, IdempotencyKey, Kind, Outcome, Receipt
+from banksman.core.session.idempotency import KEYS_MAX, UNUSED, IdempotencyKey
+from banksman.core.session.outcome import By, Kind, Outcome, Receipt
 from banksman.core.session.turn import TurnPhase
 from banksman.errors import BanksmanError, Refused
 from banksman.sessions.outcome_listener import OutcomeListener

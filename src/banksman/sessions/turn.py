@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Protocol
 from banksman.core.dialects.dialect import Dialect
 from banksman.core.session import event as kinds
 from banksman.core.session.event import Event
-from banksman.core.session.outcome import UNUSED, IdempotencyKey, Kind, Outcome, Receipt, outcome_of
+from banksman.core.session.idempotency import UNUSED, IdempotencyKey
+from banksman.core.session.outcome import Kind, Outcome, Receipt, outcome_of
 from banksman.core.session.turn import TurnPhase
 from banksman.errors import Moved, StoreError
 from banksman.store.log import TurnPlace

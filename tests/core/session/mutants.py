@@ -53,7 +53,8 @@ from banksman.core.session.effects import Effect, ReportIdle, Resolve, StartProc
 from banksman.core.session.event import Entry, Event, entry
 from banksman.core.session.facts import Timer
 from banksman.core.session.history import SessionHistory
-from banksman.core.session.outcome import KEYS_MAX, By, IdempotencyKeys, Kind, Outcome
+from banksman.core.session.idempotency import KEYS_MAX, IdempotencyKeys
+from banksman.core.session.outcome import By, Kind, Outcome
 from banksman.core.session.permissions import Decision, Verdict
 from banksman.core.session.state import (
     Deferred,

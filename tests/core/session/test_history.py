@@ -24,7 +24,7 @@ from banksman.core.session import history as replay
 from banksman.core.session.ask_queue import NORMAL
 from banksman.core.session.event import Entry, Event, entry
 from banksman.core.session.history import VERSION, LastProcess, OpenQuestion, SessionHistory
-from banksman.core.session.outcome import KEYS_MAX, IdempotencyKey, IdempotencyKeys
+from banksman.core.session.idempotency import KEYS_MAX, IdempotencyKey, IdempotencyKeys
 from banksman.core.session.permissions import Verdict
 from banksman.core.session.state import Mode, ProcessState, Session
 from banksman.core.session.turn import Ask, Turn, TurnPhase

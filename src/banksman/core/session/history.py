@@ -19,7 +19,8 @@ from banksman.core.session import ask_queue
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.event import Entry, Event
-from banksman.core.session.outcome import IdempotencyKey, IdempotencyKeys, Kind
+from banksman.core.session.idempotency import IdempotencyKey, IdempotencyKeys
+from banksman.core.session.outcome import Kind
 from banksman.core.session.permissions import Verdict
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Mode, ProcessState, Session
