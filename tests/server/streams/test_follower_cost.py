@@ -23,6 +23,7 @@ from banksman.server.context import Context
 from banksman.server.http.connection import SLICE_BYTES
 from banksman.server.http.start_policy import StartPolicy
 from banksman.server.server_settings import ServerSettings
+from banksman.server.streams.event_format import StreamForm
 from banksman.server.streams.follower import EventStreams, FollowerWakeup, StreamCounts
 from banksman.server.streams.sources import (
     PAGE_BYTES_MAX,
@@ -32,7 +33,6 @@ from banksman.server.streams.sources import (
     EncodedPage,
     OneSession,
     SharedPages,
-    StreamForm,
 )
 from banksman.testing import fake_agent
 

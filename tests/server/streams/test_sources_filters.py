@@ -19,7 +19,8 @@ from tests.thorough import thorough
 
 from banksman import Host
 from banksman.core.session.event import FRAMES
-from banksman.server.streams.sources import PAGE_EVENTS_MAX, SCAN_EVENTS_MAX, ManySessions, OneSession, StreamForm
+from banksman.server.streams.event_format import StreamForm
+from banksman.server.streams.sources import PAGE_EVENTS_MAX, SCAN_EVENTS_MAX, ManySessions, OneSession
 from banksman.testing import fake_agent
 from banksman.testing.checks import Message
 

@@ -12,16 +12,9 @@ from tests.server.streams.stream_clients import SSE, Received, is_live
 
 from banksman import Host, Session
 from banksman.server.streams import sources as pages_module
+from banksman.server.streams.event_format import StreamForm
 from banksman.server.streams.follower import EventStreams, Follower, FollowerWakeup, StreamCounts
-from banksman.server.streams.sources import (
-    PAGES_BYTES_MAX,
-    Cursor,
-    EncodedPage,
-    ManySessions,
-    OneSession,
-    SharedPages,
-    StreamForm,
-)
+from banksman.server.streams.sources import PAGES_BYTES_MAX, Cursor, EncodedPage, ManySessions, OneSession, SharedPages
 from banksman.testing import checks, fake_agent
 from banksman.testing.checks import Message, Visit
 

@@ -10,7 +10,7 @@ from httpx_sse import connect_sse
 from tests.server.kit import AUTHORIZATION, SECONDS_MAX, Served
 from tests.thorough import thorough
 
-from banksman.server.streams.sources import RETRY_MILLISECONDS
+from banksman.server.streams.event_format import RETRY_MILLISECONDS
 
 pytestmark = thorough
 

@@ -15,8 +15,9 @@ from banksman.server.api.messages.event_messages import EVENTS_MAX
 from banksman.server.api.route import Asgi, HttpAnswer, Route, RouteCall
 from banksman.server.context import Context
 from banksman.server.problems import Problem
+from banksman.server.streams.event_format import StreamForm, encode
 from banksman.server.streams.follower import Follower
-from banksman.server.streams.sources import ManySessions, OneSession, StreamForm, encode
+from banksman.server.streams.sources import ManySessions, OneSession
 from banksman.sessions.session import Session
 from banksman.store.log import READ_EVENTS_MAX
 

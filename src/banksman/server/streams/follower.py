@@ -16,15 +16,8 @@ from banksman.errors import StoreError
 from banksman.server.http.auth import bearer
 from banksman.server.http.connection import Connection, send_slices
 from banksman.server.problems import Problem
-from banksman.server.streams.sources import (
-    RETRY_MILLISECONDS,
-    EncodedPage,
-    SharedPages,
-    StreamForm,
-    StreamSource,
-    made,
-    preamble,
-)
+from banksman.server.streams.event_format import RETRY_MILLISECONDS, StreamForm, made, preamble
+from banksman.server.streams.sources import EncodedPage, SharedPages, StreamSource
 
 # A stream shows one session or many.
 KINDS = ("session", "many")

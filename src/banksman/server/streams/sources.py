@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import enum
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-import msgspec
 from msgspec import Struct, field
 
 from banksman import Event
 from banksman.errors import HistoryLost
 from banksman.runtime.base_host import Host
+from banksman.server.streams.event_format import StreamForm, encode, placed, stored
 from banksman.sessions.log_reader import parse_cursor
 from banksman.sessions.session import Session
 from banksman.store import log as store
 from banksman.store.log import READ_EVENTS_MAX
-
-RETRY_MILLISECONDS = 1000
-
-_encoder = msgspec.json.Encoder()
 
 # A finished page is kept for followers that arrive a moment later. Its age is bounded, because
 # events that retention removes must not be shown for long. The total size is bounded, too.
@@ -37,72 +31,6 @@ PAGE_EVENTS_MAX = 250
 PAGE_BYTES_MAX = 256 << 10
 # Limit of events that are read where frames are skipped: skipping costs almost nothing.
 SCAN_EVENTS_MAX = 1000
-
-
-class StreamForm(enum.Enum):
-    """Format of a stream, by its media type."""
-
-    SSE = "text/event-stream"
-    NDJSON = "application/x-ndjson"
-
-
-def encode(event: Event, *, raw: bool, partial: bool = False) -> bytes:
-    """Encode one event as JSON, the same for pages and all streams."""
-    # Events other than frames are stored as the JSON that readers get.
-    body: dict[str, Any] | msgspec.Raw = msgspec.Raw(event.data)
-    if event.is_frame:
-        body = event.body
-        if partial and (said := event.partial):
-            body["partial"] = said
-    shown: dict[str, Any] = {
-        "cursor": event.cursor,
-        "session": event.session,
-        "epoch": event.epoch,
-        "seq": event.seq,
-        "at": event.at,
-        "turn": event.turn,
-        "kind": event.kind,
-        "body": body,
-    }
-    if raw and event.is_frame:
-        try:
-            shown["frame"] = event.data.decode()
-        except UnicodeDecodeError:
-            shown["frame"] = event.data.decode(errors="replace")
-            shown["frame_base64"] = base64.b64encode(event.data)
-    return _encoder.encode(shown)
-
-
-def stored(form: StreamForm, id: str, data: bytes) -> bytes:
-    """Format an event of the log, with the place after it as the id. JSON contains no line end."""
-    return b"id: %b\ndata: %b\n\n" % (id.encode(), data) if form is StreamForm.SSE else data + b"\n"
-
-
-def placed(form: StreamForm, position: str, data: bytes) -> bytes:
-    """Format an event of a stream of many sessions, with its position.
-
-    NDJSON has no `id:`, and a cursor belongs to one session. So the position becomes a member of
-    the event there: without it a client could not resume.
-    """
-    if form is StreamForm.NDJSON:
-        assert data.startswith(b'{"')
-        return b'{"position":"%b",%b\n' % (position.encode(), data[1:])
-    return stored(form, position, data)
-
-
-def made(form: StreamForm, kind: str, **more: object) -> bytes:
-    """Format a mark for one follower. It has no id, so that no client resumes at it."""
-    data = _encoder.encode({"kind": kind, **more})
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data) if form is StreamForm.SSE else data + b"\n"
-
-
-def preamble(form: StreamForm) -> bytes:
-    """Return the first bytes of a stream.
-
-    `retry:` is a line of the first event and not a separate block: some clients deliver a block
-    without `data:` as an event, and fail to decode it.
-    """
-    return b"retry: %d\n" % RETRY_MILLISECONDS if form is StreamForm.SSE else b""
 
 
 # Pages of the log, encoded once for all followers at the same place.
