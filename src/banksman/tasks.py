@@ -1,4 +1,4 @@
-"""Tasks with an owner, which end before their owner does; and waiters for a change."""
+"""asyncio helpers: background tasks that their owner cancels and awaits, and a condition variable."""
 
 from __future__ import annotations
 

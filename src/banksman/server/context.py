@@ -1,4 +1,4 @@
-"""Server state that the routes work with: the host, its settings, the policy and the streams."""
+"""Server state that the HTTP routes share: host, settings, start policy and event streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools and hooks in the caller's process: an MCP server of functions, and tasks for calls."""
+"""Python functions as tools of the agent: an in-process MCP server, and the tasks that run calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server behind the editor: find a running one, or start a bundled one in this process."""
+"""Find the server for `banksman acp`, or start one in this process for the editor's sessions."""
 
 from __future__ import annotations
 

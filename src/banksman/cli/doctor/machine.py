@@ -1,6 +1,6 @@
 """Check the kernel, the interpreter, the limits and the disk.
 
-The central promise is tried for real.
+One check runs a command that leaves a process behind, and expects that process to be ended.
 """
 
 from __future__ import annotations
