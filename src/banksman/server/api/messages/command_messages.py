@@ -97,7 +97,7 @@ class Step(Struct):
 
     Attributes:
         rung: Name of the rung: `eof`, `term`, `rest`, `kill`, `keeper` and others.
-        at: When it was taken, in seconds after the start.
+        at: When it was taken, in seconds after the start of the command.
     """
 
     rung: str

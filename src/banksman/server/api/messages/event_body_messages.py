@@ -56,7 +56,7 @@ class TurnQueuedBody(Struct):
         key: Idempotency key of the ask.
         rules: Rules of this turn, as pairs of a tool's name and a ruling.
         schema: JSON Schema of the answer.
-        is_last: Whether it is the last ask of a hold.
+        is_last: Whether it is the last ask before the process is replaced because of its age.
         into: Turn into which the ask is collected.
     """
 
@@ -185,7 +185,7 @@ class ProcessStoppedBody(Struct):
 
     Attributes:
         process: Number of the process.
-        ladder: Rungs that were taken.
+        ladder: Rungs that were taken. Here `at` is in seconds since 1970.
     """
 
     process: int
