@@ -14,7 +14,7 @@ from banksman.cli.output import hint_of
 
 pytestmark = thorough
 
-PACKAGE = Path(__file__).resolve().parents[3] / "src" / "banksman"
+PACKAGE = Path(__file__).resolve().parents[2] / "src" / "banksman"
 FOREIGN = re.compile(r"/v1\b|openapi|\b(GET|POST|PATCH|PUT|DELETE)\b|Idempotency|Content-Type|\w\(\)")
 
 

@@ -295,7 +295,7 @@ async def test_host_finds_an_unheard_session_by_asking_the_leader(
     async with Host(store) as one, Host(store) as other:
         await one.ready()
         # Deaf to what rings from here on, as one is for a moment that is far from the rest.
-        monkeypatch.setattr(StreamMirror, "_on_bell", _deaf)
+        monkeypatch.setattr(StreamMirror, "_on_wakeup", _deaf)
         await other.ready()
         session = await one.open(command=fake_agent.command({}), name="new")
         assert other.cluster is not None
