@@ -12,7 +12,7 @@ Without Claude Code, set AGENT="python -m banksman.testing.fake_agent", which re
 
 You see the outcome of each job. A job that ran on the killed worker is `unknown`: the agent may
 have done it, and only you know whether it can be repeated. These jobs can, so the other worker does
-them again, when the lease of the dead host has ended (three seconds).
+them again, when the lease of the dead host has ended (fifteen seconds).
 """
 
 import asyncio
@@ -87,4 +87,4 @@ if len(sys.argv) > 1:
     asyncio.run(work(sys.argv[1]))
 else:
     with Servers(3) as servers:
-        asyncio.run(run_pool(servers.store("pool", lease=3)))
+        asyncio.run(run_pool(servers.store("pool", lease=15)))

@@ -14,7 +14,7 @@ from pathlib import Path
 from banksman.testing import fake_agent
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SECONDS_MAX = 60.0
+SECONDS_MAX = 240.0
 
 
 def environment(folder: Path, script: Mapping[str, Sequence[str]] | None = None) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from tests.examples.programs import Program
 
 from banksman.testing.fake_agent import Evidence
@@ -12,6 +13,7 @@ from banksman.testing.fake_agent import Evidence
 JOBS = {f"job {lane}.{job}" for lane in range(4) for job in range(3)}
 
 
+@pytest.mark.thorough
 def test_worker_pool_finishes_every_job_when_a_worker_is_killed(tmp_path: Path) -> None:
     go = tmp_path / "go"
     # Each worker has two lanes. Their second jobs wait, so the killed worker dies during two jobs.
