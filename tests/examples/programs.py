@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -67,11 +66,3 @@ class Program:
         """Close the input and return the exit code, the rest of the output, and the errors."""
         out, err = self.process.communicate(timeout=SECONDS_MAX)
         return self.process.returncode, out, err
-
-
-def wait_exists(path: Path) -> None:
-    """Wait for a file that the scripted agent creates at a step: another process has no event for it."""
-    deadline = time.monotonic() + SECONDS_MAX
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} was not created"
-        time.sleep(0.01)

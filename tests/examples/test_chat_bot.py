@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.examples.programs import Program, wait_exists
+from tests.examples.programs import Program
+from tests.process.helpers import wait_until
 
 from banksman.testing.fake_agent import Evidence
 
@@ -22,7 +23,7 @@ def test_chat_bot_answers_a_person_before_a_running_chore(tmp_path: Path) -> Non
     }
     with Program("chat_bot.py", tmp_path, script=script) as bot:
         bot.write(update(1, "chores", "tidy up"))
-        wait_exists(started)
+        wait_until(started.exists, "the first prompt")
         bot.write(update(2, "alice", "why is CI red?"))
         assert bot.read() == "alice: the build is broken"
         go.touch()
@@ -34,7 +35,7 @@ def test_chat_bot_stops_the_last_message_of_a_chat(tmp_path: Path) -> None:
     started = tmp_path / "started"
     with Program("chat_bot.py", tmp_path, script={"prompt hang": [f"touch {started}", "hang"]}) as bot:
         bot.write(update(1, "alice", "hang"))
-        wait_exists(started)
+        wait_until(started.exists, "the first prompt")
         bot.write(update(2, "bob", "/stop"))  # Bob has sent nothing.
         bot.write(update(3, "alice", "/stop"))
         assert bot.read() == "alice: (interrupted: no answer)"

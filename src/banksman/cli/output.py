@@ -268,6 +268,15 @@ class CannotWrite(MachineError):
     """
 
 
+def write_terminal(sequence: str) -> None:
+    """Write text with control sequences to the terminal, and flush it. Raises `CannotWrite`."""
+    try:
+        sys.stdout.write(sequence)
+        sys.stdout.flush()
+    except OSError as exc:
+        raise CannotWrite(f"cannot write to the terminal: {exc.strerror or exc}") from exc
+
+
 def say(text: str = "", *, end: str = "\n") -> None:
     """Write to stdout and flush, so that a reader of the pipe sees each event immediately."""
     # sys.stdout is missing if it was closed when this process started (`>&-`).

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from banksman.cli.output import (
-    CannotWrite,
     Style,
     as_line,
     as_text,
@@ -25,6 +24,7 @@ from banksman.cli.output import (
     stdout_style,
     width,
     wrapped,
+    write_terminal,
 )
 from banksman.cli.tui.keyboard import LineEditor
 from banksman.cli.tui.question_view import QuestionView, block_rows
@@ -362,14 +362,14 @@ class LiveScreen:
 
     def enter(self) -> None:
         """Prepare the terminal."""
-        self._put(_PASTE_ON)
+        write_terminal(_PASTE_ON)
 
     def leave(self) -> None:
         """Keep the complete lines on the terminal and erase the rest."""
         self.end_text()
         said = "".join(self._complete)
         self._complete.clear()
-        self._put(f"{self._erasing()}{said}{_PASTE_OFF}")
+        write_terminal(f"{self._erasing()}{said}{_PASTE_OFF}")
 
     def redraw(self) -> None:
         """Draw everything at the next tick, because the terminal has changed."""
@@ -388,7 +388,7 @@ class LiveScreen:
         # Return to the left edge, then move right. A miscounted column then affects only the
         # cursor.
         right = f"\x1b[{cursor}C" if cursor else ""
-        self._put(f"{self._erasing()}{said}{_WRAP_OFF}{drawn}\r{right}{_WRAP_ON}")
+        write_terminal(f"{self._erasing()}{said}{_WRAP_OFF}{drawn}\r{right}{_WRAP_ON}")
         self._drawn, self._place = bottom, (bottom, cursor)
 
     def _bottom(self, columns: int, height: int) -> tuple[list[str], int, bool]:
@@ -425,10 +425,3 @@ class LiveScreen:
         self._drawn, self._place = [], None
         rise = f"\x1b[{up}A" if up else ""
         return f"\r{rise}\x1b[J"
-
-    def _put(self, sequence: str) -> None:
-        try:
-            sys.stdout.write(sequence)
-            sys.stdout.flush()
-        except OSError as exc:
-            raise CannotWrite(f"cannot write to the terminal: {exc.strerror or exc}") from exc

@@ -13,7 +13,7 @@ from typing import Any
 
 from banksman.cli import INTERRUPTED, OK
 from banksman.cli.client.client import Client
-from banksman.cli.output import CannotWrite, as_line, cut, padded, size_of, stdout_style, wrapped
+from banksman.cli.output import as_line, cut, padded, size_of, stdout_style, wrapped, write_terminal
 from banksman.cli.server_command import interrupt_turn, receipt_in_words
 from banksman.cli.tui import session_table
 from banksman.cli.tui.event_loop import (
@@ -111,12 +111,12 @@ class SessionBoard:
             self._leave()
 
     def _enter(self) -> None:
-        self._put(_ENTER)
+        write_terminal(_ENTER)
         self._loop.listen(self._keyboard)
 
     def _leave(self) -> None:
         self._loop.stop_listening()
-        self._put(_LEAVE)
+        write_terminal(_LEAVE)
 
     # -- fetching ----------------------------------------------------------------------------------
     def _wait_seconds(self) -> float:
@@ -269,7 +269,7 @@ class SessionBoard:
         lines = [*lines[: height - 1], self._style.yellow(bottom) if self._to_stop else self._style.dim(bottom)]
         # The drawing has as many lines as the screen, each of full width. Nothing must be cleared
         # first, so nothing flickers.
-        self._put("\x1b[?7l\x1b[H" + "\r\n".join(lines) + "\x1b[?7h")
+        write_terminal("\x1b[?7l\x1b[H" + "\r\n".join(lines) + "\x1b[?7h")
         self._drawn_at = time.monotonic()
 
     def _middle(self, rows: list[SessionRow], columns: int, height: int) -> list[str]:
@@ -293,10 +293,3 @@ class SessionBoard:
         if self._to_stop is not None:
             return f"interrupt {self._to_stop.name}? y / n"
         return self._note or "q leaves · j/k select · Enter attaches · i interrupts · ? help"
-
-    def _put(self, sequence: str) -> None:
-        try:
-            sys.stdout.write(sequence)
-            sys.stdout.flush()
-        except OSError as exc:
-            raise CannotWrite(f"cannot write to the terminal: {exc.strerror or exc}") from exc
