@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.thorough import thorough
-from tests.tutorial import PAGE, Command, Picture, follow, steps
+from tests.tutorial import PAGE, Command, Picture, follow, own_text, steps
 
 TEXT = PAGE.read_text(encoding="utf-8")
 PICTURE_BYTES_MAX = 150_000
@@ -15,7 +15,7 @@ PICTURE_BYTES_MAX = 150_000
 @thorough
 def test_tutorial_commands_print_what_the_page_shows(tmp_path: Path) -> None:
     done = follow(tmp_path / "home")
-    assert done == [step.typed for step in steps(TEXT) if isinstance(step, Command)]
+    assert done == [step.typed for step in steps(own_text()) if isinstance(step, Command)]
 
 
 def test_tutorial_shell_blocks_are_all_run() -> None:

@@ -255,9 +255,9 @@ def test_why_names_unanswered_agent_requests(served: Served) -> None:
     # Its receipt comes with the end, and so from another thread.
     thread = threading.Thread(target=served.request, args=("POST", f"{path}/turns/{turn}/interrupt"))
     thread.start()
-    why = wait(served, f"{path}/why", lambda shown: shown["requests"] != [])
+    # On a busy machine the handshake may still be unanswered too: it is listed until its answer is here.
+    why = wait(served, f"{path}/why", lambda shown: [each["kind"] for each in shown["requests"]] == ["interrupt"])
     (request,) = why["requests"]
-    assert request["kind"] == "interrupt"
     assert 0 <= request["seconds"] < SECONDS_MAX
     assert why["state"] == "running"
     served.request("DELETE", path)

@@ -19,6 +19,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import sqlite3
 import sys
 import time
@@ -42,13 +43,17 @@ SESSION = "crash"
 APPENDS = 24
 EVENTS_PER_APPEND = 4
 EVENTS = APPENDS * EVENTS_PER_APPEND
+# The writer says its epoch, each acknowledged append, and that it closes.
+LINES = APPENDS + 2
+# A few appends take so long; the start of a writer takes longer.
+PAUSE_SECONDS_MAX = 0.003
 # Each run, its look and the removal take some 50 ms.
 RUNS_MAX = 600
 
 
 class Campaign(msgspec.Struct, frozen=True):
     """`kind`: "calls" (at each call number from `first` on in steps of `step`, until a run ends by itself), "times"
-    (`count` random times, by `seed`), or "migration" (at each call of an opening that migrates). `is_early`: with a
+    (`count` random moments, by `seed`), or "migration" (at each call of an opening that migrates). `is_early`: with a
     writer that acknowledges before it commits."""
 
     kind: str
@@ -257,27 +262,31 @@ def die_at_calls(campaign: Campaign) -> Report:
     return runs.report
 
 
-def run_writer(campaign: Campaign, path: str, *, kill_at: int | None = None, seconds: float | None = None) -> Death:
+def run_writer(campaign: Campaign, path: str, *, kill_at: int | None = None) -> Death:
     def program(fd: int) -> None:
         if campaign.is_early:
             acknowledge_early(fd)
         asyncio.run(write(path, campaign.level, fd))
 
-    if seconds is None:
-        return kill_at_syscall.run(program, path, kill_at=kill_at)
-    return kill_at_syscall.run_for(program, seconds)
+    return kill_at_syscall.run(program, path, kill_at=kill_at)
 
 
 def die_at_times(campaign: Campaign) -> Report:
+    """Each run is killed a moment after it has said a number of lines: the same stages on a fast and a slow machine."""
+
+    def run(path: str, lines: int, seconds: float) -> Death:
+        def program(fd: int) -> None:
+            asyncio.run(write(path, campaign.level, fd))
+            signal.pause()
+
+        return kill_at_syscall.run_until(program, lines, seconds)
+
     runs = Runs(campaign)
-    run_whole = functools.partial(run_writer, campaign, seconds=kill_at_syscall.CHILD_SECONDS_MAX)
-    # The shortest of some: a time past the end kills nobody.
-    longest = min(runs.add("a whole run", run_whole).seconds for _ in range(3))
     chance = random.Random(campaign.seed)
     for number in range(campaign.count):
-        seconds = chance.uniform(0, longest)
-        what = f"level {campaign.level}, seed {campaign.seed}, time {number} ({seconds:.6f} s)"
-        runs.add(what, functools.partial(run_writer, campaign, seconds=seconds))
+        lines, seconds = number % (LINES + 1), chance.uniform(0, PAUSE_SECONDS_MAX)
+        what = f"level {campaign.level}, seed {campaign.seed}, time {number} (line {lines} + {seconds:.6f} s)"
+        runs.add(what, functools.partial(run, lines=lines, seconds=seconds))
     return runs.report
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import select
 import signal
 import time
 import traceback
@@ -157,24 +156,24 @@ def run(program: Callable[[int], None], watched: str, *, kill_at: int | None = N
         os.close(go)
 
 
-def run_for(program: Callable[[int], None], seconds: float) -> Death:
-    """The same without tracing, killed after a time: at any place, in the middle of calls and between them."""
-    pid, said, go = _fork(program, is_traced=False)
+def run_until(program: Callable[[int], None], lines: int, seconds: float) -> Death:
+    """The same without tracing, killed `seconds` after its line number `lines`: at any place, in the middle of calls
+    and between them. The program does not end by itself, so every run is killed."""
+    pid, pipe, go = _fork(program, is_traced=False)
     try:
         began = time.monotonic()
         os.write(go, b"x")
-        pidfd = os.pidfd_open(pid)
-        try:
-            # The moment is the point here. Whoever ends before it is a zombie by then, and its pid is still its own.
-            select.select([pidfd], [], [], seconds)
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        finally:
-            os.close(pidfd)
+        said = b""
+        while said.count(b"\n") < lines and (more := os.read(pipe, SAID_BYTES_MAX)):
+            said += more
+        time.sleep(seconds)  # The moment is the point here.
+        os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        seconds = time.monotonic() - began
-        return Death([], os.read(said, SAID_BYTES_MAX), os.waitstatus_to_exitcode(status), seconds)
+        while more := os.read(pipe, SAID_BYTES_MAX):
+            said += more
+        return Death([], said, os.waitstatus_to_exitcode(status), time.monotonic() - began)
     finally:
-        os.close(said)
+        os.close(pipe)
         os.close(go)
 
 

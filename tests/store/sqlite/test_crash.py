@@ -66,8 +66,9 @@ def test_writer_loses_no_acknowledged_event_when_killed_at_any_syscall(tmp_path:
 def test_writer_loses_no_acknowledged_event_when_killed_at_any_time(tmp_path: Path, level: str) -> None:
     report = campaign(tmp_path, "times", level=level, count=100, seed=int.from_bytes(os.urandom(4)))
     assert report.problems == []
-    assert report.deaths > 50
-    assert report.acknowledged > 100
+    # Every run is killed, and at least half of the appends of an average run are acknowledged by then.
+    assert report.deaths == 100
+    assert report.acknowledged > 40 * APPENDS
 
 
 def test_crash_campaign_catches_writer_that_acknowledges_before_commit(tmp_path: Path) -> None:
