@@ -40,5 +40,6 @@ def _folder(variable: str, usual: str) -> Path:
     home = os.path.expanduser("~")
     # An account without a home has / there, or text that is not an absolute path.
     if not os.path.isabs(home) or not home.strip("/"):
-        raise UsageError("there is no home folder to keep anything in", hint=f"set {variable}", variable=variable)
+        message = "cannot find a folder for files: this user has no home folder"
+        raise UsageError(message, hint=f"set {variable}", variable=variable)
     return Path(home) / usual / NAME

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from banksman.sessions.session_spec import Permit
     from banksman.store.log import Log
 
-HINT = '"sqlite:PATH" (a file that hosts may share), "memory:", or "nats://HOST:4222" (many machines)'
+HINT = 'use "sqlite:PATH" (a file that hosts may share), "memory:", or "nats://HOST:4222" (many machines)'
 # Start of the settings after a path, as in `sqlite:PATH?level=full&keep_bytes=1000000`.
 SETTING = re.compile(r"\?(?=(level|keep_bytes|keep_seconds)=)")
 # Prefixes of stores that hosts of many machines share.
@@ -197,7 +197,7 @@ def _parse(text: str) -> tuple[str, dict[str, Any]]:
             case "keep_bytes" | "keep_seconds" if value.isdecimal() and int(value) > 0:
                 settings[{"keep_bytes": "bytes_max", "keep_seconds": "seconds_max"}[name]] = int(value)
             case _:
-                hint = "level=full or level=normal; keep_bytes= and keep_seconds= with a whole number"
+                hint = "use level=full or normal, keep_bytes= or keep_seconds= with a number"
                 raise UsageError(f"a store cannot have {name}={value}", hint=hint)
     if not path:
         return str(default_path()), settings  # As in `sqlite:?keep_bytes=…`.
@@ -230,7 +230,7 @@ def _open_cluster(store: str) -> Callable[[], Log]:
         except ModuleNotFoundError as exc:
             if (exc.name or "").partition(".")[0] != "nats":
                 raise
-            hint = "pip install 'banksman[cluster]'"
+            hint = "run pip install 'banksman[cluster]'"
             raise UsageError(f"a store on NATS needs {exc.name}, which is not installed", hint=hint) from exc
         folder = state_folder() / "journals" if where.journal is None else Path(where.journal)
         return cast("Log", ClusterLog(where, folder))

@@ -95,10 +95,10 @@ def connect(path: str | os.PathLike[str], seconds_max: float) -> socket.socket:
         with _opened(Path(folder), getattr(os, "O_PATH", os.O_RDONLY)) as fd:
             while not _is_connected(peer, _address(fd, Path(folder), name)):
                 if time.monotonic() > deadline:
-                    raise TimeoutError(errno.ETIMEDOUT, "nobody takes the connection")
+                    raise TimeoutError(errno.ETIMEDOUT, "the server does not accept the connection")
                 time.sleep(_CONNECT_AGAIN_SECONDS)
         if not is_ours(uid := peer_uid(peer)):
-            raise PermissionError(errno.EPERM, f"it belongs to the user {uid}")
+            raise PermissionError(errno.EPERM, f"the server belongs to user {uid}")
     except BaseException:
         peer.close()
         raise
@@ -166,8 +166,9 @@ def _make_folder(folder: Path) -> None:
     found = os.stat(folder, follow_symlinks=False)
     is_others = found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if not stat.S_ISDIR(found.st_mode) or is_others:
-        hint = f"remove {folder}, and it is made anew"
-        raise UsageError(f"others may change what is in {folder}", hint=hint, path=str(folder))
+        hint = f"remove {folder}; it is created again"
+        message = f"cannot use {folder}: other users may change its content"
+        raise UsageError(message, hint=hint, path=str(folder))
     if stat.S_IMODE(found.st_mode) != 0o700:
         os.chmod(folder, 0o700)
 

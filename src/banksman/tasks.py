@@ -47,7 +47,7 @@ class OwnedTasks:
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (exc := task.exception()) is not None:
-            log.error("! a task that nobody waits for has failed: %r", exc, exc_info=exc)
+            log.error("background task failed: %r", exc, exc_info=exc)
 
 
 # Waiters: tasks that wait for a change. All are woken together, and each checks its condition

@@ -22,16 +22,22 @@ FOREIGN = re.compile(r"/v1\b|openapi|\b(GET|POST|PATCH|PUT|DELETE)\b|Idempotency
     ("said", "shown"),
     [
         ("see /v1/hosts", "see banksman hosts"),
-        ("its version may not fit ours: see /v1/hosts", "its version may not fit ours: see banksman hosts"),
-        ("see /v1/sessions", "see banksman ps"),
-        ("look at it (GET), and send it again if it was not done", "look at it, and send it again if it was not done"),
         (
-            "tried for 12 s. What was accepted is kept; try again, with the same Idempotency-Key",
-            "tried for 12 s. What was accepted is kept; try again",
+            "compare the versions of the hosts: see /v1/hosts",
+            "compare the versions of the hosts: see banksman hosts",
+        ),
+        ("see /v1/sessions", "see banksman ps"),
+        (
+            "check the session (GET), and send the request again if it was not done",
+            "check the session, and send the request again if it was not done",
+        ),
+        (
+            "try again with the same Idempotency-Key; accepted requests are kept (tried for 12 s)",
+            "try again; accepted requests are kept (tried for 12 s)",
         ),
         ("see /openapi.json", ""),
-        ("Content-Type: application/json", ""),
-        ("this path takes GET, HEAD", ""),
+        ("send `Content-Type: application/json`", ""),
+        ("use GET, HEAD", ""),
         # As it was: Python's words, and what a shell understands.
         ("see sessions()", "see banksman ps"),
         ("raise the limit (ulimit -n), or --room=9", "raise the limit (ulimit -n), or --room=9"),

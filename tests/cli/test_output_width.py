@@ -69,7 +69,7 @@ def test_cli_ps_lists_sessions_that_need_attention_first(served: Served) -> None
     states = [line.split()[0] for line in lines[1:14]]
     assert states == ["asks", "running", "idle", *["gone"] * 10]
     assert lines[4].split()[1] == "over-13", "the newest of those first"
-    assert lines[14] == "and 4 more that are over: banksman ps --all"
+    assert lines[14] == "4 more sessions are over: run `banksman ps --all`"
     assert sum(line.startswith("gone") for line in seen(served, "ps", "--all", columns=140).lines) == 14
 
 
@@ -110,9 +110,9 @@ def test_cli_log_follow_reports_a_lost_connection_and_its_return(tmp_path: Path)
         with Terminal(*words, columns=120, rows=60, env=environment(served)) as terminal:
             terminal.wait_text("turn.ended")
             served.kill()
-            terminal.wait_text("it is looked for again, and nothing is left out")
+            terminal.wait_text("reconnecting, no event is lost")
             served.start()
-            terminal.wait_text("the connection is back")
+            terminal.wait_text("connected again")
             served.outcome(session, served.ask(session, "two"))
             terminal.wait_text("says two")
             terminal.type("\x03")

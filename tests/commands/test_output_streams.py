@@ -373,7 +373,7 @@ def test_missing_asyncio_loop_is_usage_error_with_hint() -> None:
 
     host = Host("memory:")
     for work in (banksman.execute(["true"]), banksman.start(["true"]), host.start(["true"]), enter(), host.close()):
-        with pytest.raises(UsageError, match="no running asyncio event loop") as caught:
+        with pytest.raises(UsageError, match="no asyncio event loop is running") as caught:
             work.send(None)
         assert "trio" in (caught.value.hint or "")
 

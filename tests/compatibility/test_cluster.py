@@ -119,4 +119,4 @@ def test_doctor_finds_the_cluster_whole(written: Written, servers: Servers, caps
     found = doctor(capsys, store(servers), "--monitor", servers.monitors()[0])
     # That there is one node only is worth a note.
     assert "wrong" not in {verdict for verdict, _ in found}, found
-    assert ("ok", f"{len(written.rows('session'))} sessions, whole") in found, found
+    assert ("ok", f"{len(written.rows('session'))} sessions, intact") in found, found

@@ -95,7 +95,7 @@ def test_config_file_is_chosen_by_flag_then_variable_then_user(home: Path, monke
     assert config.load().value("agent") == "one"
     assert config.load(path=two).value("agent") == "two"
     monkeypatch.setenv("BANKSMAN_CONFIG", str(home / "none.toml"))
-    with pytest.raises(UsageError, match=r"there is no file .*none\.toml .*BANKSMAN_CONFIG"):
+    with pytest.raises(UsageError, match=r"cannot read .*none\.toml: it does not exist .*BANKSMAN_CONFIG"):
         config.load()
 
 
@@ -133,20 +133,20 @@ def test_config_variable_is_parsed_by_the_type_of_its_key(
 @pytest.mark.parametrize(
     ("text", "line", "told"),
     [
-        ('sotre = "memory:"', 1, "there is no key 'sotre' (do you mean 'store'?)"),
-        ("[serve]\n\nprot = 1", 3, "there is no key 'serve.prot' (do you mean 'port'?)"),
-        ('[run]\n# priority\nprioritty = "x"', 3, "there is no key 'run.prioritty' (do you mean 'priority'?)"),
-        ("[serv]\nport = 1", 1, "there is no table [serv] (do you mean [serve]?)"),
-        ("port = 1", 1, "there is no key 'port' (do you mean 'port' in [serve]?)"),
-        ('[serve]\nagent = "x"', 2, "(do you mean 'agent' before the first table?)"),
-        ("store = 1", 1, "store cannot be 1 (text)"),
+        ('sotre = "memory:"', 1, "unknown key 'sotre' (did you mean 'store'?)"),
+        ("[serve]\n\nprot = 1", 3, "unknown key 'serve.prot' (did you mean 'port'?)"),
+        ('[run]\n# priority\nprioritty = "x"', 3, "unknown key 'run.prioritty' (did you mean 'priority'?)"),
+        ("[serv]\nport = 1", 1, "unknown table [serv] (did you mean [serve]?)"),
+        ("port = 1", 1, "unknown key 'port' (did you mean 'port' in [serve]?)"),
+        ('[serve]\nagent = "x"', 2, "(did you mean 'agent' before the first table?)"),
+        ("store = 1", 1, "store cannot be 1 (a string)"),
         ('[serve]\nport = "80"', 2, "serve.port cannot be '80' (a whole number)"),
         ('format = "xml"', 1, "format cannot be 'xml' (one of: text, json, quiet)"),
-        ("[serve]\nhosts = [1]", 2, "serve.hosts cannot be [1] (a list of texts)"),
+        ("[serve]\nhosts = [1]", 2, "serve.hosts cannot be [1] (a list of strings)"),
         ("[serve]\nstall_seconds = inf", 2, "serve.stall_seconds cannot be inf (a number)"),
         pytest.param(f"[serve]\nstall_seconds = {10**400}", 2, "serve.stall_seconds cannot be 1000", id="huge"),
         ("run = 1", 1, "run cannot be 1 (a table: [run])"),
-        ('token = "hunter2hunter2"', 1, "token is not taken from a file (put it into BANKSMAN_TOKEN"),
+        ('token = "hunter2hunter2"', 1, "cannot set token in a file (set BANKSMAN_TOKEN instead"),
     ],
 )
 def test_config_file_error_names_its_line(home: Path, text: str, line: int, told: str) -> None:
@@ -166,7 +166,7 @@ def test_config_number_too_long_to_parse_is_not_toml(home: Path) -> None:
 
 def test_config_number_too_long_to_print_is_reported_without_it(home: Path) -> None:
     path = written(home, f"store = 0x{'f' * 5000}\n")
-    with pytest.raises(UsageError, match=rf"^{path}, line 1: store cannot be a number of so many digits"):
+    with pytest.raises(UsageError, match=rf"^{path}, line 1: store cannot be a number with so many digits"):
         config.load()
 
 
@@ -202,7 +202,7 @@ def test_config_unknown_variable_is_mentioned_and_no_error(monkeypatch: pytest.M
     done = run("show", "serve.port")
     assert (done.returncode, done.stderr) == (
         0,
-        "banksman: BANKSMAN_SERVE_PROT means nothing here; do you mean BANKSMAN_SERVE_PORT?\n",
+        "banksman: unknown variable BANKSMAN_SERVE_PROT; did you mean BANKSMAN_SERVE_PORT?\n",
     )
 
 
@@ -261,7 +261,7 @@ def test_config_path_that_is_no_file_is_an_error_at_once(home: Path, kind: str) 
     done = run("show")
     assert (done.returncode, done.stderr) == (
         2,
-        f"banksman: {path} is no file (a file of settings is one that can be read again)\n",
+        f"banksman: cannot read {path}: it is not a regular file (pass the path of a regular file)\n",
     )
 
 
@@ -269,7 +269,7 @@ def test_acp_with_wrong_settings_fails_in_one_line(home: Path) -> None:
     path = written(home, "[serve]\nprot = 1\n")
     done = run(verb="acp")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"banksman acp: {path}, line 2: there is no key 'serve.prot' (do you mean 'port'?)\n"
+    assert done.stderr == f"banksman acp: {path}, line 2: unknown key 'serve.prot' (did you mean 'port'?)\n"
 
 
 # -- the file that is written ----------------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def test_config_show_prints_key_value_and_origin(home: Path) -> None:
     assert "(store.db in the state folder)" in rows["store"]
     assert run("show", "agent", "--format", "quiet").stdout == "claude\n"
     done = run("show", "serve.prot")
-    assert (done.returncode, done.stderr) == (2, "banksman: there is no key 'serve.prot' (do you mean 'serve.port'?)\n")
+    assert (done.returncode, done.stderr) == (2, "banksman: unknown key 'serve.prot' (did you mean 'serve.port'?)\n")
 
 
 def test_config_format_applies_to_every_verb(home: Path) -> None:
@@ -350,7 +350,7 @@ def test_config_format_applies_to_every_verb(home: Path) -> None:
     written(home, 'fromat = "json"\n')
     done = run(verb="agents")
     assert done.returncode == 2
-    assert "do you mean 'format'?" in done.stderr
+    assert "did you mean 'format'?" in done.stderr
 
 
 def test_config_value_kinds_are_all_in_use() -> None:

@@ -226,7 +226,7 @@ def test_user_helper_ends_processes_we_may_not_signal(helper: Path, marker: str,
 @pytest.mark.parametrize("user_helper", [None, ["false"]])
 def test_process_of_user_survives_without_helper(helper: Path, marker: str, user_helper: list[str] | None) -> None:
     with ended_as_nobody(marker, helper, "is_own", user_helper=user_helper) as seen:
-        assert {why for _pid, why in seen["survivors"]} == {"not ours to signal"}
+        assert {why for _pid, why in seen["survivors"]} == {"no permission to signal it"}
         assert sorted(pid for pid, _why in seen["survivors"]) == left_alive(marker)
         assert len(seen["survivors"]) == 2
 
@@ -270,7 +270,7 @@ def test_user_without_permission_says_what_it_takes() -> None:
     done = subprocess.run(
         as_nobody(program(REFUSED, "")), cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
     )
-    assert "only root may" in done.stdout, done.stderr
+    assert "may not change its user" in done.stdout, done.stderr
     assert "user_helper" in done.stdout
 
 

@@ -373,7 +373,7 @@ asyncio.run(banksman.execute(child("", MARKER)))
     interpreter, dash_c, source, *rest = program(code, marker)
     argv = [interpreter, dash_c, early + source, *rest]
     done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=90, check=False)
-    assert_said(done, marker, "the program is ending; it starts nothing more\n")
+    assert_said(done, marker, "cannot start a command: the program is ending\n")
 
 
 def test_process_released_by_another_thread_while_its_loop_closes_it_is_safe() -> None:

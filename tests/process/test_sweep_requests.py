@@ -615,7 +615,7 @@ async def main():
     [other] = await agent.tools("fork() or (os.setresuid({65534}, {65534}, {65534}), say('tool', os.getpid()), stay())")
     told = await agent.sweep(since)
     assert {{swept.pid for swept in told.swept}} == plain
-    assert [(left.pid, left.why) for left in told.survivors] == [(other, "not ours to signal")], told
+    assert [(left.pid, left.why) for left in told.survivors] == [(other, "no permission to signal it")], told
     assert set(alive(MARKER)) == {{agent.pid, other}}
     await agent.wait_well()
     print(other, flush=True)

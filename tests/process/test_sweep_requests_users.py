@@ -87,6 +87,6 @@ def test_sweep_is_not_held_up_by_a_helper_that_hangs(helper: Path, python: Path,
     assert seen["swept"] == []
     # On a busy machine the helper, which was killed, may not have gone yet.
     survivors = [survivor for survivor in seen["survivors"] if survivor[1] != "still dying"]
-    assert survivors == [[*seen["tools"], "not ours to signal"]]
+    assert survivors == [[*seen["tools"], "no permission to signal it"]]
     assert left == sorted([seen["agent"], *seen["tools"]])
     assert seen["seconds"] < ANSWER_SECONDS_MAX

@@ -316,7 +316,7 @@ asyncio.run(main())
         assert running.stdout is not None
         line = await asyncio.to_thread(running.stdout.readline)
         pid, rest = line.split(" ", 1)
-        assert rest == f"stopped [({pid}, 'not ours to signal')]\n"
+        assert rest == f"stopped [({pid}, 'no permission to signal it')]\n"
         os.kill(int(pid), signal.SIGKILL)
         running.stdin.write("\n")
         running.stdin.close()

@@ -140,7 +140,7 @@ def test_serve_on_a_taken_port_says_what_to_do(served: Served, tmp_path: Path) -
         check=False,
     )
     assert done.returncode == 1
-    assert f"127.0.0.1:{served.port} is taken" in done.stderr
+    assert f"cannot listen at 127.0.0.1:{served.port}: the address is in use" in done.stderr
     assert "--port" in done.stderr
     assert "Traceback" not in done.stderr
 

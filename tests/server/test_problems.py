@@ -84,7 +84,7 @@ def test_problem_of_missing_thing_or_impossible_request_has_its_status(served: S
     problem(ask("POST", "/v1/sessions", {"agent": "none"}), 422, "usage-error")
     problem(ask("POST", "/v1/sessions", {"none": 1}), 400, "bad-request")
     problem(ask("GET", f"/v1/sessions/{session}/events?after=9.9"), 410, "history-lost")
-    assert problem(ask("PUT", "/v1/server"), 405, "wrong-method")["hint"] == "this path takes GET, HEAD"
+    assert problem(ask("PUT", "/v1/server"), 405, "wrong-method")["hint"] == "use GET, HEAD"
     problem(served.request("POST", "/v1/commands", b"{}", headers={"Content-Type": "text/plain"}), 415, "not-json")
     # A name belongs to one.
     other = served.open()

@@ -157,7 +157,7 @@ def test_client_refuses_a_socket_of_another_user() -> None:
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
             assert other.stdout is not None
             assert other.stdout.readline() == "listens\n"
-            with pytest.raises(PermissionError, match=f"belongs to the user {NOBODY}"):
+            with pytest.raises(PermissionError, match=f"the server belongs to user {NOBODY}"):
                 sockets.connect(path, 1.0)
             other.communicate("", timeout=60)
 
@@ -219,7 +219,7 @@ def test_server_without_a_socket_folder_serves_and_warns_once(tmp_path: Path) ->
     with Served(tmp_path / "server") as served:
         assert served.get("/v1/sessions") == {"sessions": [], "next": None}
         assert "socket" not in json.loads((folder / "server.json").read_text())
-        assert served.log.read_text().count("no socket for the user of this server") == 1
+        assert served.log.read_text().count("cannot create the user socket") == 1
         # Verbs find it by its URL then.
         done = verb(served, "ps", "--json", BANKSMAN_TOKEN=TOKEN)
         assert (done.returncode, done.stderr) == (0, "")
@@ -229,7 +229,7 @@ def test_server_without_a_socket_folder_serves_and_warns_once(tmp_path: Path) ->
 def test_user_socket_folder_writable_by_others_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "sockets").mkdir()
     os.chmod(tmp_path / "sockets", mode)
-    with pytest.raises(UsageError, match="others may change"):
+    with pytest.raises(UsageError, match="other users may change its content"):
         sockets.listen_in(tmp_path / "sockets")
     assert list((tmp_path / "sockets").iterdir()) == []
 

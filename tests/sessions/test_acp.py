@@ -41,9 +41,9 @@ async def test_turn_yields_updates_in_agent_order(tmp_path: Path) -> None:
     ("prompt", "kind", "words"),
     [
         ("@@stop max_tokens", Kind.DONE, None),
-        ("@@stop refusal", Kind.FAILED, "refused to go on"),
-        ("@@stop max_turn_requests", Kind.FAILED, "the most requests"),
-        ("@@stop cancelled", Kind.FAILED, "was not asked to"),
+        ("@@stop refusal", Kind.FAILED, "refused to continue"),
+        ("@@stop max_turn_requests", Kind.FAILED, "its limit of model requests"),
+        ("@@stop cancelled", Kind.FAILED, "without a request"),
         ("@@error -32603 the model is gone", Kind.FAILED, "the model is gone (-32603)"),
         ("@@exit 3", Kind.FAILED, "3"),
     ],
@@ -117,7 +117,7 @@ async def test_turn_fails_with_reason_when_agent_cannot_take_content(tmp_path: P
     async with opened(tmp_path, character={"takes": []}) as case:
         outcome = await case.outcome(await case.session.ask([image]))
         assert outcome.kind is Kind.FAILED
-        assert "takes no image" in str(outcome.error)
+        assert "does not accept image" in str(outcome.error)
         assert (await case.answer("on")).kind is Kind.DONE
     async with opened(tmp_path / "other") as case:
         outcome = await case.outcome(await case.session.ask([{"type": "text", "text": "look"}, image]))
@@ -254,7 +254,7 @@ async def test_turn_fails_on_silence_when_agent_is_known_for_it(
     async with opened(tmp_path, agent=agent) as case:
         outcome = await case.answer("@@silence")
         assert (outcome.kind, outcome.stop_reason) == (Kind.FAILED, "end_turn")
-        assert "said nothing" in str(outcome.error)
+        assert "gave no output" in str(outcome.error)
         assert (await case.answer("@@ran ls")).kind is Kind.DONE
         turn = await case.reaches("@@hang")
         await turn.interrupt()
@@ -329,8 +329,8 @@ async def test_session_resumes_conversation_of_another_session(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("character", "words"),
     [
-        ({"wants_login": True}, ["wants you to log in", "Use a key: Set FAKE_KEY"]),
-        ({"version": 2}, ["version 2 of ACP"]),
+        ({"wants_login": True}, ["requires a login", "Use a key: Set FAKE_KEY"]),
+        ({"version": 2}, ["speaks ACP version 2"]),
     ],
 )
 async def test_failed_handshake_names_who_must_act(tmp_path: Path, character: dict[str, Any], words: list[str]) -> None:
@@ -390,5 +390,5 @@ async def test_ask_refuses_content_that_known_agent_does_not_take(tmp_path: Path
 @pytest.mark.parametrize("name", ["model", "permission_mode"])
 async def test_session_refuses_setting_that_is_not_encodable(tmp_path: Path, name: str) -> None:
     async with opened(tmp_path) as case:
-        with pytest.raises(UsageError, match=f"{name} cannot be sent"):
+        with pytest.raises(UsageError, match=f"cannot send {name} as UTF-8"):
             await (case.session.set_model if name == "model" else case.session.set_permission_mode)("\ud800")

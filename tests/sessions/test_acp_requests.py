@@ -72,7 +72,7 @@ async def test_answer_with_updated_input_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask(ASK)
         asked = (await case.wait_kind(kinds.QUESTION_ASKED)).body["question"]
-        with pytest.raises(UsageError, match="another input") as refused:
+        with pytest.raises(UsageError, match="does not support updated_input") as refused:
             await case.session.answer(asked, "allow", updated_input={"command": "pwd"})
         assert "deny with a message" in refused.value.hint
         assert replies(case) == []

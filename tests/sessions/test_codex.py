@@ -154,7 +154,7 @@ async def test_steer_is_refused_when_agent_lacks_capability(tmp_path: Path, monk
 
     monkeypatch.setattr(known_agents, "load", load)
     async with opened(tmp_path) as case:
-        with pytest.raises(UsageError, match="cannot be steered"):
+        with pytest.raises(UsageError, match="does not support steering"):
             await case.session.ask("more", on_busy="steer")
 
 
@@ -268,7 +268,7 @@ async def test_answer_with_updated_input_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask("@@permission rm -rf /")
         asked = (await case.wait_kind(kinds.QUESTION_ASKED)).body["question"]
-        with pytest.raises(UsageError, match="another input"):
+        with pytest.raises(UsageError, match="does not support updated_input"):
             await case.session.answer(asked, "allow", updated_input={"command": "ls"})
         assert replies(case) == []
         await case.session.answer(asked, "deny")

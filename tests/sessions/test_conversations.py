@@ -244,14 +244,14 @@ async def test_fork_fails_when_agent_resumes_original_instead(tmp_path: Path) ->
 async def test_fork_of_unforkable_session_is_usage_error(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         first = await them.open("first", name="first")
-        with pytest.raises(UsageError, match="nothing was said"):
+        with pytest.raises(UsageError, match="it has no conversation yet"):
             await them.host.fork(first.session)
         await first.answer("one")
         with pytest.raises(UsageError, match="already"):
             await them.host.fork(first.session, name="first")
         with pytest.raises(UsageError, match="no session"):
             await them.host.fork("nobody")
-        with pytest.raises(UsageError, match="nothing to fork"):
+        with pytest.raises(UsageError, match="cannot fork: no conversation is given"):
             await them.open("second", fork=True)
         await first.session.close()
         with pytest.raises(UsageError, match="not open here"):

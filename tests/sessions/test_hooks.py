@@ -182,9 +182,9 @@ def _deep() -> dict[str, Any]:
         (_raises(Mute()), "Mute"),
         (_raises(RuntimeError("half \ud800")), "RuntimeError: half ?"),
         (_raises(TimeoutError("of its own")), "TimeoutError: of its own"),
-        (_plainly("allow"), "a hook cannot answer 'allow'"),
-        (_async(True), "a hook cannot answer True"),
-        (_plainly({"a": object()}), "a object is not of JSON"),
+        (_plainly("allow"), "a hook cannot return 'allow'"),
+        (_async(True), "a hook cannot return True"),
+        (_plainly({"a": object()}), "a object is not a JSON value"),
         (_plainly({"a": float("nan")}), "JSON"),
         (_plainly({"a": "\ud800"}), "surrogates not allowed"),
         (_plainly(_deep()), "must not be nested deeper"),
@@ -203,7 +203,7 @@ async def test_failing_hook_denies_where_agent_asks(
         assert output == {}
     errors = [record for record in unreported if record.levelno >= logging.ERROR]
     assert len(errors) == 1
-    assert f"hook-1 of {event}" in errors[0].getMessage()
+    assert f"(hook=hook-1 event={event})" in errors[0].getMessage()
 
 
 async def test_hook_denial_reason_is_cut_when_long() -> None:
@@ -255,7 +255,7 @@ def test_stubborn_hook_does_not_delay_answer_to_agent(caplog: pytest.LogCaptureF
         assert loop.time() == begun + 1
         await given.wait_ended()
         assert loop.time() == begun + 1 + ENDING_SECONDS_MAX
-        assert "1 callbacks go on" in caplog.text
+        assert "callbacks still run after the end of their session (callbacks=1)" in caplog.text
         free.set()
         await given.wait_ended()
 

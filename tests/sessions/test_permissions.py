@@ -44,7 +44,7 @@ async def test_rule_decides_without_question_and_is_logged(tmp_path: Path) -> No
         turn = await case.ask(f"{permission('Bash', command='ls')}\n{permission('Read', path='x')}\n@@say went on")
         assert (await case.outcome(turn)).text == "went on"
         assert [answer["response"] for answer in answers(case)] == [
-            {"behavior": "deny", "message": "a rule says no"},
+            {"behavior": "deny", "message": "denied by a rule"},
             {"behavior": "allow", "updatedInput": {"path": "x"}},
         ]
         events = await case.events()
@@ -207,7 +207,7 @@ async def test_steered_prompt_cannot_have_rules(tmp_path: Path) -> None:
         turn = await case.running("one")
         hows: list[dict[str, Any]] = [{"rules": {"Bash": "allow"}}, {"rules": {}}, {"schema": {"type": "object"}}]
         for how in hows:
-            with pytest.raises(UsageError, match="added to a turn"):
+            with pytest.raises(UsageError, match="a steered prompt cannot have"):
                 await case.ask("two", on_busy="steer", **how)
         assert len([frame for frame in sent(case) if frame["type"] == "user"]) == 1
         await turn.interrupt()

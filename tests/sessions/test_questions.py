@@ -123,7 +123,9 @@ async def test_callback_that_raises_unprintable_error_denies(
         assert response["response"]["behavior"] == "deny"
         assert response["response"]["message"].startswith("the callback failed: ")
         assert len(response["response"]["message"]) < 10_000
-        assert [record.getMessage() for record in unreported] == ["! on_question raised; the answer is no"]
+        assert [record.getMessage() for record in unreported] == [
+            "on_question raised an exception, denying the request"
+        ]
 
 
 async def test_question_ignores_second_answer_of_caller(tmp_path: Path) -> None:
@@ -444,8 +446,8 @@ async def _hangs(question: Question) -> str:
 @pytest.mark.parametrize(
     ("default", "expected"),
     [
-        ({}, {"behavior": "deny", "message": "nobody answered within 0.2 s"}),
-        ({"question_default": "deny"}, {"behavior": "deny", "message": "nobody answered within 0.2 s"}),
+        ({}, {"behavior": "deny", "message": "no answer within 0.2 s"}),
+        ({"question_default": "deny"}, {"behavior": "deny", "message": "no answer within 0.2 s"}),
         ({"question_default": "allow"}, {"behavior": "allow", "updatedInput": {"command": "ls"}}),
     ],
 )
@@ -598,7 +600,7 @@ async def test_close_does_not_wait_forever_for_callback(
         await case.wait_kind(kinds.QUESTION_ASKED)
         await case.session.close()
         await case.outcome(turn)
-        warning = "1 callbacks of on_question were cancelled and go on all the same"
+        warning = "on_question callbacks still run after their cancellation (callbacks=1)"
         has_warned = warning in caplog.text
         free.set()
         await case.session.wait_closed()
@@ -610,7 +612,7 @@ async def test_question_without_callback_is_logged(tmp_path: Path, caplog: pytes
     async with opened(tmp_path) as case:
         turn = await case.ask(ASK)
         await case.wait_kind(kinds.QUESTION_ASKED)
-        assert "the agent asks about Bash, and there is no on_question" in caplog.text
+        assert "turn waits for an answer: no on_question callback (tool=Bash)" in caplog.text
         assert case.session.status().questions == tuple(question.id for question in case.session.questions())
         assert turn.state == "running"
         await case.session.answer(case.session.questions()[0].id, "allow")

@@ -111,10 +111,10 @@ def _fail(_: Question) -> str:
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
-        ({"rules": {"Bash": "deny"}}, ("deny", "rule", "a rule says no")),
+        ({"rules": {"Bash": "deny"}}, ("deny", "rule", "denied by a rule")),
         ({"on_question": _allow}, ("allow", "callback", None)),
         ({"on_question": _fail}, ("deny", "failure", "the callback failed: ValueError: oh")),
-        ({"options": {"question_seconds": 0.05}}, ("deny", "expiry", "nobody answered within 0.05 s")),
+        ({"options": {"question_seconds": 0.05}}, ("deny", "expiry", "no answer within 0.05 s")),
     ],
 )
 async def test_answer_reports_earlier_decision(

@@ -254,7 +254,7 @@ async def test_open_with_conflicting_identity_is_usage_error(tmp_path: Path, mon
             return replace(claude, name=name)
 
         monkeypatch.setattr(known_agents, "load", load)
-        with pytest.raises(UsageError, match="one with claude"):
+        with pytest.raises(UsageError, match="belongs to the agent claude"):
             await them.host.open("other", name="x", command=them.command("a"), options=QUICK)
         # Nothing of that has touched it.
         await case.answer("two")

@@ -81,7 +81,7 @@ async def test_import_of_running_session_ends_and_starts_nothing(tmp_path: Path)
         await exists(mark)
         await host.export(session, tmp_path / "exported")
         copy = await other.import_session(tmp_path / "exported", name="a")
-        with pytest.raises(ValueError, match="does not say how the session was opened"):
+        with pytest.raises(ValueError, match="does not record how it was opened"):
             await copy.ask("hello")
         again = await other.open("claude", name="a", command=fake_agent.command())
         assert again.status().queue == ()

@@ -49,7 +49,7 @@ async def test_unfitting_or_missing_value_fails_turn_with_reason(tmp_path: Path,
         outcome = await case.outcome(turn)
         assert (outcome.kind, outcome.structured) == (Kind.FAILED, None)
         assert isinstance(outcome.error, AgentError)
-        assert "the answer does not fit its schema" in str(outcome.error)
+        assert "the answer does not match its schema" in str(outcome.error)
         assert why in str(outcome.error)
         # What it said is kept.
         assert outcome.text

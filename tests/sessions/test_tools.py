@@ -302,8 +302,11 @@ async def test_tool_gets_arguments_of_agent() -> None:
 async def test_tool_is_not_called_with_unfitting_input() -> None:
     made: list[Any] = []
     served = server(made.append, ADD)
-    assert said(await called(served, a=1)) == "the input does not fit: b: is missing"
-    assert said(await called(served, a=1, b="2")) == "the input does not fit: b: must be a whole number, not '2'"
+    assert said(await called(served, a=1)) == "the input does not match the schema: b: is missing"
+    assert (
+        said(await called(served, a=1, b="2"))
+        == "the input does not match the schema: b: must be a whole number, not '2'"
+    )
     assert not made
     assert "isError" not in await called(served, a=1, b=2)
 
@@ -329,20 +332,20 @@ def _itself() -> list[Any]:
         (_raises(RuntimeError("half \ud800")), "the tool failed: RuntimeError: half ?"),
         (_raises(TimeoutError("of its own")), "the tool failed: TimeoutError: of its own"),
         (_raises(asyncio.CancelledError()), "the tool was cancelled"),
-        (_plainly(object()), "a object is not of JSON"),
-        (_plainly({"a": {1, 2}}), "a set is not of JSON"),
-        (_plainly(b"bytes"), "a bytes is not of JSON"),
+        (_plainly(object()), "a object is not a JSON value"),
+        (_plainly({"a": {1, 2}}), "a set is not a JSON value"),
+        (_plainly(b"bytes"), "a bytes is not a JSON value"),
         (_plainly(float("inf")), "JSON"),
         (_plainly(_itself()), "Circular"),
         (_plainly("half \ud800"), "surrogates not allowed"),
-        (_plainly([{"type": "text", "text": "\ud800"}]), "cannot be sent as JSON: UnicodeEncodeError"),
+        (_plainly([{"type": "text", "text": "\ud800"}]), "cannot send the value as JSON: UnicodeEncodeError"),
     ],
 )
 async def test_failing_tool_returns_error_result(call: Any, why: str, unreported: list[logging.LogRecord]) -> None:
     assert why in said(await called(server(call)))
     errors = [record for record in unreported if record.levelno >= logging.ERROR]
     assert len(errors) == 1
-    assert "! the tool it" in errors[0].getMessage()
+    assert errors[0].getMessage() in ("tool call failed (tool=it)", "tool call was cancelled (tool=it)")
 
 
 async def test_tool_result_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,10 +353,10 @@ async def test_tool_result_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(tools, "RESULT_BYTES_MAX", 100)
     room = 100 - len(json.dumps({"content": [{"type": "text", "text": ""}]}))
     assert "isError" not in await called(server(_plainly("x" * room)))
-    assert "the result has 101 bytes" in said(await called(server(_plainly("x" * (room + 1)))))
+    assert "the result is too large: 101 bytes" in said(await called(server(_plainly("x" * (room + 1)))))
     # Bytes, and not characters; and a mapping is sent twice.
-    assert "the result has" in said(await called(server(_plainly("ä" * room))))
-    assert "the result has" in said(await called(server(_plainly({"a": "x" * (room - 15)}))))
+    assert "the result is too large" in said(await called(server(_plainly("ä" * room))))
+    assert "the result is too large" in said(await called(server(_plainly({"a": "x" * (room - 15)}))))
 
 
 def test_slow_tool_is_cancelled_with_error_result(caplog: pytest.LogCaptureFixture) -> None:
@@ -374,7 +377,7 @@ def test_slow_tool_is_cancelled_with_error_result(caplog: pytest.LogCaptureFixtu
         assert "within 1.5 seconds" in said(await called(server(call, seconds=1.5)))
 
     sim.replay(scenario, "")
-    assert "! the tool it did not answer within 600 seconds" in caplog.text
+    assert "tool call did not answer within 600 seconds (tool=it)" in caplog.text
 
 
 def _waiting(started: asyncio.Event, ended: list[str]) -> Any:

@@ -128,7 +128,7 @@ def _unsendable(given: Mapping[str, Any]) -> object:
         (_raises, "the hook failed: RuntimeError: I am broken"),
         (_hangs, "the hook did not answer within 0.1 seconds"),
         (_cancelled, "the hook was cancelled"),
-        (_nonsense, "a hook cannot answer 'allow'"),
+        (_nonsense, "a hook cannot return 'allow'"),
     ],
 )
 async def test_failing_hook_denies_only_where_agent_asks(tmp_path: Path, call: Any, why: str) -> None:
@@ -239,7 +239,7 @@ async def test_close_does_not_wait_forever_for_hook(
         await begun.wait()
         await case.session.close()
         await case.outcome(turn)
-        has_warned = "1 callbacks go on after the end of their session" in caplog.text
+        has_warned = "callbacks still run after the end of their session (callbacks=1)" in caplog.text
         free.set()
         await case.session.wait_closed()
         assert has_warned
@@ -329,9 +329,9 @@ async def test_tool_is_called(tmp_path: Path, call: Any) -> None:
     [
         (_raises, {"text": "a"}, "the tool failed: RuntimeError: I am broken"),
         (_cancelled, {"text": "a"}, "the tool was cancelled"),
-        (_unsendable, {"text": "a"}, "a object is not of JSON"),
-        (shout, {"text": 3}, "the input does not fit: text: must be text"),
-        (shout, {}, "the input does not fit: text: is missing"),
+        (_unsendable, {"text": "a"}, "a object is not a JSON value"),
+        (shout, {"text": 3}, "the input does not match the schema: text: must be text"),
+        (shout, {}, "the input does not match the schema: text: is missing"),
     ],
 )
 async def test_failing_tool_call_is_reported_to_model(

@@ -14,37 +14,37 @@ OWN_FAILURE, INTERRUPTED = 125, 130
 
 # Verbs by purpose, each with its line in the help.
 GROUPS: dict[str, dict[str, str]] = {
-    "run something": {
-        "run": "ask an agent one thing, watch it answer, and leave nothing running",
-        "exec": "run a command; when it is over, nothing of it is left",
+    "run": {
+        "run": "Open a session, ask one thing, print the answer, and close it.",
+        "exec": "Run a command, and end its whole process tree.",
     },
-    "talk with an agent": {
-        "open": "open a session with an agent",
-        "ask": "ask the agent something, and watch it answer",
-        "attach": "watch a session live, talk in it, and answer what the agent asks",
-        "answer": "answer a question of the agent's",
-        "interrupt": "stop a turn",
-        "close": "close a session",
+    "talk to an agent": {
+        "open": "Open a session with an agent.",
+        "ask": "Send a prompt to a session, and print the answer.",
+        "attach": "Watch a session live, send prompts and answer questions.",
+        "answer": "Answer a question of the agent.",
+        "interrupt": "Interrupt a turn.",
+        "close": "Close a session.",
     },
-    "look": {
-        "ps": "what there is",
-        "top": "the same, live",
-        "why": "what a session is doing, and what it waits for",
-        "log": "what was said in a session, and is being said",
-        "agents": "which agents are known, what each can do, and which are here",
-        "hosts": "the hosts that share a store, and their room",
+    "inspect": {
+        "ps": "List sessions.",
+        "top": "Live view of all sessions.",
+        "why": "Explain what a session is waiting for.",
+        "log": "Print the events of a session.",
+        "agents": "List the known agents, what each can do, and which are installed.",
+        "hosts": "List the hosts that share a store, and their free room.",
     },
     "serve": {
-        "serve": "serve sessions and commands over HTTP, with a page",
-        "page": "print a link that opens the page in a browser",
-        "host": "take sessions of a store that many machines share",
-        "acp": "be an ACP agent for an editor, with supervised sessions behind it",
-        "drain": "let the server, or a host, finish what runs, and exit",
+        "serve": "Serve sessions and commands over HTTP, with a web page.",
+        "page": "Print a link that opens the web page in a browser.",
+        "host": "Run sessions of a store that many machines share.",
+        "acp": "Act as an ACP agent for an editor, with supervised sessions.",
+        "drain": "Let the server or a host finish running turns, and exit.",
     },
     "set up": {
-        "doctor": "whether all is well on this machine, and how to put right what is not",
-        "config": "what is set, where it came from, and a file to set it in",
-        "completion": "let the shell complete verbs, flags, agents and sessions",
+        "doctor": "Check this machine, and say how to fix each problem.",
+        "config": "Show the settings and their origin, or write a settings file.",
+        "completion": "Print a completion script for the shell.",
     },
 }
 VERBS = tuple(verb for group in GROUPS.values() for verb in group)
@@ -85,7 +85,7 @@ Runs commands and coding agents as subprocesses, and ends them: the whole tree, 
 
 {listing}
 
-`banksman VERB --help` says more.
+Run `banksman VERB --help` for the flags of a verb.
 
 examples:
   banksman run claude "Why is CI red?"
@@ -172,5 +172,5 @@ def _unknown(word: str) -> int:
 
     near = get_close_matches(word, VERBS, n=1)
     hint = f"did you mean {near[0]}?" if near else "see banksman --help"
-    print(f"banksman: there is no verb {word!r}; {hint}", file=sys.stderr)
+    print(f"banksman: unknown verb {word!r}; {hint}", file=sys.stderr)
     return USAGE

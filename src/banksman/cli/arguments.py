@@ -132,7 +132,7 @@ def add_format(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, jso
     parser.add_argument(
         "--format",
         choices=("text", "json", "quiet"),
-        help=f"text for people (the usual); json: {json}; quiet: {quiet}",
+        help=f"output format: text (default), json ({json}) or quiet ({quiet})",
     )
     parser.add_argument("--json", dest="format", action="store_const", const="json", help="short for --format json")
 

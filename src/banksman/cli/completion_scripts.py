@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from banksman.cli.completion_table import LISTED, CommandEntry, Flag, Slot, WordKind
 
-_BASH = r"""# Completion of banksman for bash, made from its parsers. To have it:  eval "$(banksman completion bash)"
+_BASH = r"""# Completion of banksman for bash, generated from its parsers. To enable it:
+#   eval "$(banksman completion bash)"
 
 # The flags of a verb.
 _banksman_flags() {
@@ -21,21 +22,21 @@ _banksman_flags() {
     esac
 }
 
-# What follows a flag of a verb; nothing: the flag stands alone.
+# The kind of value that a flag of a verb takes; empty if it takes none.
 _banksman_takes() {
     case "$1 $2" in
 @TAKES@
     esac
 }
 
-# What a word of a verb is: the first is 0.
+# The kind of each positional word of a verb, counted from 0.
 _banksman_slot() {
     case "$1 $2" in
 @SLOTS@
     esac
 }
 
-# Offers the lines that fit, each as a shell takes it for one word.
+# Offer the matching lines, each quoted as one shell word.
 _banksman_offer() {
     local line
     while IFS= read -r line; do
@@ -43,7 +44,7 @@ _banksman_offer() {
     done
 }
 
-# Offers what bash knows by itself.
+# Offer the built-in completions of bash.
 _banksman_own() {
     local line
     compopt -o filenames 2>/dev/null
@@ -107,17 +108,18 @@ complete -F _banksman banksman
 """
 
 _ZSH = r"""#compdef banksman
-# Completion of banksman for zsh, made from its parsers. To have it, after compinit:  source <(banksman completion zsh)
-# or put it as _banksman into a folder of $fpath.
+# Completion of banksman for zsh, generated from its parsers. To enable it, after compinit:
+#   source <(banksman completion zsh)
+# or save it as _banksman in a folder of $fpath.
 
-# The flags of a verb, each with what it is for.
+# The flags of a verb, each with its description.
 _banksman_flags() {
     case $1 in
 @FLAGS@
     esac
 }
 
-# What follows a flag of a verb; nothing: the flag stands alone.
+# The kind of value that a flag of a verb takes; empty if it takes none.
 _banksman_takes() {
     reply=()
     case "$1 $2" in
@@ -125,7 +127,7 @@ _banksman_takes() {
     esac
 }
 
-# What a word of a verb is: the first is 0.
+# The kind of each positional word of a verb, counted from 0.
 _banksman_slot() {
     reply=()
     case "$1 $2" in
@@ -203,9 +205,11 @@ else
 fi
 """
 
-_FISH = r"""# Completion of banksman for fish, made from its parsers. To have it:  banksman completion fish | source
+_FISH = r"""# Completion of banksman for fish, generated from its parsers. To enable it:
+#   banksman completion fish | source
 
-# Where the cursor stands: the verb, and how many words of it are before; "after", if that is within a command.
+# The position of the cursor: the verb, and the number of words before the cursor; "after" inside a
+# command.
 function __banksman_place
     set -l verb ''
     set -l flag ''
@@ -240,7 +244,7 @@ function __banksman_verb
     test "$place[1]" = $argv[1] -a "$place[2]" != after
 end
 
-# What fish would offer for the command that stands after --, if it stood alone.
+# Complete the command after -- as fish completes it without banksman.
 function __banksman_command
     set -l words (commandline -opc)
     set -l at (contains -i -- -- $words)

@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 
 BROKEN_PIPE = 128 + signal.SIGPIPE
 _NOTES = """\
-The server: --url, BANKSMAN_URL or url of the settings; else the one that this user has running, by its socket in the
-state folder; else a host inside of this verb, which ends with it: sessions stay in the store, asleep. The store:
---store, BANKSMAN_STORE or the settings; else the state folder's. The token, where a URL needs one: BANKSMAN_TOKEN, the
-end of the URL (#token=…), or, for the address that this user's own server announces, the file that it keeps it in.
+The server is the first of: --url, BANKSMAN_URL, url in the settings, this user's running server
+(found by its socket in the state folder). Without a server, the verb starts an embedded host. That
+host ends with the verb, and its sessions stay in the store without a process. The store is the
+first of: --store, BANKSMAN_STORE, store in the settings, the store in the state folder. The token
+for a URL is the first of: BANKSMAN_TOKEN, the end of the URL (#token=…) and, only for the address
+that this user's server announces, the token file in the state folder.
 
-exit codes: 0 it went well, 1 the turn or command did not, 2 wrong usage, 3 no server or not let in, 4 the server
-refused, 5 stdout could not be written (what was asked for may be done), 130 Ctrl-C.
+exit codes: 0 success, 1 the turn or command failed, 2 wrong usage, 3 no server or access denied, 4
+the server refused, 5 cannot write to stdout (the request may have been carried out), 130 Ctrl-C.
 """
 
 
@@ -53,7 +55,9 @@ def receipt_in_words(receipt: dict[str, Any]) -> str:
 
 def add_cwd(parser: Parser) -> None:
     """Add the flag --cwd."""
-    parser.add_argument("--cwd", metavar="FOLDER", help="where the agent works (this folder, if the server is here)")
+    parser.add_argument(
+        "--cwd", metavar="FOLDER", help="working folder of the agent (default: this folder, if the server is local)"
+    )
 
 
 def ask_to_open(
@@ -86,8 +90,8 @@ def _whole(folder: str) -> str:
     try:
         return os.path.abspath(folder)
     except FileNotFoundError as exc:
-        hint = "cd to another, or --cwd with a whole path"
-        raise UsageError("the folder that this is called in is gone", hint=hint) from exc
+        hint = "cd to another folder, or pass an absolute path with --cwd"
+        raise UsageError("cannot use the current folder: it was deleted", hint=hint) from exc
 
 
 def body_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -107,11 +111,11 @@ def body_of(arguments: argparse.Namespace) -> dict[str, Any]:
 def _on_stdin() -> str:
     stdin = cast("TextIO | None", sys.stdin)
     if stdin is None:
-        raise UsageError("the prompt is to be read from stdin, and that is closed")
+        raise UsageError("cannot read the prompt from stdin: stdin is closed")
     try:
         return stdin.buffer.read().decode()
     except UnicodeDecodeError as exc:
-        raise UsageError("what is on stdin is not UTF-8") from exc
+        raise UsageError("cannot read the prompt from stdin: it is not UTF-8") from exc
 
 
 class ServerParser(Parser):
@@ -132,12 +136,12 @@ class ServerParser(Parser):
         in_memory: bool = False,
     ) -> None:
         super().__init__(verb, usage, description, example, notes=_NOTES)
-        form = self.add_argument_group("where and how")
-        form.add_argument("--url", metavar="URL", help="the server to ask; unix:PATH: by its socket")
+        form = self.add_argument_group("server and output")
+        form.add_argument("--url", metavar="URL", help="URL of the server, or unix:PATH for its socket")
         form.add_argument(
-            "--store", metavar="STORE", help="sqlite:PATH or nats://HOST, whichever server has it, or none"
+            "--store", metavar="STORE", help="store to use, with or without a server: sqlite:PATH or nats://HOST"
         )
-        add_format(form, json="one object a line" if streams else "one object", quiet="only what a script would take")
+        add_format(form, json="one object per line" if streams else "one object", quiet="only what a script needs")
         self.set_defaults(in_memory=in_memory)
 
 
@@ -232,12 +236,18 @@ def add_running(flags: Parser, *, room: str) -> None:
     file applies.
     """
     add = flags.add_argument
-    add("--name", metavar="NAME", help="what it is called (the name of the machine)")
-    add("--label", action="append", dest="labels", metavar="LABEL", help="what sessions may need of it")
+    add("--name", metavar="NAME", help="name of this host (default: the name of the machine)")
+    add(
+        "--label",
+        action="append",
+        dest="labels",
+        metavar="LABEL",
+        help="property that sessions may require, such as gpu; may be repeated",
+    )
     add("--room", type=int, metavar="N", help=room)
-    add("--config", metavar="PATH", help="the TOML file to read instead of the user's")
-    add("--log-format", choices=("text", "json"), help="how log lines are written (text)")
-    add("--log-level", choices=("debug", "info", "warning", "error"), help="what is worth one (info)")
+    add("--config", metavar="PATH", help="TOML file to read instead of the user's")
+    add("--log-format", choices=("text", "json"), help="format of log lines (default: text)")
+    add("--log-level", choices=("debug", "info", "warning", "error"), help="lowest level to log (default: info)")
 
 
 def settings_of(
@@ -263,7 +273,8 @@ def settings_of(
     except ModuleNotFoundError as exc:
         if (exc.name or "").startswith("banksman"):
             raise
-        say_aside(f"banksman: {who} needs {exc.name}, which is not installed (pip install 'banksman[{extra}]')")
+        reason = f"the package {exc.name} is not installed (pip install 'banksman[{extra}]')"
+        say_aside(f"banksman: cannot start {who}: {reason}")
         return None
     try:
         settings = load(path, arguments)

@@ -91,7 +91,7 @@ class PendingPages:
             case "404":
                 page.set_result((found, 0))
             case status:
-                page.set_exception(Unanswered(f"it cannot be read now: {status}"))
+                page.set_exception(Unanswered(f"cannot read the stream: status {status}"))
 
 
 def stored(message: dict[str, Any]) -> StreamMessage:
@@ -109,7 +109,7 @@ def decoded(data: bytes) -> dict[str, Any]:
     try:
         return json.loads(data)
     except ValueError as exc:
-        raise Unanswered(f"JetStream has answered {data!r:.100}") from exc
+        raise Unanswered(f"cannot decode the answer of JetStream: {data!r:.100}") from exc
 
 
 def seq_of(answer: Mapping[str, Any]) -> int:
@@ -128,7 +128,7 @@ def refusal(error: Mapping[str, Any]) -> StoreError:
     A leader election passes, so it is `Unanswered` and a retry helps. A full store stays full until
     an operator acts, so it is `StoreFull`.
     """
-    words = f"JetStream refuses it: {error.get('description')} ({error.get('err_code')})"
+    words = f"JetStream refused the request: {error.get('description')} ({error.get('err_code')})"
     if error.get("err_code") in FULL:
         return StoreFull(words, hint="raise max_file_store of nats-server, or delete sessions", code=error["err_code"])
     if error.get("code") == 503 or error.get("err_code") == IN_PROCESS:

@@ -193,15 +193,16 @@ class Nats:
             # callback.
             told = self._told or exc
             if _is_refusal(told):
-                hint = "user, password, token or creds="
-                raise UsageError(f"{address} does not let us in: {told}", hint=hint) from exc
+                hint = "pass user, password, token or creds="
+                raise UsageError(f"cannot log in to {address}: {told}", hint=hint) from exc
             raise _unreachable(address, told) from exc
         except ModuleNotFoundError as exc:
             words = f"{address}: creds= and nkey= need the package {exc.name}"
-            raise UsageError(words, hint="pip install 'nats-py[nkeys]'") from exc
+            raise UsageError(words, hint="run `pip install 'nats-py[nkeys]'`") from exc
         except Exception as exc:
             # The client raises arbitrary errors for a key file that is missing or invalid.
-            raise UsageError(f"{address} cannot be used: {exc!r:.200}", hint="see docs/cluster.md") from exc
+            hint = "see docs/cluster.md"
+            raise UsageError(f"cannot use {address}: {exc!r:.200}", hint=hint) from exc
 
     def renew(self) -> None:
         """Prepare another attempt after a failed `connect`."""
@@ -299,7 +300,7 @@ class Nats:
                 async with asyncio.timeout(ANSWER_SECONDS_MAX * 2):
                     return await page
             except TimeoutError as exc:
-                raise Unanswered(f"{stream} cannot be read now: nobody answers") from exc
+                raise Unanswered(f"cannot read {stream}: the servers do not answer") from exc
 
     async def ring(self, subject: str, on_message: Callable[[StreamMessage], None]) -> NatsSubscription:
         """Subscribe to a subject or wildcard. Delivery is not guaranteed."""
@@ -322,7 +323,7 @@ class Nats:
         try:
             message = await _uncut(self._client.request(subject, data, timeout=timeout))
         except nats.errors.NoRespondersError as exc:
-            raise NoOwner("nobody answers for it") from exc
+            raise NoOwner("no host answers") from exc
         except (nats.errors.Error, OSError) as exc:
             raise self._unanswered(exc) from exc
         return message.data
@@ -403,7 +404,7 @@ class Nats:
             if last is None or last.seq < begin:
                 break
             if time.monotonic() >= deadline:
-                raise Unanswered(f"{stream} cannot be read now: its replicas lag behind")
+                raise Unanswered(f"cannot read {stream}: its replicas lag")
             await asyncio.sleep(LAG_SECONDS)
         return parts
 
@@ -450,9 +451,10 @@ class Nats:
         if isinstance(exc, nats.errors.ConnectionClosedError | nats.errors.ConnectionDrainingError):
             return StoreError("the log is closed")
         if isinstance(exc, nats.errors.NoRespondersError):
-            return Unheard(f"nobody at {self._address} hears it")
+            return Unheard(f"no server at {self._address} handles the request")
         if isinstance(exc, nats.errors.MaxPayloadError):
-            return StoreError("a message is larger than the server takes", hint="raise max_payload of nats-server")
+            hint = "raise max_payload of nats-server"
+            return StoreError("a message is larger than the server accepts", hint=hint)
         return Unanswered(f"{self._address} did not answer: {exc!r:.200}")
 
     async def _on_error(self, exc: Exception) -> None:
@@ -461,12 +463,12 @@ class Nats:
         # A slow consumer missed notifications, as after a lost connection. Other errors reach the
         # caller that they belong to.
         if isinstance(exc, nats.errors.SlowConsumerError):
-            log.warning("! %s: messages came faster than they were taken: %s", self._address, exc)
+            log.warning("%s: slow consumer, messages were dropped: %s", self._address, exc)
             await self._on_reconnected()
         elif _is_refusal(exc) and self._client.is_reconnecting:
             # The server accepted this client before. Without a log line nothing would explain the
             # silence.
-            log.warning("! %s does not let us in any more: %s", self._address, exc)
+            log.warning("%s: login refused on reconnect: %s", self._address, exc)
         else:
             log.debug("nats: %r", exc)
 
@@ -509,8 +511,8 @@ def _is_refusal(exc: BaseException) -> bool:
 
 
 def _unreachable(address: StoreAddress, exc: BaseException) -> Unreachable:
-    hint = "is nats-server running there? `banksman doctor --store …` looks closer"
-    return Unreachable(f"{address} cannot be reached: {exc!r:.200}", hint=hint)
+    hint = "start nats-server, or run `banksman doctor --store …`"
+    return Unreachable(f"cannot reach {address}: {exc!r:.200}", hint=hint)
 
 
 def _tls(address: StoreAddress) -> ssl.SSLContext:
@@ -519,5 +521,8 @@ def _tls(address: StoreAddress) -> ssl.SSLContext:
         if address.cert is not None:
             context.load_cert_chain(address.cert, address.key)
     except OSError as exc:
-        raise UsageError(f"{address}: {exc}", hint="ca=, cert= and key= are files") from exc
+        raise UsageError(
+            f"cannot load the certificates for {address}: {exc}",
+            hint="check the files ca=, cert= and key=",
+        ) from exc
     return context

@@ -84,12 +84,13 @@ def parse(store: str) -> StoreAddress:
         if port is None:
             # Do not show the text behind the colon: it may be part of a password that contains a
             # slash.
-            raise UsageError(f"{place.partition(':')[0]!r:.100} is no server", hint=HINT)
+            raise UsageError(f"{place.partition(':')[0]!r:.100} is not a server", hint=HINT)
         servers.append(server if port else f"{server}:4222")
     prefix = prefix.rstrip("/") or "banksman"
     if not PREFIX.fullmatch(prefix):
-        told = "what follows the slash" if "@" in prefix else f"{prefix!r:.60}"
-        raise UsageError(f"{told} is no prefix", hint="letters, digits, - and _; 32 at most")
+        told = "the text after the slash" if "@" in prefix else f"{prefix!r:.60}"
+        hint = "use at most 32 letters, digits, - and _"
+        raise UsageError(f"{told} is not a valid prefix", hint=hint)
     return StoreAddress(tuple(servers), prefix=prefix, tls=scheme == "tls", **_settings(query))
 
 
@@ -115,8 +116,8 @@ def _settings(query: str) -> dict[str, Any]:
             case _ if name in FILES and value:
                 found[name] = os.path.abspath(os.path.expanduser(value))
             case _:
-                told = f"{name}={value!r:.60}" if name.isidentifier() else "what follows the question mark"
-                raise UsageError(f"a store on NATS cannot have {told}", hint=HINT)
+                told = f"{name}={value!r:.60}" if name.isidentifier() else "the text after the question mark"
+                raise UsageError(f"invalid setting of a store on NATS: {told}", hint=HINT)
     return found
 
 
@@ -126,5 +127,6 @@ def _seconds(value: str) -> float:
     except ValueError:
         seconds = 0.0
     if not LEASE_SECONDS_MIN <= seconds <= 3600:
-        raise UsageError(f"lease cannot be {value!r:.60}", hint=f"seconds, {LEASE_SECONDS_MIN:g} to 3600")
+        hint = f"use seconds, {LEASE_SECONDS_MIN:g} to 3600"
+        raise UsageError(f"lease cannot be {value!r:.60}", hint=hint)
     return seconds

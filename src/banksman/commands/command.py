@@ -79,7 +79,8 @@ class Command(RunningCommand):
         """Send a signal to the leader, or to its process group. No effect after the end."""
         wanted: Any = number
         if isinstance(wanted, bool) or not isinstance(wanted, int) or not 1 <= wanted <= 64:
-            raise UsageError(f"there is no signal {number!r}", hint="use a member of signal.Signals")
+            hint = "use a member of signal.Signals"
+            raise UsageError(f"cannot send signal {number!r}: there is no such signal", hint=hint)
         await self.wait_started()
         self._process.signal(int(number), to_group=group)
 
@@ -97,8 +98,8 @@ class Command(RunningCommand):
         if not self.keeps_output:
             raise UsageError("cannot read by position: this output is not kept", hint=f"read command.{which.value}")
         if after < 0 or bytes_max < 1:
-            hint = "after is a byte's number from 0 on, bytes_max at least 1"
-            raise UsageError(f"cannot read {bytes_max!r} bytes after {after!r}", hint=hint)
+            hint = "pass 0 or more as after, and 1 or more as bytes_max"
+            raise UsageError(f"cannot read {bytes_max!r} bytes after byte {after!r}", hint=hint)
         while not self.has_output(which, after):
             await self._flow.wait_changed()
         if self._error is not None:
@@ -126,7 +127,8 @@ class Command(RunningCommand):
         check_pattern(pattern)
         first: Any = after
         if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-            raise UsageError(f"cannot watch after {after!r}", hint="after is a byte's number from 0 on")
+            hint = "pass 0 or more as after"
+            raise UsageError(f"cannot watch the output after byte {after!r}", hint=hint)
         if timeout is not None:
             check_seconds("timeout", timeout)
         seconds = clamp_timeout(timeout)
@@ -141,9 +143,10 @@ class Command(RunningCommand):
         """
         stdin = self._process.stdin
         if stdin is None or isinstance(self._options.stdin, bytes):
-            raise UsageError("this command has no stdin to write to", hint='start it with stdin="pipe" or pty=True')
+            message = f"cannot write to command {self.id}: its stdin is not a pipe"
+            raise UsageError(message, hint='start it with stdin="pipe" or pty=True')
         if not isinstance(data, bytes | bytearray | memoryview):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UsageError(f"cannot write {data!r:.60}", hint="bytes; encode text first")
+            raise UsageError(f"cannot write {data!r:.60}", hint="pass bytes; encode text first")
         if timeout is not None:
             check_seconds("timeout", timeout)
         writing = stdin.put(bytes(data))
@@ -156,9 +159,11 @@ class Command(RunningCommand):
                 # fired.
                 return writing.done.result()
             if stdin.withdraw(writing):
-                raise Refused("the command did not take its stdin in time; nothing was written") from None
+                message = f"cannot write to command {self.id}: timed out; nothing was written"
+                raise Refused(message) from None
             stdin.close()
-            raise Refused("the command took only a part of it in time; its stdin is now closed") from None
+            message = f"cannot write all data to command {self.id}: timed out; its stdin is now closed"
+            raise Refused(message) from None
         except asyncio.CancelledError:
             stdin.withdraw(writing)
             raise
@@ -175,17 +180,19 @@ class Command(RunningCommand):
     async def resize(self, rows: int, columns: int) -> None:
         """Resize the terminal. Its foreground processes get SIGWINCH. No effect after the end."""
         if self._options.terminal is None:
-            raise UsageError("this command has no terminal to resize", hint="start it with pty=True")
+            message = f"cannot resize the terminal of command {self.id}: it has no terminal"
+            raise UsageError(message, hint="start it with pty=True")
         size = check_size(rows, columns)
         await self.wait_started()
         try:
             self._process.resize(size)
         except OSError as exc:
-            raise CommandError(f"its terminal cannot be resized any more: {exc.strerror}", command=self.id) from exc
+            message = f"cannot resize the terminal of command {self.id}: {exc.strerror}"
+            raise CommandError(message, command=self.id) from exc
 
 
 def _stream(name: str) -> Stream:
     try:
         return Stream(name)
     except ValueError:
-        raise UsageError(f"there is no stream {name!r}", hint='it is "stdout" or "stderr"') from None
+        raise UsageError(f"stream cannot be {name!r}", hint='pass "stdout" or "stderr"') from None

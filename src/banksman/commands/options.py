@@ -21,7 +21,7 @@ from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
 from banksman.process.launch import PIPES, Target
 
-HINT = 'None, subprocess.DEVNULL, "inherit", a path, an open file or its fd; for stderr subprocess.STDOUT, too'
+HINT = 'pass None, subprocess.DEVNULL, "inherit", a path, an open file or its fd; for stderr also subprocess.STDOUT'
 SECONDS_MAX = 1e8
 # The kernel stores each dimension in 16 bits.
 SIZE_MAX = 65535
@@ -58,7 +58,8 @@ def parse(name: str, wanted: Any) -> Target:
         try:
             fd: Any = fileno()
         except (OSError, ValueError) as exc:
-            raise UsageError(f"{name} cannot be {wanted!r:.60}: {exc}", hint="an open file of the system") from exc
+            hint = "pass an open file that has a file descriptor"
+            raise UsageError(f"{name} cannot be {wanted!r:.60}: {exc}", hint=hint) from exc
         return _open_fd(name, wanted, fd)
     raise UsageError(f"{name} cannot be {wanted!r:.60}", hint=HINT)
 
@@ -133,7 +134,8 @@ class Options:
             value = getattr(self, name)
             check_seconds(name, value)
             if value > SECONDS_MAX:
-                raise UsageError(f"{name} cannot be {value!r}", hint="every wait of the stop ladder has an end")
+                hint = f"pass at most {SECONDS_MAX:.0f} seconds; every wait of a stop has an end"
+                raise UsageError(f"{name} cannot be {value!r}", hint=hint)
         _check_count("output_bytes_max", self.output_bytes_max)
         if self.output_total_max is not None:
             _check_count("output_total_max", self.output_total_max)
@@ -141,29 +143,34 @@ class Options:
         if isinstance(stdin, bytearray):
             object.__setattr__(self, "stdin", bytes(stdin))
         elif not (stdin is None or isinstance(stdin, bytes) or stdin in ("pipe", "inherit")):
-            raise UsageError(
-                f"stdin cannot be {stdin!r:.60}", hint='None, bytes, "pipe" or "inherit"; encode text to bytes'
-            )
+            hint = 'pass None, bytes, "pipe" or "inherit"; encode text to bytes'
+            raise UsageError(f"stdin cannot be {stdin!r:.60}", hint=hint)
         if self.terminal is not None and stdin is not None:
-            raise UsageError("a command with a terminal has no other stdin", hint="write to it, or leave one of both")
+            hint = "leave out one of them; write to the command to send input to its terminal"
+            raise UsageError("cannot use both pty and stdin: the terminal is the stdin", hint=hint)
         if self.eof is not None and stdin in (None, "inherit"):
-            hint = 'it takes stdin="pipe" or bytes; a terminal and an inherited stdin are not ours to close'
-            raise UsageError("eof cannot be waited for: this command has no stdin that is closed", hint=hint)
+            hint = 'pass stdin="pipe" or bytes; Banksman closes no terminal and no inherited stdin'
+            message = "cannot use eof: the command has no stdin that can be closed"
+            raise UsageError(message, hint=hint)
         self._check_outputs()
         on_output: Any = self.on_output
         if on_output is not None and not callable(on_output):
-            raise UsageError(f"on_output cannot be {on_output!r}", hint="a function of (stream, data)")
+            hint = "pass a function of (stream, data)"
+            raise UsageError(f"on_output cannot be {on_output!r}", hint=hint)
         if inspect.iscoroutinefunction(on_output):
-            raise UsageError("on_output cannot be async", hint="a plain function; hand the data to a queue from there")
+            hint = "pass a plain function that puts the data into a queue"
+            raise UsageError("on_output cannot be async", hint=hint)
 
     def _check_outputs(self) -> None:
         outputs = parse("stdout", self.stdout), parse("stderr", self.stderr)
         object.__setattr__(self, "outputs", outputs)
         if self.terminal is not None and outputs != PIPES:
-            raise UsageError("a command with a terminal has no other output", hint="leave out stdout and stderr")
+            message = "cannot use pty with stdout or stderr: all output goes to the terminal"
+            raise UsageError(message, hint="leave out stdout and stderr")
         if self.idle_timeout is not None and "pipe" not in outputs:
-            hint = "leave one stream captured, or leave out idle_timeout"
-            raise UsageError("idle_timeout cannot be counted: no output of this command is captured", hint=hint)
+            hint = "capture stdout or stderr, or leave out idle_timeout"
+            message = "cannot use idle_timeout: no output of the command is captured"
+            raise UsageError(message, hint=hint)
 
     @property
     def terminal(self) -> tuple[int, int] | None:
@@ -174,7 +181,7 @@ class Options:
         if pty is True:
             return ROWS, COLUMNS
         if not isinstance(pty, tuple | list) or len(cast(Sequence[Any], pty)) != 2:
-            raise UsageError(f"pty cannot be {pty!r:.60}", hint="True, or (rows, columns)")
+            raise UsageError(f"pty cannot be {pty!r:.60}", hint="pass True, or (rows, columns)")
         return check_size(*cast(Sequence[Any], pty))
 
     @property
@@ -190,21 +197,23 @@ def clamp_timeout(seconds: float | None) -> float | None:
 def check_seconds(name: str, value: Any) -> None:
     """Raise `UsageError` unless the value is a number of seconds, 0 or more."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UsageError(f"{name} cannot be {value!r}", hint="a number of seconds, 0 or more")
+        raise UsageError(f"{name} cannot be {value!r}", hint="pass a number of seconds, 0 or more")
     # The condition is also true for NaN. It avoids float(), which overflows on a very large int.
     if not value >= 0:
-        raise UsageError(f"{name} cannot be {value!r}", hint="a number of seconds, 0 or more")
+        raise UsageError(f"{name} cannot be {value!r}", hint="pass a number of seconds, 0 or more")
 
 
 def check_size(rows: Any, columns: Any) -> tuple[int, int]:
     """Check and return the size of a terminal. Raises `UsageError`."""
     for number in (rows, columns):
         if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= SIZE_MAX:
-            hint = f"rows and columns, whole numbers from 1 to {SIZE_MAX}"
-            raise UsageError(f"a terminal cannot be {rows!r:.60} by {columns!r:.60}", hint=hint)
+            hint = f"pass rows and columns as whole numbers from 1 to {SIZE_MAX}"
+            message = f"the terminal size cannot be {rows!r:.60} by {columns!r:.60}"
+            raise UsageError(message, hint=hint)
     return rows, columns
 
 
 def _check_count(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise UsageError(f"{name} cannot be {value!r}", hint="a whole number of bytes, 0 or more")
+        hint = "pass a whole number of bytes, 0 or more"
+        raise UsageError(f"{name} cannot be {value!r}", hint=hint)

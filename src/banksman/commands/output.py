@@ -388,6 +388,6 @@ class Capture:
         except OSError as exc:
             # A full disk must not end the command. Head, tail and count are kept, and the file is
             # given up.
-            log.warning("! output is no longer written to a file: %s", exc)
+            log.warning("output file failed: %s, keeping only the output's start and end", exc)
             self._spill_max = 0
             self.discard()

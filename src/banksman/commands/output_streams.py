@@ -224,7 +224,8 @@ class OutputReader:
 def check_size(size: Any) -> None:
     """Raise `UsageError` for an invalid size of a read."""
     if isinstance(size, bool) or not isinstance(size, int) or size < -1 or size == 0:
-        raise UsageError(f"cannot read {size!r:.60} bytes", hint="at least 1; or -1, for all up to the end")
+        hint = "pass 1 or more, or -1 to read to the end"
+        raise UsageError(f"cannot read {size!r:.60} bytes", hint=hint)
 
 
 class ProcessPipes(Protocol):

@@ -98,11 +98,12 @@ class WatchSource(Protocol):
 
 def check_pattern(pattern: Any) -> None:
     """Raise `UsageError` for an invalid or too long pattern."""
-    hint = "text or bytes, a regular expression as Python's re has them"
+    hint = "pass text or bytes: a regular expression of Python's re module"
     if not isinstance(pattern, str | bytes):
         raise UsageError(f"cannot watch for {pattern!r:.60}", hint=hint)
     if len(pattern) > PATTERN_CHARS_MAX:
-        raise UsageError("the pattern is too long", hint=f"at most {PATTERN_CHARS_MAX} characters")
+        hint = f"pass at most {PATTERN_CHARS_MAX} characters"
+        raise UsageError("cannot watch for the pattern: it is too long", hint=hint)
     try:
         PatternSearch(pattern)
     except (re.error, ValueError, OverflowError, RecursionError, Warning) as exc:
@@ -201,10 +202,9 @@ class HelperSearch:
         except TimeoutError:
             if seconds < SEARCH_SECONDS_MAX:
                 raise _TooLate from None
-            hint = "a repeat inside of a repeat can take for ever; say more exactly what is to match"
-            raise UsageError(
-                f"the pattern takes longer than {seconds:.0f} s for {len(data)} bytes", hint=hint
-            ) from None
+            took = f"takes longer than {seconds:.0f} s for {len(data)} bytes"
+            hint = "use a more exact pattern; a repeat inside a repeat may never finish"
+            raise UsageError(f"cannot watch for the pattern: it {took}", hint=hint) from None
 
 
 class MatcherProcess:
@@ -248,8 +248,9 @@ class MatcherProcess:
     async def _why_it_ended(self) -> BanksmanError:
         done = await self._command.wait()
         if done.ended is Ended.HOST_CLOSED:
-            return Closed("the host is closing; it watches nothing more", hint="open another Host")
-        return MachineError("the search for the pattern was killed by somebody", hint="watch again")
+            return Closed("cannot watch the output: the host is closing", hint="open another Host")
+        message = "cannot watch for the pattern: its search process was killed"
+        return MachineError(message, hint="watch again")
 
     def stop(self) -> None:
         """Kill the helper immediately without waiting. The host completes its end."""

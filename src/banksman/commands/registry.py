@@ -77,8 +77,9 @@ class CommandRegistry:
         `idle`: the number of helpers that wait for work. Another limit bounds them.
         """
         if len(self._asides) - idle >= ASIDES_MAX:
-            hint = "wait for some of them; a pattern without repeats, alternatives and groups is not counted"
-            raise Refused(f"{ASIDES_MAX} searches for patterns are under way", hint=hint)
+            hint = "wait for a search to end, or use a pattern without repeats, alternatives and groups"
+            message = f"cannot watch for the pattern: {ASIDES_MAX} searches are running"
+            raise Refused(message, hint=hint)
 
     def add_aside(self, command: Command) -> None:
         """Add an internal command."""
@@ -118,7 +119,8 @@ class CommandRegistry:
         for command in self.all():
             if command.id == id:
                 return command
-        raise NotFound(f"there is no command {id!r}", hint="it may have ended long ago; see commands()", command=id)
+        hint = "see commands(); a command that ended long ago is not kept"
+        raise NotFound(f"there is no command {id!r}", hint=hint, command=id)
 
     async def wait_empty(self) -> None:
         """Wait until no command runs."""
@@ -132,7 +134,7 @@ class CommandRegistry:
         if len(self._unreported) > UNREPORTED_MAX:
             oldest = next(iter(self._unreported))
             del self._unreported[oldest]
-            log.warning("! nobody takes the reports of ended commands: that of %s is dropped", oldest)
+            log.warning("report of an ended command dropped: too many unread (command=%s)", oldest)
         self._endings.wake()
 
     def take_report(self, command: Command) -> bool:
@@ -356,7 +358,7 @@ class CommandStarter(ABC):
         """Start a command and register it. Raises `Closed` on a draining or closing host."""
         self._bind()
         if self._is_closing or self._is_draining:
-            raise Closed("the host is closing; it starts nothing more", hint="open another Host")
+            raise Closed("cannot start a command: the host is closing", hint="open another Host")
         command = Command(
             launch,
             options,
@@ -374,7 +376,7 @@ class CommandStarter(ABC):
         A draining host lets running commands finish, so it also starts the helpers that they need.
         """
         if self._is_closing:
-            raise Closed("the host is closing; it watches nothing more", hint="open another Host")
+            raise Closed("cannot watch the output: the host is closing", hint="open another Host")
         self._bind()
         self._command_registry.check_room_aside(idle=len(self._matchers))
         command = Command(launch, options, id=os.urandom(6).hex(), on_end=self._on_end)

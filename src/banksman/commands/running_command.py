@@ -357,7 +357,8 @@ class RunningCommand:
                 # A bug in the caller's callback must not cost the caller its output: later pieces
                 # still arrive.
                 if not self._has_callback_failed:
-                    log.exception("! on_output raised; reading goes on, and this is said once")
+                    message = "on_output failed: reading continues, logged only once (command=%s)"
+                    log.exception(message, self.id)
                 self._has_callback_failed = True
         self._flow.changed.wake()
 
@@ -473,4 +474,5 @@ class RunningCommand:
         """Fail this command after an internal error. The keeper ends its process tree."""
         self._dispatcher.clear()
         if not self.is_over:
-            self._settle(CommandError(f"internal error: {exc!r}", hint="please report this", command=self.id))
+            message, hint = f"internal error: {exc!r}", "report this as a bug in Banksman"
+            self._settle(CommandError(message, hint=hint, command=self.id))

@@ -23,12 +23,12 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 class ValueKind(enum.Enum):
     """Type of value that a key accepts. The enum value is the hint of the error."""
 
-    TEXT = "text"
+    TEXT = "a string"
     WHOLE = "a whole number"
     NUMBER = "a number"
     FLAG = "true or false"
-    WORDS = "a list of texts"
-    PROGRAMS = "a list of programs: each a text, or a list of the words that a command begins with"
+    WORDS = "a list of strings"
+    PROGRAMS = "a list of programs: each a string, or a list of the first words of a command"
 
 
 _TYPES: dict[ValueKind, Any] = {
@@ -98,35 +98,35 @@ _TOP = (
     ConfigKey(
         name="url",
         kind=ValueKind.TEXT,
-        what="The server that verbs ask.",
-        usual="the one that was started here; without one, a host inside of the verb",
+        what="The server that verbs use.",
+        usual="this user's running server, else an embedded host",
         example="http://127.0.0.1:4380",
     ),
     ConfigKey(
         name="store",
         kind=ValueKind.TEXT,
-        what='Where sessions are: "sqlite:PATH", "memory:" or "nats://HOST". A server\'s too, unless [serve] says.',
+        what='The store of sessions: "sqlite:PATH", "memory:" or "nats://HOST". [serve] may set another.',
         usual="store.db in the state folder",
         example="sqlite:/var/lib/banksman/log.db",
     ),
     ConfigKey(
         name="format",
         kind=ValueKind.TEXT,
-        what="How verbs say what they found.",
+        what="The output format of verbs.",
         default="text",
         choices=("text", "json", "quiet"),
     ),
     ConfigKey(
         name="agent",
         kind=ValueKind.TEXT,
-        what="The agent where none is named. `banksman agents` lists them.",
+        what="The default agent. `banksman agents` lists all agents.",
         default="claude",
     ),
     ConfigKey(
         name="token",
         kind=ValueKind.TEXT,
-        what="What a server elsewhere lets us in for.",
-        usual="the server's own, from the state folder",
+        what="The token for a server on another machine.",
+        usual="the token of this user's server, from the state folder",
         is_secret=True,
         is_in_file=False,
     ),
@@ -134,7 +134,9 @@ _TOP = (
 
 _SERVE = (
     ConfigKey(name="serve.bind", kind=ValueKind.TEXT, what="The address to listen on.", default="127.0.0.1"),
-    ConfigKey(name="serve.port", kind=ValueKind.WHOLE, what="The port; 0: any that is free.", default=4380),
+    ConfigKey(
+        name="serve.port", kind=ValueKind.WHOLE, what="The port to listen on; 0 for any free port.", default=4380
+    ),
     ConfigKey(
         name="serve.allow_remote",
         kind=ValueKind.FLAG,
@@ -144,51 +146,51 @@ _SERVE = (
     ConfigKey(
         name="serve.hosts",
         kind=ValueKind.WORDS,
-        what="Names, besides the loopback's, under which a proxy shows this server.",
+        what="Host names, besides those of loopback, under which a proxy publishes this server.",
         default=[],
         example=["banksman.example.org"],
     ),
     ConfigKey(
         name="serve.store",
         kind=ValueKind.TEXT,
-        what="Where the server keeps sessions, if elsewhere than `store` says.",
-        usual="as `store`",
+        what="The store of the server, if it differs from `store`.",
+        usual="the value of `store`",
         example="sqlite:/var/lib/banksman/log.db",
     ),
     ConfigKey(
         name="serve.keep_bytes",
         kind=ValueKind.WHOLE,
-        what="How many bytes of a session's events are kept.",
-        usual="all",
+        what="The maximum number of bytes of events to keep per session.",
+        usual="no limit",
         example=1 << 30,
     ),
     ConfigKey(
         name="serve.keep_seconds",
         kind=ValueKind.WHOLE,
-        what="For how long they are kept.",
-        usual="for ever",
+        what="The number of seconds to keep events.",
+        usual="no limit",
         example=30 * 24 * 3600,
     ),
     ConfigKey(
         name="serve.token",
         kind=ValueKind.TEXT,
-        what="The token itself, 8 characters or more. A file of its own is the better place.",
-        usual="the one in token_file",
+        what="The token, 8 characters or more. Prefer token_file.",
+        usual="the token in token_file",
         example="…",
         is_secret=True,
     ),
     ConfigKey(
         name="serve.token_file",
         kind=ValueKind.TEXT,
-        what="Where the token is; made at the first start, for this user only.",
+        what="The file of the token; created at the first start, only for this user.",
         usual="token in the state folder",
         example="/etc/banksman/token",
     ),
     ConfigKey(
         name="serve.programs",
         kind=ValueKind.PROGRAMS,
-        what="What callers may start: a program by name or path, or the beginning of a command.",
-        usual="anything",
+        what="The programs that callers may start: a name, a path, or the first words of a command.",
+        usual="all programs",
         example=["claude", ["python3", "-m", "agent"]],
     ),
     ConfigKey(
@@ -201,28 +203,28 @@ _SERVE = (
     ConfigKey(
         name="serve.roots",
         kind=ValueKind.WORDS,
-        what="The folders that callers may start something in.",
-        usual="any",
+        what="The folders in which callers may start programs.",
+        usual="all folders",
         example=["/srv/work"],
     ),
     ConfigKey(
         name="serve.user_helper",
         kind=ValueKind.WORDS,
-        what="The words by which a command of another user is started.",
+        what="The command prefix that starts a command as another user.",
         usual="none",
         example=["sudo", "-n"],
     ),
     ConfigKey(
         name="serve.processes_max",
         kind=ValueKind.WHOLE,
-        what="How many agents' processes there may be at once.",
-        usual="as many as are needed",
+        what="The maximum number of agent processes at one time.",
+        usual="no limit",
         example=8,
     ),
     ConfigKey(
         name="serve.secrets",
         kind=ValueKind.WORDS,
-        what="What is never written to the store nor to the log lines.",
+        what="Texts that are never written to the store or to log lines.",
         default=[],
         example=["…"],
         is_secret=True,
@@ -230,61 +232,71 @@ _SERVE = (
     ConfigKey(
         name="serve.name",
         kind=ValueKind.TEXT,
-        what="What this host is called among those that share a store (nats://…).",
+        what="The name of this host among the hosts that share a store (nats://…).",
         usual="the name of the machine",
         example="build-1",
     ),
     ConfigKey(
         name="serve.labels",
         kind=ValueKind.WORDS,
-        what="What this host has that a session may need.",
+        what="Properties of this host that a session may require.",
         default=[],
         example=["gpu", "repo=x"],
     ),
     ConfigKey(
         name="serve.room",
         kind=ValueKind.WHOLE,
-        what="How many sessions of a shared store this host takes.",
-        usual="64 for `banksman host`; none for a server, which only asks the others",
+        what="The maximum number of sessions of a shared store on this host.",
+        usual="64 for `banksman host`; 0 for a server, which forwards to the other hosts",
         example=16,
     ),
     ConfigKey(
         name="serve.mirror_transcripts",
         kind=ValueKind.FLAG,
-        what="Keep agents' transcripts, secrets in them too, in a shared store, for who takes their sessions over.",
+        what="Keep agents' transcripts, with secrets in them, in a shared store, for hosts that take sessions over.",
         default=True,
     ),
-    ConfigKey(name="serve.body_bytes_max", kind=ValueKind.WHOLE, what="The largest request.", default=32 << 20),
-    ConfigKey(name="serve.streams_max", kind=ValueKind.WHOLE, what="Event streams of one client.", default=1024),
+    ConfigKey(
+        name="serve.body_bytes_max",
+        kind=ValueKind.WHOLE,
+        what="The maximum size of a request, in bytes.",
+        default=32 << 20,
+    ),
+    ConfigKey(
+        name="serve.streams_max",
+        kind=ValueKind.WHOLE,
+        what="The maximum number of event streams per client.",
+        default=1024,
+    ),
     ConfigKey(
         name="serve.heartbeat_seconds",
         kind=ValueKind.NUMBER,
-        what="A stream says something at least this often.",
+        what="The maximum number of seconds between two messages of a stream.",
         default=15.0,
     ),
     ConfigKey(
         name="serve.stall_seconds",
         kind=ValueKind.NUMBER,
-        what="A client that takes nothing for so long is cut off.",
+        what="The number of seconds after which a client that reads nothing is disconnected.",
         default=30.0,
     ),
     ConfigKey(
         name="serve.drain_seconds",
         kind=ValueKind.NUMBER,
-        what="How long what runs may take to finish when the server is told to go.",
+        what="The number of seconds that running turns and commands get to finish when the server stops.",
         default=60.0,
     ),
     ConfigKey(
         name="serve.log_format",
         kind=ValueKind.TEXT,
-        what="How log lines are written.",
+        what="The format of log lines.",
         default="text",
         choices=("text", "json"),
     ),
     ConfigKey(
         name="serve.log_level",
         kind=ValueKind.TEXT,
-        what="What is worth a log line.",
+        what="The lowest level of log lines to write.",
         default="info",
         choices=("debug", "info", "warning", "error"),
     ),
@@ -294,13 +306,13 @@ _RUN = (
     ConfigKey(
         name="run.priority",
         kind=ValueKind.TEXT,
-        what="How urgent it is: interactive, normal, background, or a number.",
+        what="The priority of the turn: interactive, normal, background, or a number.",
         default="normal",
     ),
     ConfigKey(
         name="run.on_question",
         kind=ValueKind.TEXT,
-        what="What becomes of a question of the agent's. ask: whoever is there is asked; fail: the turn is stopped.",
+        what="How to answer a question of the agent. ask: ask the user. fail: stop the turn.",
         default="ask",
         choices=("ask", "allow", "deny", "fail"),
     ),
@@ -315,7 +327,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches  # noqa: PLC0415
 
     found = get_close_matches(word, sorted(known), 1, 0)
-    assert found, "there is a nearest word whenever any is known"
+    assert found, "a nearest word exists if any word is known"
     return found[0]
 
 
@@ -375,7 +387,7 @@ def _list(key: ConfigKey, text: str, where: str) -> Any:
 
 def _wrong(key: ConfigKey, value: Any, where: str) -> UsageError:
     try:
-        shown = "what it is" if key.is_secret else f"{value!r:.60}"
+        shown = "the given value" if key.is_secret else f"{value!r:.60}"
     except ValueError:
-        shown = "a number of so many digits"
+        shown = "a number with so many digits"
     return UsageError(f"{where}: {key.name} cannot be {shown}", hint=key.expected)

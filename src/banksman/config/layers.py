@@ -29,10 +29,10 @@ TEMPLATE_WIDTH = 100
 _TABLE_LINE = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]")
 _KEY_LINE = re.compile(r"""\s*["']?([^"'=\s]+)["']?\s*=""")
 _HEAD = """\
-# What Banksman is set to. Each key stands here commented out, with what holds without it, or with an example where
-# nothing does. Take the # away, and change it.
-# A flag is heard before a variable (BANKSMAN_STORE, BANKSMAN_SERVE_PORT …), a variable before this file.
-# `banksman config show` tells what holds, and where each value came from."""
+# Settings of Banksman. Every key is commented out, with its default, or with an example if it has no
+# default. To change a setting, remove the # and edit the value.
+# Precedence: flag, environment variable (BANKSMAN_STORE, BANKSMAN_SERVE_PORT …), this file, default.
+# `banksman config show` prints the settings in effect, and the origin of each value."""
 
 PREFIX = "BANKSMAN_"
 DEFAULT = "default"
@@ -101,17 +101,17 @@ def _text(place: ConfigFile) -> str | None:
             data = file.read(FILE_BYTES_MAX + 1) if is_file else None
     except FileNotFoundError as exc:
         if place.is_named:
-            hint = f"give the path of a TOML file ({place.origin}); banksman config init makes one"
-            raise UsageError(f"there is no file {path}", hint=hint) from exc
+            hint = f"pass the path of a TOML file ({place.origin}), or run `banksman config init`"
+            raise UsageError(f"cannot read {path}: it does not exist", hint=hint) from exc
         return None
     except IsADirectoryError as exc:
         raise _no_file(path) from exc
     except OSError as exc:
-        raise UsageError(f"cannot read {path}: {exc.strerror}", hint="make it readable, or give another") from exc
+        raise UsageError(f"cannot read {path}: {exc.strerror}", hint="make it readable, or pass another path") from exc
     if data is None:
         raise _no_file(path)
     if len(data) > FILE_BYTES_MAX:
-        raise UsageError(f"{path} is not a file of settings: it is larger than {FILE_BYTES_MAX >> 20} MiB")
+        raise UsageError(f"cannot read {path}: it is larger than {FILE_BYTES_MAX >> 20} MiB")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as exc:
@@ -119,7 +119,7 @@ def _text(place: ConfigFile) -> str | None:
 
 
 def _no_file(path: Path) -> UsageError:
-    return UsageError(f"{path} is no file", hint="a file of settings is one that can be read again")
+    return UsageError(f"cannot read {path}: it is not a regular file", hint="pass the path of a regular file")
 
 
 def _checked(data: dict[str, Any], text: str, path: Path) -> Iterator[tuple[str, Any]]:
@@ -132,7 +132,7 @@ def _checked(data: dict[str, Any], text: str, path: Path) -> Iterator[tuple[str,
                 yield _one(name, short, one, text, path)
         elif isinstance(value, dict):
             where = _where(path, text, name, "")
-            raise UsageError(f"{where}: there is no table [{name:.60}]", hint=f"do you mean [{nearest(name, TABLES)}]?")
+            raise UsageError(f"{where}: unknown table [{name:.60}]", hint=f"did you mean [{nearest(name, TABLES)}]?")
         else:
             yield _one("", name, value, text, path)
 
@@ -142,10 +142,10 @@ def _one(table: str, short: str, value: Any, text: str, path: Path) -> tuple[str
     where = _where(path, text, table, short)
     key = KEYS.get(name)
     if key is None:
-        raise UsageError(f"{where}: there is no key {name!r:.80}", hint=_meant(table, short))
+        raise UsageError(f"{where}: unknown key {name!r:.80}", hint=_meant(table, short))
     if not key.is_in_file:
-        hint = f"put it into {key.variable}; the server of this machine needs none"
-        raise UsageError(f"{where}: {name} is not taken from a file", hint=hint)
+        hint = f"set {key.variable} instead; the server of this machine needs no token"
+        raise UsageError(f"{where}: cannot set {name} in a file", hint=hint)
     return name, checked(key, value, where=where)
 
 
@@ -154,8 +154,8 @@ def _meant(table: str, short: str) -> str:
     elsewhere = [key for key in KEYS.values() if key.short == short and key.is_in_file]
     if elsewhere:
         other = elsewhere[0]
-        return f"do you mean {other.short!r} {f'in [{other.table}]' if other.table else 'before the first table'}?"
-    return f"do you mean {nearest(short, (key.short for key in KEYS.values() if key.table == table))!r}?"
+        return f"did you mean {other.short!r} {f'in [{other.table}]' if other.table else 'before the first table'}?"
+    return f"did you mean {nearest(short, (key.short for key in KEYS.values() if key.table == table))!r}?"
 
 
 def _where(path: Path, text: str, table: str, short: str) -> str:
@@ -217,7 +217,7 @@ def _lines() -> Iterator[str]:
 
 def _entry(key: ConfigKey) -> Iterator[str]:
     choices = f" One of: {', '.join(key.choices)}." if key.choices else ""
-    usual = f" Without it: {key.usual}." if key.usual else ""
+    usual = f" Default: {key.usual}." if key.usual else ""
     yield from textwrap.wrap(
         f"{key.what}{choices}{usual}",
         TEMPLATE_WIDTH,
@@ -258,10 +258,10 @@ def put(path: Path, text: str, *, replaces: bool) -> None:
             with suppress(FileNotFoundError):
                 os.unlink(beside)
     except FileExistsError as exc:
-        hint = "edit it, or say --force to replace it" if target.is_file() else "a folder of its path is a file"
-        raise UsageError(f"{target} is there already", hint=hint) from exc
+        hint = "edit it, or pass --force to replace it" if target.is_file() else "a folder of its path is a file"
+        raise UsageError(f"cannot write {target}: it exists", hint=hint) from exc
     except OSError as exc:
-        hint = "make its folder yours to write, or take another path with --config"
+        hint = "make its folder writable, or pass another path with --config"
         raise UsageError(f"cannot write {target}: {exc.strerror}", hint=hint) from exc
 
 
@@ -367,7 +367,7 @@ def load(*, flags: Mapping[str, Any] | None = None, path: str | os.PathLike[str]
     in_variables = _variables()
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     for name in given:
-        assert name in KEYS, f"a flag for no key: {name}"
+        assert name in KEYS, f"a flag without a key: {name}"
     settings: dict[str, Setting] = {}
     for name, key in KEYS.items():
         if name in given:
@@ -402,5 +402,5 @@ def known(name: str) -> ConfigKey:
     Raises `UsageError` with the nearest name if the key is unknown.
     """
     if name not in KEYS:
-        raise UsageError(f"there is no key {name!r:.80}", hint=f"do you mean {nearest(name, KEYS)!r}?")
+        raise UsageError(f"unknown key {name!r:.80}", hint=f"did you mean {nearest(name, KEYS)!r}?")
     return KEYS[name]

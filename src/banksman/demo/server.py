@@ -92,13 +92,13 @@ def serve(port: str) -> int:
 async def _play(host: Host, _url: str) -> None:
     banksman = os.path.join(os.path.dirname(sys.executable), "banksman")
     print(
-        f"Scripted agents are at work in three sessions. Open the address in a browser, or in another terminal:\n"
+        f"Scripted agents work in three sessions. Open the address in a browser, or run in another terminal:\n"
         f"  {banksman} top\n"
         f"  {banksman} attach {NAME}\n"
         f"  {banksman} why {NAME}\n"
-        f"  {banksman} answer {NAME} allow     (it asks for a permission, and waits)\n"
+        f"  {banksman} answer {NAME} allow     (the agent waits for a permission)\n"
         f"  {banksman} interrupt translate\n"
-        "Ctrl-C ends it: what runs may finish; a second one does not wait. What was said is kept.",
+        "Ctrl-C stops the server after running turns finish; a second Ctrl-C stops it at once. The sessions are kept.",
         flush=True,
     )
     async with asyncio.TaskGroup() as together:

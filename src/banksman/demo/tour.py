@@ -66,7 +66,7 @@ SESSION_SCRIPT = {
 
 def run() -> None:
     """Run all parts of the tour."""
-    print("A command with four children: one plain, one in a session of its own, a daemon, one that ignores TERM.\n")
+    print("A command with four children: one plain, one in a new session, a daemon, one that ignores TERM.\n")
     _with_subprocess()
     print()
     asyncio.run(_with_banksman())
@@ -173,16 +173,16 @@ async def _take_over(folder: str) -> None:
 
 
 def _crash() -> None:
-    print("3. A host is killed by SIGKILL in the middle of a turn, and another goes on")
+    print("3. SIGKILL ends a host in the middle of a turn, and another host continues")
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable, "-m", "banksman.demo.tour", folder]
         with subprocess.Popen(argv, stdout=subprocess.PIPE) as first:
             assert first.stdout is not None
             first.stdout.readline()
             first.kill()
-        print(f"   process {first.pid}, the first host, was killed while its agent spoke; a second ask waited")
+        print(f"   the first host (process {first.pid}) was killed while its agent spoke and a second ask waited")
         asyncio.run(_take_over(folder))
-    print("   what was open is UNKNOWN, for it may have been done; the ask that waited was kept, and has run")
+    print("   the open turn is UNKNOWN, because it may have been done; the queued ask was kept, and has run")
 
 
 # ── The session ──
@@ -239,11 +239,11 @@ def _has_terminal() -> bool:
 
 async def _session() -> None:
     """Show one agent, three asks and a question."""
-    print('4. host.open("claude"): a chore in the background, and somebody who does not want to wait for it')
+    print('4. host.open("claude"): a background chore, and an urgent question that preempts it')
     screen = DemoScreen()
 
     def allow(question: Question) -> str:
-        screen.say("question", f"may it run {question.input.get('command')!r}? The bot that we play says yes.")
+        screen.say("question", f"may it run {question.input.get('command')!r}? The bot of this tour says yes.")
         return "allow"
 
     async with Host("memory:") as host:
@@ -252,13 +252,13 @@ async def _session() -> None:
         async for event in session.follow():
             if event.kind == "update" and b"tick9 " in event.data:
                 break
-        screen.say("chore", f"is {chore.state}; an urgent question comes")
+        screen.say("chore", f"is {chore.state}; an urgent question arrives")
         urgent = await session.ask("What time is it?", priority=INTERACTIVE)
         await screen.show(urgent, "question")
-        screen.say("chore", "had given way, and has run again:")
+        screen.say("chore", "was preempted, and has run again:")
         await screen.show(chore, "chore")
         await screen.show(await session.ask("Run the tests."), "tests")
-        print("   What the log says of it, each with its cursor:")
+        print("   The events in the log, each with its cursor:")
         names = {chore.id: "chore", urgent.id: "question"}
         async for event in session.events(0, waits=False):
             if event.kind.startswith(("turn.", "question.")):
@@ -270,7 +270,7 @@ async def _session() -> None:
 async def talk(agent: str) -> None:
     """Open a session with an agent that the user named, and let the user talk to it."""
     if not _has_terminal():
-        raise banksman.UsageError("there is nobody to talk to it", hint="run it in a terminal")
+        raise banksman.UsageError("cannot talk to the agent: stdin is not a terminal", hint="run it in a terminal")
     screen = DemoScreen()
     async with Host("memory:") as host:
         conversation = DemoConversation(None, screen)
@@ -294,7 +294,7 @@ class DemoConversation:
         self._asking = asyncio.Lock()
 
     async def run(self) -> None:
-        print("Your turn. A line is an ask, while it works an urgent one; Ctrl-C interrupts, Ctrl-D ends.")
+        print("Your turn. Each line is an ask, urgent while the agent works; Ctrl-C interrupts, Ctrl-D ends.")
         loop = asyncio.get_running_loop()
         loop.add_reader(0, self._read)
         loop.add_signal_handler(signal.SIGINT, self._on_interrupt)

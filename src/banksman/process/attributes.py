@@ -48,7 +48,7 @@ _FINGERPRINT_LINES = (
 
 def find_user(user: object) -> pwd.struct_passwd:
     """Look up a user by name or number."""
-    hint = "a user of this machine, by name or by number"
+    hint = "pass a user of this machine, by name or by number"
     try:
         if isinstance(user, str) and user:
             return pwd.getpwnam(user)
@@ -96,15 +96,16 @@ def words_by_helper(user: pwd.struct_passwd, words: tuple[bytes, ...], helper: S
     """Return the command that runs `words` as another user through the helper."""
     if not helper:
         raise UsageError(
-            f"cannot run a command as {user.pw_name!r}: only root may, and this host has no helper for it",
-            hint='Host(user_helper=("sudo", "-n")), and a rule for it in sudoers',
+            f"cannot run a command as {user.pw_name!r}: "
+            "this process may not change its user, and the host has no user_helper",
+            hint='pass Host(user_helper=("sudo", "-n")), and add a rule for it to sudoers',
         )
     return *(os.fsencode(word) for word in helper), b"-u", os.fsencode(user.pw_name), b"--", *words
 
 
 def check_helper(helper: object) -> tuple[str, ...]:
     """Check the setting `user_helper` and return its words."""
-    hint = 'the words that a command of another user is put after, such as ("sudo", "-n")'
+    hint = 'pass the words that run a command as another user, such as ("sudo", "-n")'
     if helper is None:
         return ()
     if isinstance(helper, str | bytes) or not isinstance(helper, Sequence) or not helper:
@@ -127,7 +128,8 @@ def parse_limits(limits: Mapping[Any, Any] | None) -> dict[str, Any] | None:
     if limits is None:
         return None
     if not isinstance(limits, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError(f"limits cannot be {limits!r:.60}", hint='a mapping such as {"nofile": 64, "nice": 5}')
+        hint = 'pass a mapping such as {"nofile": 64, "nice": 5}'
+        raise UsageError(f"limits cannot be {limits!r:.60}", hint=hint)
     rlimits: list[tuple[int, tuple[int, int]]] = []
     others: dict[str, int | None] = {"nice": None, "oom_score_adj": None}
     for key, value in limits.items():
@@ -142,23 +144,27 @@ def _rlimit(key: Any) -> int:
     number = _RLIMIT_NAMES.get(key.lower().removeprefix("rlimit_")) if isinstance(key, str) else key
     if number is None or number not in _RLIMIT_NAMES.values():
         known = ", ".join(sorted(_RLIMIT_NAMES))
-        raise UsageError(f"there is no limit {key!r}", hint=f"known are nice, oom_score_adj, {known}")
+        hint = f"use one of: nice, oom_score_adj, {known}"
+        raise UsageError(f"there is no limit {key!r}", hint=hint)
     return number
 
 
 def _pair(key: Any, value: Any) -> tuple[int, int]:
     pair = cast(tuple[Any, ...], value if isinstance(value, tuple) else (value, value))
     if len(pair) != 2:
-        raise UsageError(f"limit {key!r} cannot be {value!r}", hint="one whole number, or a pair (soft, hard)")
+        hint = "pass one whole number, or a pair (soft, hard)"
+        raise UsageError(f"limit {key!r} cannot be {value!r}", hint=hint)
     soft, hard = (_number(key, number, resource.RLIM_INFINITY, (1 << 63) - 1) for number in pair)
     if hard != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > hard):
-        raise UsageError(f"limit {key!r} cannot be {value!r}", hint="the soft limit must not be above the hard one")
+        hint = "pass a soft limit that is not above the hard limit"
+        raise UsageError(f"limit {key!r} cannot be {value!r}", hint=hint)
     return soft, hard
 
 
 def _number(key: object, value: object, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise UsageError(f"limit {key!r} cannot be {value!r}", hint=f"a whole number from {least} to {most}")
+        hint = f"pass a whole number from {least} to {most}"
+        raise UsageError(f"limit {key!r} cannot be {value!r}", hint=hint)
     return value
 
 

@@ -75,13 +75,14 @@ def build(
         try:
             built[os.fsencode(name)] = os.fsencode(value)
         except UnicodeEncodeError as exc:
-            hint = "text in an environment must be encodable; see sys.getfilesystemencoding()"
-            raise UsageError(f"env holds {name!r}: {value!r}, which cannot be encoded", hint=hint) from exc
+            hint = "pass text that can be encoded; see sys.getfilesystemencoding()"
+            message = f"env cannot hold {name!r}: {value!r}, because it cannot be encoded"
+            raise UsageError(message, hint=hint) from exc
     return built
 
 
 def _scrub_words(scrub: Any) -> frozenset[str]:
-    hint = 'a list of "banksman", "nesting", "secrets" and names of variables'
+    hint = 'pass a list of "banksman", "nesting", "secrets" and names of variables'
     if isinstance(scrub, str) or not isinstance(scrub, Iterable):
         raise UsageError(f"scrub cannot be {scrub!r}", hint=hint)
     words = frozenset(cast(Iterable[Any], scrub))
@@ -105,15 +106,16 @@ def _checked(env: Any) -> Mapping[str, str]:
     if env is None:
         return {}
     if not isinstance(env, Mapping):
-        raise UsageError(f"env cannot be {env!r:.60}", hint="a mapping of names to values, both text")
+        hint = "pass a mapping of names to values, both text"
+        raise UsageError(f"env cannot be {env!r:.60}", hint=hint)
     items = cast(Mapping[Any, Any], env)
     for name, value in items.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise UsageError(
-                f"env holds {name!r}: {value!r}, and both must be text", hint="write numbers and paths as str(…)"
-            )
+            message = f"env cannot hold {name!r}: {value!r}, because both must be text"
+            raise UsageError(message, hint="write numbers and paths as str(…)")
         if not name or "=" in name or "\0" in name or "\0" in value:
-            raise UsageError(f"env holds the impossible entry {name!r}", hint="a name is not empty and has no = or NUL")
+            hint = "pass a name that is not empty and has no = or NUL, and a value without NUL"
+            raise UsageError(f"env cannot hold the variable {name!r}", hint=hint)
     return items
 
 
@@ -206,7 +208,7 @@ def _argv_words(argv: Any) -> tuple[bytes, ...]:
     if isinstance(argv, str | bytes):
         raise UsageError(
             f"argv must be a list of words, not the text {argv!r}",
-            hint='there is never a shell unless you ask for one: ["sh", "-c", "…"]',
+            hint='pass a list; to use a shell, pass ["sh", "-c", "…"]',
         )
     try:
         words = tuple(os.fsencode(word) for word in argv)
@@ -216,10 +218,11 @@ def _argv_words(argv: Any) -> tuple[bytes, ...]:
         hint = "see sys.getfilesystemencoding(), or pass bytes"
         raise UsageError(f"argv holds text that cannot be encoded: {exc}", hint=hint) from exc
     if not words:
-        raise UsageError("argv is empty", hint="its first word is the program")
+        raise UsageError("argv is empty", hint="pass the program as its first word")
     for word in words:
         if b"\0" in word:
-            raise UsageError(f"argv holds a NUL: {word!r}", hint="no argument of a program can contain one")
+            hint = "remove the NUL; no argument of a program can contain it"
+            raise UsageError(f"argv holds a NUL: {word!r}", hint=hint)
     return words
 
 
@@ -230,11 +233,14 @@ def _folder(cwd: Any) -> bytes:
         folder = os.fsencode(cwd)
         mode = os.stat(folder).st_mode
     except (TypeError, ValueError) as exc:
-        raise UsageError(f"cwd cannot be {cwd!r}", hint="the path of an existing folder") from exc
+        hint = "pass the path of an existing folder"
+        raise UsageError(f"cwd cannot be {cwd!r}", hint=hint) from exc
     except OSError as exc:
-        raise UsageError(f"cannot start in {cwd!s}: {exc.strerror}", hint="cwd must be an existing folder") from exc
+        hint = "pass an existing folder as cwd"
+        raise UsageError(f"cannot start in {cwd!s}: {exc.strerror}", hint=hint) from exc
     if not stat.S_ISDIR(mode):
-        raise UsageError(f"cannot start in {cwd!s}: it is not a folder", hint="cwd must be an existing folder")
+        hint = "pass an existing folder as cwd"
+        raise UsageError(f"cannot start in {cwd!s}: it is not a folder", hint=hint)
     return folder
 
 
@@ -247,7 +253,8 @@ def _resolve(word: bytes, folder: bytes, env: Mapping[bytes, bytes]) -> bytes:
         places = env.get(b"PATH", os.fsencode(os.defpath)).split(b":")
         candidates = [os.path.join(place or b".", word) for place in places]
     else:
-        raise ProgramNotFound("the program's name is empty", hint="the first word of argv is the program")
+        hint = "pass the program as the first word of argv"
+        raise ProgramNotFound("cannot run the program: its name is empty", hint=hint)
     reason = ""
     for candidate in candidates:
         # If the candidate is absolute, join() ignores the folder.
@@ -255,7 +262,8 @@ def _resolve(word: bytes, folder: bytes, env: Mapping[bytes, bytes]) -> bytes:
         try:
             mode = os.stat(path).st_mode
         except ValueError as exc:
-            raise UsageError(f"not a path: {shown!r}", hint="the first word of argv is the program") from exc
+            hint = "pass the program as the first word of argv"
+            raise UsageError(f"cannot run {shown!r}: it is not a path", hint=hint) from exc
         except OSError:
             continue
         if not stat.S_ISREG(mode):
@@ -267,32 +275,35 @@ def _resolve(word: bytes, folder: bytes, env: Mapping[bytes, bytes]) -> bytes:
             # this process, the path is made absolute, because it would be wrong there.
             return candidate if folder == b"." or os.path.isabs(candidate) else os.path.abspath(path)
     if reason:
-        raise ProgramNotExecutable(f"cannot run {shown!r}: {reason}", hint="chmod +x it, or name its interpreter first")
+        hint = "run chmod +x on it, or put its interpreter before it"
+        raise ProgramNotExecutable(f"cannot run {shown!r}: {reason}", hint=hint)
     where = "at that path" if b"/" in word else "on PATH"
-    raise ProgramNotFound(f"there is no program {shown!r} {where}", hint="install it, or give its whole path")
+    hint = "install it, or pass its full path"
+    raise ProgramNotFound(f"there is no program {shown!r} {where}", hint=hint)
 
 
 def _passable(pass_fds: Any) -> tuple[int, ...]:
     try:
         fds: tuple[Any, ...] = tuple(pass_fds)
     except TypeError as exc:
-        raise UsageError(f"pass_fds cannot be {pass_fds!r}", hint="a list of fd numbers") from exc
+        hint = "pass a list of fd numbers"
+        raise UsageError(f"pass_fds cannot be {pass_fds!r}", hint=hint) from exc
     if len(fds) > syscalls.PASSED_FDS_MAX:
-        raise UsageError(f"{len(fds)} fds are too many to pass on", hint=f"at most {syscalls.PASSED_FDS_MAX}")
+        hint = f"pass at most {syscalls.PASSED_FDS_MAX}"
+        raise UsageError(f"cannot pass on {len(fds)} fds: they are too many", hint=hint)
     for fd in fds:
         if isinstance(fd, bool) or not isinstance(fd, int) or fd < 3:
-            raise UsageError(
-                f"cannot pass on fd {fd!r}", hint="whole numbers from 3 on; use stdin= for the first three"
-            )
+            hint = "pass whole numbers from 3 on; use stdin= for fds 0 to 2"
+            raise UsageError(f"cannot pass on fd {fd!r}", hint=hint)
         try:
             os.fstat(fd)
         except (OSError, OverflowError) as exc:
-            raise UsageError(f"cannot pass on fd {fd}: it is not open", hint="pass it on before closing it") from exc
+            hint = "pass it on before you close it"
+            raise UsageError(f"cannot pass on fd {fd}: it is not open", hint=hint) from exc
         if fd >= attributes.child_nofile():
-            hint = (
-                f"the child starts with room for {attributes.child_nofile()} open files; give it a lower number by dup2"
-            )
-            raise UsageError(f"cannot pass on fd {fd}: the child could not have it", hint=hint)
+            hint = f"use dup2 to give it a number below {attributes.child_nofile()}"
+            message = f"cannot pass on fd {fd}: it exceeds the child's limit of open files"
+            raise UsageError(message, hint=hint)
     if len(set(fds)) != len(fds):
-        raise UsageError("pass_fds names an fd twice", hint="each number once")
+        raise UsageError("pass_fds names an fd twice", hint="pass each number once")
     return fds

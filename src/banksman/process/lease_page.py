@@ -91,7 +91,8 @@ class LeasePage:
         Raises `NotOwner` once the lease is lost: nothing may be started under it then.
         """
         if not self.close.alive:
-            raise NotOwner("what this was to be started for is not ours any more", hint="another host goes on with it")
+            hint = "use the host that owns the session now"
+            raise NotOwner("cannot start a process: the lease of its session is lost", hint=hint)
         return syscalls.dup(self._fd)
 
 

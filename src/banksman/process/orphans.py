@@ -73,13 +73,16 @@ async def wait(born: Born) -> None:
     if boot != boot_id() or not (_is_there(keeper) or _is_there((pid, started))):
         return
     if host[0] != os.getpid() and _is_there(host):
-        hint = "is this a copy of its store? The session goes on there"
-        raise Refused(f"the session's process {pid} has a host that lives, process {host[0]}", hint=hint, pid=host[0])
+        hint = "use the session on that host; this store may be a copy of its store"
+        reason = f"its host, process {host[0]}, is alive"
+        message = f"cannot resume the session of process {pid}: {reason}"
+        raise Refused(message, hint=hint, pid=host[0])
     # A living keeper is never killed. It is about to end its tree, and only the keeper can prove
     # that the tree is gone.
     if not await _wait_gone(keeper, KEEPER_SECONDS_MAX):
-        hint = "wait for it: two processes must not go on with one conversation"
-        raise Refused(f"the session's process {pid} is still being ended, by process {keeper[0]}", hint=hint, pid=pid)
+        hint = "wait for its end, then try again: two processes must not use one conversation"
+        reason = f"its keeper, process {keeper[0]}, is still ending it"
+        raise Refused(f"cannot resume the session of process {pid}: {reason}", hint=hint, pid=pid)
 
 
 async def end(born: Born) -> list[str]:
@@ -121,7 +124,9 @@ async def _sweep(root: Member) -> list[str]:
     finally:
         syscalls.close(pidfd)
     if not await _wait_gone(root, KILLED_SECONDS_MAX):
-        raise Refused(f"the session's process {root[0]} ({name}) does not end", hint="see why", pid=root[0])
+        message = f"cannot end the session's process {root[0]} ({name}): it still runs after KILL"
+        hint = "find out why the process does not end"
+        raise Refused(message, hint=hint, pid=root[0])
     return [*sweep.names.values(), name]
 
 

@@ -171,7 +171,8 @@ class PipeWriter:
 
     def _put(self, writing: PipeWrite) -> PipeWrite:
         if not self.is_open:
-            writing.fail(CommandError("stdin is closed", hint="nothing more can be written to this command"))
+            message = "cannot write to the command's stdin: it is closed"
+            writing.fail(CommandError(message, hint="write before stdin is closed"))
             return writing
         self._queue.append(writing)
         if not self._is_waiting:
@@ -201,7 +202,8 @@ class PipeWriter:
         self._is_waiting = False
         self.forget()
         for writing in self._queue:
-            writing.fail(CommandError("stdin was closed before this was written"))
+            message = "cannot write to the command's stdin: it was closed before the write ended"
+            writing.fail(CommandError(message))
         self._queue.clear()
 
     def forget(self) -> None:
@@ -228,7 +230,8 @@ class PipeWriter:
                     if exc.errno in syscalls.PASSING:
                         self._wait()
                         return
-                    writing.fail(CommandError(f"the command does not take its stdin any more: {exc.strerror}"))
+                    message = f"cannot write to the command's stdin: {exc.strerror}"
+                    writing.fail(CommandError(message))
                     # The reader is gone. The writes after this one must fail too, so the pipe is
                     # closed.
                     self._queue.popleft()

@@ -195,8 +195,9 @@ class Process:
                 # The zygote is replaced, because every later start would wait for it too. Its
                 # keepers end their trees without it.
                 spawner.replace(self._zygote)
-            error = MachineError("cannot start a command: no answer", number=errno.ETIMEDOUT, hint="is it overloaded?")
-            self._fail(error)
+            message = "cannot start a command: no answer in time"
+            hint = "check whether the machine is overloaded"
+            self._fail(MachineError(message, number=errno.ETIMEDOUT, hint=hint))
 
     def _fail(self, error: BanksmanError) -> None:
         self.close()
@@ -281,9 +282,12 @@ class Process:
         if self.pid is None:
             left = ", ".join(str(survivor.pid) for survivor in survivors)
             hint = (
-                f"these could not be ended: {left}" if survivors else "nothing of it is left; look before you try again"
+                f"end these processes, which Banksman could not end: {left}"
+                if survivors
+                else "check what it did before you try again; none of its processes is left"
             )
-            self._fail(MachineError("the keeper died while it started the command, which may have run", hint=hint))
+            message = "cannot start the command: its keeper died during the start; the command may have run"
+            self._fail(MachineError(message, hint=hint))
             return
         self._hang_up()
         self._on_fact(TreeEnded(survivors, time.monotonic()))
@@ -294,11 +298,13 @@ class Process:
         This is the limit of the promise that a tree is ended. The tree may still run.
         """
         if self.pid is None:
-            hint = "look before you try again"
-            self._fail(MachineError("the zygote died while it started the command, which may have run", hint=hint))
+            hint = "check what it did before you try again"
+            message = "cannot start the command: the zygote died during the start; the command may have run"
+            self._fail(MachineError(message, hint=hint))
             return
         self._on_exited(Exited(None, None, time.monotonic()))
-        self._on_gone((Survivor(self.pid, "", "unknown: both of its guards were killed"),))
+        why = "unknown: its keeper and the zygote were killed"
+        self._on_gone((Survivor(self.pid, "", why),))
 
     # -- orders to the keeper ----------------------------------------------------------------------
     def term(self, seconds: float) -> None:
@@ -492,18 +498,21 @@ def start_error(step: str, number: int) -> BanksmanError:
     """Translate a failed step of the keeper into an error."""
     text = os.strerror(number)
     if step == "exec" and number in (errno.ENOEXEC, errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-        hint = "a script needs an interpreter that exists in its first line (#!), a binary must fit this machine"
+        hint = "check the interpreter in the script's first line (#!), or the binary's architecture"
         return ProgramNotExecutable(f"cannot run the program: {text}", hint=hint)
     if number == errno.E2BIG:
-        return UsageError("argv and env together are larger than the kernel takes", hint="pass what is long by stdin")
+        message = "cannot start the command: argv and env together exceed the kernel's limit"
+        return UsageError(message, hint="pass long data by stdin")
     if step == "limits":
-        return UsageError(f"cannot set the limits: {text}", hint="a hard limit can be raised by root only")
+        hint = "pass no hard limit above the current one; only root may raise it"
+        return UsageError(f"cannot set the limits: {text}", hint=hint)
     if step == "cwd":
-        hint = "cwd must be a folder that we may enter, and the `user`, if there is one"
+        hint = "pass a cwd that this process may enter, and the `user`, if one is given"
         return UsageError(f"cannot start in that folder: {text}", hint=hint)
     if step == "lease":
-        hint = "another host goes on with it; is this one overloaded, or was it stopped?"
-        return NotOwner("the host's lease had run out when the command was to be started", hint=hint)
+        hint = "use the session's new owner; check whether this host was overloaded or stopped"
+        return NotOwner("cannot start the command: the host's lease has expired", hint=hint)
     if step == "user":
-        return UsageError(f"cannot become that user: {text}", hint="it takes the right to change user and groups")
+        hint = "run this process with the right to change user and groups"
+        return UsageError(f"cannot change to that user: {text}", hint=hint)
     return no_room(step, OSError(number, text))

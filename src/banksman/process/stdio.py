@@ -273,7 +273,7 @@ def _open_file(path: bytes) -> int:
     except OSError as exc:
         if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise
-        hint = "a path that can be written to, or an open file"
+        hint = "pass a path that can be written to, or an open file"
         raise UsageError(f"cannot write output to {os.fsdecode(path)}: {exc.strerror}", hint=hint) from exc
     syscalls.set_blocking(fd, True)
     return fd
@@ -286,4 +286,5 @@ def _own_stdin() -> int:
     except OSError as exc:
         if exc.errno != errno.EBADF:
             raise
-        raise UsageError('stdin="inherit", but this program has closed its own', hint="stdin=None") from exc
+        message = "cannot inherit stdin: this program has closed it"
+        raise UsageError(message, hint="pass stdin=None") from exc

@@ -105,7 +105,7 @@ def close(fd: int) -> None:
     except OSError as exc:
         # A bug of the caller. The next time the number may belong to another file.
         if exc.errno == errno.EBADF:
-            raise AssertionError("an fd that is not ours any more was closed again") from exc
+            raise AssertionError("closed an fd that was closed before") from exc
 
 
 def set_pipe_size(fd: int, size: int) -> int:

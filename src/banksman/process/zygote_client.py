@@ -274,7 +274,7 @@ class Spawner:
     # The methods below are called with the lock held.
     def _current(self, fingerprint: object) -> ZygoteHandle:
         if self._is_over:
-            raise Refused("the program is ending; it starts nothing more")
+            raise Refused("cannot start a command: the program is ending")
         if self._zygote is not None and self._zygote.fingerprint != fingerprint:
             self._retire(self._zygote)
         if self._zygote is None:
@@ -299,14 +299,15 @@ def _start(fingerprint: object, plan_text: str) -> ZygoteHandle:
         # In a program that is frozen into one file, sys.executable is that program, and this would
         # start it again.
         raise UsageError(
-            "Banksman cannot start a Python for its keepers",
-            hint="it needs a sys.executable that is a Python, and to be installed as files: not frozen, not in a zip",
+            "cannot start a Python interpreter for the keepers",
+            hint="use a Python as sys.executable, and Banksman installed as files: not frozen, no zip",
         )
     # If /proc belongs to another pid namespace, its pids do not apply to this process. A search for
     # a tree there would find unrelated processes.
     if os.readlink("/proc/self") != str(os.getpid()):
-        hint = "mount one: mount -t proc proc /proc, or unshare --mount-proc"
-        raise MachineError("/proc belongs to another pid namespace than this program", hint=hint)
+        hint = "mount the right one: mount -t proc proc /proc, or unshare --mount-proc"
+        message = "cannot start a command: /proc belongs to another pid namespace than this program"
+        raise MachineError(message, hint=hint)
     # Some interpreters find their libraries by this variable. No other variable matters.
     # LD_BIND_NOW binds all symbols at the start, so that no keeper writes to the pages that hold
     # them.

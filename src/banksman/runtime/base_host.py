@@ -58,8 +58,8 @@ def running_loop() -> asyncio.AbstractEventLoop:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
-        hint = "run it by asyncio.run(); under trio, or without any loop, use banksman.threads (in a worker thread)"
-        raise UsageError("there is no running asyncio event loop here", hint=hint) from None
+        hint = "use asyncio.run(); under trio or without a loop, use banksman.threads in a thread"
+        raise UsageError("no asyncio event loop is running here", hint=hint) from None
 
 
 class Host(CommandStarter):
@@ -98,7 +98,8 @@ class Host(CommandStarter):
         """
         for limit_name, limit in (("processes_max", processes_max), ("starts_max", starts_max)):
             if limit is not None and (isinstance(limit, bool) or not isinstance(cast(object, limit), int) or limit < 1):
-                raise UsageError(f"{limit_name} cannot be {limit!r:.60}", hint="a whole number, 1 or more, or None")
+                hint = "use a whole number, 1 or more, or None"
+                raise UsageError(f"{limit_name} cannot be {limit!r:.60}", hint=hint)
         super().__init__(finished_max=finished_max, finished_seconds_max=finished_seconds_max, user_helper=user_helper)
         self._open_store = store
         self._settles = settles
@@ -123,7 +124,7 @@ class Host(CommandStarter):
                 await self._own_sessions().settle()
             except BaseException as exc:
                 if self._settles is SettleTime.AT_START_IF_IT_CAN and isinstance(exc, StoreError):
-                    log.warning("! the store cannot be used, and sessions need it: %s", exc)
+                    log.warning("cannot open the store, sessions are not available: %s", exc)
                 else:
                     # The host was not entered, so `__aexit__` will not close it.
                     await self.close()
@@ -204,7 +205,7 @@ class Host(CommandStarter):
 
         self._bind()
         if self._is_closing or self._is_draining:
-            raise Closed("the host is closing; it opens nothing more", hint="open another Host")
+            raise Closed("cannot open a session: the host is closing", hint="open another Host")
         spec = SessionSpec(
             agent,
             cwd=cwd,
@@ -242,7 +243,7 @@ class Host(CommandStarter):
         """
         self._bind()
         if self._is_closing or self._is_draining:
-            raise Closed("the host is closing; it opens nothing more", hint="open another Host")
+            raise Closed("cannot open a session: the host is closing", hint="open another Host")
         id = session if isinstance(session, str) else session.id
         return await self._own_sessions().fork(self.session(id), name, on_question)
 

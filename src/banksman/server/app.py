@@ -74,7 +74,7 @@ def make(context: Context, *, token: str, port: int) -> ASGIApp:
 
 
 async def _nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
-    problem = Problem(404, "NotFound", "there is nothing at this path", hint="see /openapi.json")
+    problem = Problem(404, "NotFound", "this path does not exist", hint="see /openapi.json")
     await problem.response()(scope, receive, send)
 
 
@@ -104,9 +104,17 @@ class RequestLogger:
         try:
             await self._app(scope, receive, sent)
         except Exception:
-            log.exception("! a request has failed: this is a bug", extra=_ids(scope))
+            log.exception(
+                "request failed: unhandled exception, a bug in Banksman",
+                extra=_ids(scope),
+            )
             if not status:
-                response: Response = Problem(500, "BugError", "a bug of Banksman's own", hint="see its log").response()
+                response: Response = Problem(
+                    500,
+                    "BugError",
+                    "unhandled exception: a bug in Banksman",
+                    hint="see the log of the server",
+                ).response()
                 await response(scope, receive, sent)
         finally:
             milliseconds = round((time.monotonic() - began) * 1000, 1)

@@ -248,7 +248,7 @@ class EmbeddedServer:
             asyncio.run(self._serve())
         except BaseException as exc:
             if self._ready.done():
-                log.exception("! the host inside has failed")
+                log.exception("embedded host failed")
             else:
                 self._ready.set_exception(exc)
         finally:
@@ -298,8 +298,12 @@ def _socket() -> Generator[tuple[socket.socket, Path]]:
     try:
         listener, path = sockets.listen_in(folder)
     except OSError as exc:
-        hint = "XDG_STATE_HOME names a folder that can be written"
-        raise MachineError(f"no socket in {folder}: {exc.strerror or exc}", number=exc.errno, hint=hint) from exc
+        hint = "set XDG_STATE_HOME to a writable folder"
+        raise MachineError(
+            f"cannot create a socket in {folder}: {exc.strerror or exc}",
+            number=exc.errno,
+            hint=hint,
+        ) from exc
     try:
         yield listener, path
     finally:
@@ -308,4 +312,5 @@ def _socket() -> Generator[tuple[socket.socket, Path]]:
 
 
 def _not_here(_: float | None) -> None:
-    raise Refused("this is no server, but a host inside of another program", hint="it ends with that program")
+    hint = "end that program"
+    raise Refused("cannot drain this host: it is embedded in another program", hint=hint)

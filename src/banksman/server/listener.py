@@ -41,11 +41,13 @@ def bind(settings: ServerSettings) -> socket.socket:
         listener.close()
         where = f"{settings.bind}:{settings.port}"
         if exc.errno == errno.EADDRINUSE:
-            hint = "end the server that is there, or take another --port (0: any that is free)"
-            raise MachineError(f"{where} is taken", number=exc.errno, hint=hint) from exc
+            hint = "stop the server that uses it, or pass another --port (0: any free port)"
+            raise MachineError(f"cannot listen at {where}: the address is in use", number=exc.errno, hint=hint) from exc
         if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS):
             raise MachineError(f"cannot listen at {where}: {exc.strerror}", number=exc.errno) from exc
-        raise UsageError(f"cannot listen at {where}: {exc.strerror or exc}", hint="another --bind or --port") from exc
+        raise UsageError(
+            f"cannot listen at {where}: {exc.strerror or exc}", hint="pass another --bind or --port"
+        ) from exc
     return listener
 
 
@@ -110,5 +112,5 @@ class HttpServer:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        assert not self._state.connections, "what is left of a connection is left for ever"
+        assert not self._state.connections, "a connection outlived the shutdown"
         await self._streams.pages.close()

@@ -169,7 +169,7 @@ def _own_socket() -> Generator[tuple[socket.socket | None, Path | None]]:
     try:
         own, path = sockets.listen_in(sockets_folder())
     except (BanksmanError, OSError) as exc:
-        log.warning("! no socket for the user of this server; clients ask by its URL: %s", exc)
+        log.warning("cannot create the user socket, clients need the URL and the token: %s", exc)
         yield None, None
         return
     try:
@@ -198,7 +198,7 @@ def _say(line: str) -> None:
     try:
         print(line, flush=True)
     except OSError as exc:
-        log.warning("! nobody could be told that we are there: %s", exc.strerror)
+        log.warning("cannot write to stdout: %s", exc.strerror)
 
 
 def _is_journal() -> bool:
@@ -221,7 +221,7 @@ def _announced(url: str, socket_path: Path | None) -> Generator[None]:
         folder = state_folder()
         discovery_file.announce(folder, url, socket_path)
     except (BanksmanError, OSError) as exc:
-        log.warning("! clients must be told where we are (--url): %s", exc)
+        log.warning("cannot write the discovery file, clients need --url: %s", exc)
         yield
         return
     try:
@@ -251,7 +251,7 @@ async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
 
 def _note_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (exc := task.exception()) is not None:
-        log.error("! what was begun with the server has failed: %s", exc)
+        log.error("background task of the server failed: %s", exc)
 
 
 @asynccontextmanager
@@ -288,10 +288,10 @@ def _hearing_signals(ending: GracefulShutdown) -> Generator[None]:
     def on_signal(number: int) -> None:
         name = signal.Signals(number).name
         if not ending.asked.done():
-            log.info("x %s: nothing new is taken; what runs has %g s", name, ending.seconds)
+            log.info("%s: shutting down, running turns have %g s", name, ending.seconds)
             ending.ask()
         elif ending.hurry():
-            log.info("x %s again: what runs is stopped", name)
+            log.info("%s again: stopping running turns", name)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

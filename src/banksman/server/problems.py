@@ -98,7 +98,7 @@ def away(what: str, error: errors.Unreachable) -> Problem:
 
     A read changes nothing, so the status is 503 and not 504, which says that the effect is unknown.
     """
-    hint = "try again; nothing of it is lost, and others may be able to reach it"
+    hint = "try again, or ask another server; nothing is lost"
     return Problem(503, "Unreachable", f"{what}: {error.args[0]}", hint=hint)
 
 

@@ -85,36 +85,45 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         for name in (*positive, "keep_bytes", "keep_seconds"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1 << 53:
-                raise UsageError(f"{name} cannot be {value!r}", hint="a number above 0")
+                raise UsageError(f"{name} cannot be {value!r}", hint="use a number above 0")
         if not 0 <= self.port <= 65535:
-            raise UsageError(f"there is no port {self.port}", hint="0 to 65535; 0: any that is free")
+            hint = "use 0 to 65535; 0 takes any free port"
+            raise UsageError(f"invalid port {self.port}", hint=hint)
         if self.log_format not in ("text", "json"):
-            raise UsageError(f"there is no log_format {self.log_format!r}", hint='"text" or "json"')
+            raise UsageError(f"unknown log_format {self.log_format!r}", hint='use "text" or "json"')
         if self.log_level not in ("debug", "info", "warning", "error"):
-            raise UsageError(f"there is no log_level {self.log_level!r}", hint='"debug", "info", "warning" or "error"')
+            hint = 'use "debug", "info", "warning" or "error"'
+            raise UsageError(f"unknown log_level {self.log_level!r}", hint=hint)
         if self.token is not None and not _TOKEN.fullmatch(self.token):
-            raise UsageError("that cannot be a token", hint="8 visible ASCII characters or more")
+            raise UsageError("invalid token", hint="use 8 visible ASCII characters or more")
         if any(not entry or not entry[0] for entry in self.programs or ()):
-            raise UsageError("programs holds an empty one", hint="a program's name, or the words of a command")
+            hint = "use a program's name, or the words of a command"
+            raise UsageError("programs contains an empty entry", hint=hint)
         for name in self.hosts:
             if not _NAME.fullmatch(name):
-                raise UsageError(f"{name!r:.60} cannot be in hosts", hint="a name or an address, without a port")
+                raise UsageError(
+                    f"invalid entry {name!r:.60} in hosts",
+                    hint="use a name or an address, without a port",
+                )
         self._check_membership()
         if not self.allow_remote and not is_loopback(self.bind):
             raise UsageError(
-                f"{self.bind} can be reached from other machines, and whoever has the token can start anything here",
-                hint="bind 127.0.0.1, or say --allow-remote (allow_remote = true) and put TLS in front of it",
+                f"cannot bind {self.bind}: other machines can reach it,"
+                " and every client with the token can start any program here",
+                hint="bind 127.0.0.1, or pass --allow-remote (allow_remote = true) and put TLS in front of it",
             )
 
     def _check_membership(self) -> None:
         session_spec.checked(self.labels)
         if self.name is not None and not _HOST_NAME.fullmatch(self.name):
-            raise UsageError(f"{self.name!r:.60} cannot be the name of a host", hint="letters, digits, . _ -; 1 to 64")
+            hint = "use 1 to 64 letters, digits, . _ -"
+            raise UsageError(f"invalid host name {self.name!r:.60}", hint=hint)
         if self.room is not None and not 0 <= self.room <= ROOM_MAX:
-            raise UsageError(f"room cannot be {self.room}", hint=f"0 (it takes no session) to {ROOM_MAX}")
+            hint = f"use 0 (no sessions) to {ROOM_MAX}"
+            raise UsageError(f"room cannot be {self.room}", hint=hint)
         if (self.room or self.labels or self.name) and not self.is_clustered:
-            hint = "store = nats://…, or leave room, labels and name out"
-            raise UsageError("room, labels and name are for a host that shares its store with others", hint=hint)
+            hint = "set store = nats://…, or leave room, labels and name out"
+            raise UsageError("room, labels and name need a store that several hosts share", hint=hint)
 
     def with_room(self, room: int) -> ServerSettings:
         return msgspec.structs.replace(self, room=room)
@@ -168,5 +177,5 @@ def of(found: config.LayeredConfig) -> ServerSettings:
         raise (
             exc.__cause__
             if isinstance(exc.__cause__, UsageError)
-            else UsageError(f"a setting is not as it must be: {exc}", hint="see docs/server.md")
+            else UsageError(f"invalid setting: {exc}", hint="see docs/server.md")
         ) from None

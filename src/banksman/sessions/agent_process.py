@@ -135,7 +135,8 @@ class RealAgent:
             self._on_report(FrameWritten())
         elif not self._command.is_over:
             assert isinstance(error, BanksmanError)
-            self._on_report(WriteFailed(AgentError("the agent does not take its stdin any more", hint=str(error))))
+            failed = AgentError("cannot write to the agent's stdin", hint=str(error))
+            self._on_report(WriteFailed(failed))
 
     def stop(self, kill_by: float | None = None) -> None:
         self._command.stop_nowait(Ended.STOPPED, kill_by=kill_by)
@@ -162,8 +163,9 @@ class RealAgent:
             case Started():
                 self._on_report(replace(fact, born=trace(fact.pid)))
             case KeeperActed(by_lease=True):
-                hint = "the host was stopped, or too busy to renew it"
-                self._on_report(WriteFailed(AgentError("the host's lease ran out, and the agent was ended", hint=hint)))
+                hint = "check whether the host was suspended or overloaded"
+                error = AgentError("the agent was stopped: the host's lease expired", hint=hint)
+                self._on_report(WriteFailed(error))
             case _:
                 pass
 

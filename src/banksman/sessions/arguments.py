@@ -90,10 +90,11 @@ def checked_name(name: Any, redactor: Redactor | None = None) -> str | None:
     if name is None:
         return None
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
-        hint = f"1 to {NAME_CHARACTERS_MAX} characters, all of them printable"
-        raise UsageError(f"a session cannot be called {name!r:.60}", hint=hint)
+        hint = f"use 1 to {NAME_CHARACTERS_MAX} printable characters"
+        raise UsageError(f"a session cannot be named {name!r:.60}", hint=hint)
     if ID.fullmatch(name):
-        raise UsageError(f"{name} is an id, and no name", hint="a name of your own")
+        message = f"a session cannot be named {name}: it looks like an id"
+        raise UsageError(message, hint="choose another name")
     check_no_secret("name", name, redactor)
     return name
 
@@ -101,13 +102,15 @@ def checked_name(name: Any, redactor: Redactor | None = None) -> str | None:
 def check_no_secret(what: str, text: str, redactor: Redactor | None) -> None:
     """Raise `UsageError` if the text contains a secret."""
     if redactor is not None and redactor.redact_text(text) != text:
-        raise UsageError(f"a {what} cannot hold a secret", hint="it would be written to the store")
+        hint = f"leave the secret out; the {what} is written to the store"
+        raise UsageError(f"a {what} cannot contain a secret", hint=hint)
 
 
 def checked_id(session: Any) -> str:
     """Return an id or a name that a caller wants to look up."""
     if not isinstance(session, str):
-        raise UsageError(f"a session is not found by {session!r:.60}", hint="its id, or its name")
+        hint = "pass its id or its name"
+        raise UsageError(f"cannot find a session by {session!r:.60}", hint=hint)
     try:
         session.encode()
     except UnicodeEncodeError as exc:
@@ -161,42 +164,45 @@ def read_options(profile: Profile, options: Mapping[str, Any]) -> OptionValues:
 def _check(key: str, value: Any) -> None:
     if key in WORDS:
         if value not in WORDS[key]:
-            raise UsageError(f"{key} cannot be {value!r:.60}", hint=" or ".join(f'"{word}"' for word in WORDS[key]))
+            hint = "use " + " or ".join(f'"{word}"' for word in WORDS[key])
+            raise UsageError(f"{key} cannot be {value!r:.60}", hint=hint)
     elif key in COUNTS:
         _check_count(key, value)
     elif key == "save_prompt":
         if value is not None and (not isinstance(value, str) or not value):
-            raise UsageError(f"save_prompt cannot be {value!r:.60}", hint="text, or None")
+            raise UsageError(f"save_prompt cannot be {value!r:.60}", hint="use text or None")
     elif key not in SECONDS:
-        raise UsageError(f"there is no option {key!r}", hint=f"known are: {', '.join(sorted(KNOWN))}")
+        hint = f"use one of: {', '.join(sorted(KNOWN))}"
+        raise UsageError(f"there is no option {key!r}", hint=hint)
     elif value is not None or key not in OPTIONAL:
         check_seconds(key, value)
         if key == "recycle_seconds" and value == 0:
-            raise UsageError("recycle_seconds cannot be 0", hint="None turns it off")
-        if value is not None and value > (QUIET_SECONDS_MAX if key == "quiet_seconds" else SECONDS_MAX):
-            hint = "None turns it off" if key in OPTIONAL else "every wait has an end"
+            raise UsageError("recycle_seconds cannot be 0", hint="use None to turn it off")
+        seconds_max = QUIET_SECONDS_MAX if key == "quiet_seconds" else SECONDS_MAX
+        if value is not None and value > seconds_max:
+            hint = "use None to turn it off" if key in OPTIONAL else f"use at most {seconds_max:g}"
             raise UsageError(f"{key} cannot be {value!r:.60}", hint=hint)
 
 
 def _check_count(key: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{key} cannot be {value!r:.60}", hint="a whole number, 1 or more")
+        raise UsageError(f"{key} cannot be {value!r:.60}", hint="use a whole number, 1 or more")
     if key == "queue_max" and value > QUEUE_MAX_MAX:
-        raise UsageError(f"queue_max cannot be more than {QUEUE_MAX_MAX}", hint="refuse earlier, or open more sessions")
+        hint = "use a smaller number, or open more sessions"
+        raise UsageError(f"queue_max cannot be more than {QUEUE_MAX_MAX}", hint=hint)
 
 
 def _clocks(value: Any) -> dict[str, float | None]:
     names = [str(name) for name in ClockName]
     if not isinstance(value, Mapping) or not all(key in names for key in value):  # pyright: ignore[reportUnknownVariableType]
-        raise UsageError(
-            f"clocks cannot be {value!r:.60}", hint=f"a mapping from {', '.join(names)} to seconds or None"
-        )
+        hint = f"use a mapping from {', '.join(names)} to seconds or None"
+        raise UsageError(f"clocks cannot be {value!r:.60}", hint=hint)
     wanted: Mapping[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
     for key, seconds in wanted.items():
         if seconds is not None:
             check_seconds(key, seconds)
             if seconds == 0:
-                raise UsageError(f"the clock {key} cannot be 0", hint="None turns it off")
+                raise UsageError(f"the clock {key} cannot be 0", hint="use None to turn it off")
     return dict(wanted)
 
 
@@ -226,11 +232,14 @@ class AskChecks:
     ) -> Ask:
         """Check the arguments of an ask and return the ask."""
         if on_busy not in ON_BUSY:
-            raise UsageError(f"on_busy cannot be {on_busy!r}", hint=f"one of {', '.join(ON_BUSY)}")
+            hint = f"use one of: {', '.join(ON_BUSY)}"
+            raise UsageError(f"on_busy cannot be {on_busy!r}", hint=hint)
         if on_preempt not in ON_PREEMPT:
-            raise UsageError(f"on_preempt cannot be {on_preempt!r}", hint=f"one of {', '.join(ON_PREEMPT)}")
+            hint = f"use one of: {', '.join(ON_PREEMPT)}"
+            raise UsageError(f"on_preempt cannot be {on_preempt!r}", hint=hint)
         if key is not None and not isinstance(key, str):
-            raise UsageError(f"key cannot be {key!r:.60}", hint="text that is the same when the same ask is made again")
+            hint = "use text that stays the same when the ask is repeated"
+            raise UsageError(f"key cannot be {key!r:.60}", hint=hint)
         if on_busy == "steer":
             self._check_steering(schema, rules)
         if schema is not None:
@@ -245,7 +254,8 @@ class AskChecks:
         try:
             prompt, key, schema = storable([prompt, key, schema])
         except (TypeError, ValueError, RecursionError) as exc:
-            raise UsageError(f"the ask cannot be stored: {exc}", hint="text, or content blocks of plain JSON") from exc
+            hint = "use text, or content blocks of plain JSON"
+            raise UsageError(f"cannot store the ask: {exc}", hint=hint) from exc
         return Ask(
             id=f"t-{os.urandom(8).hex()}",
             ref=ref,
@@ -265,31 +275,34 @@ class AskChecks:
         self.check_capability(name)
         # The value may become a command line argument.
         if not isinstance(value, str) or not value or "\0" in value:
-            raise UsageError(f"{name} cannot be {value!r:.60}", hint="text that is not empty, and has no NUL")
+            hint = "use text that is not empty and has no NUL"
+            raise UsageError(f"{name} cannot be {value!r:.60}", hint=hint)
         check_text(name, value)
         self._dialect.begin(PLAIN).setting("", name, value)
 
     def check_capability(self, name: str) -> None:
         """Raise `UsageError` if the agent does not have the capability."""
         if self._capabilities is not None and name not in self._capabilities:
-            hint = f"known of it are: {', '.join(sorted(self._capabilities)) or 'none'}"
-            raise UsageError(f"{self._agent} cannot do that: it has no {name}", hint=hint)
+            hint = f"its capabilities: {', '.join(sorted(self._capabilities)) or 'none'}"
+            raise UsageError(f"{self._agent} does not support {name}", hint=hint)
 
     def _check_steering(self, schema: Any, rules: Any) -> None:
         is_able = self._capabilities is None or "steer" in self._capabilities
         if not self._dialect.can_steer or not is_able:
-            raise UsageError(f"{self._agent} cannot be steered", hint='on_busy="enqueue", or "interrupt"')
+            hint = 'use on_busy="enqueue" or "interrupt"'
+            raise UsageError(f"{self._agent} does not support steering", hint=hint)
         if schema is not None or rules is not None:
-            hint = "both are of a whole turn; ask for one of its own"
-            raise UsageError("a prompt that is added to a turn has no schema and no rules", hint=hint)
+            hint = "leave them out, or ask for a separate turn"
+            raise UsageError("a steered prompt cannot have a schema or rules", hint=hint)
 
     def _check_schema(self, schema: Any) -> None:
         self.check_capability("schema")
         if not isinstance(schema, Mapping):
-            raise UsageError(f"a schema cannot be {schema!r:.60}", hint="a mapping, as JSON Schema has it")
+            hint = "use a mapping in the form of JSON Schema"
+            raise UsageError(f"a schema cannot be {schema!r:.60}", hint=hint)
         if cast(Mapping[str, Any], schema).get("type") != "object":
-            hint = '{"type": "object", "properties": {"answer": …}}: agents give their answers as the input of a tool'
-            raise UsageError("the schema of an answer is that of an object", hint=hint)
+            hint = 'use {"type": "object", "properties": {"answer": …}}: agents pass it to a tool'
+            raise UsageError("the schema of an answer must have the type object", hint=hint)
         schemas.check(cast(object, schema))
 
 
@@ -299,9 +312,10 @@ def priority_of(value: Any) -> int:
         return Priority[value.upper()]
     if isinstance(value, bool) or not isinstance(value, int):
         names = ", ".join(priority.name for priority in reversed(Priority))
-        raise UsageError(f"there is no priority {value!r:.60}", hint=f"{names}, or an int")
+        raise UsageError(f"there is no priority {value!r:.60}", hint=f"use {names} or an int")
     if not -PRIORITY_MAX <= value <= PRIORITY_MAX:
-        raise UsageError("a priority that far away means nothing", hint=f"at most {PRIORITY_MAX} to either side")
+        hint = f"use a number from -{PRIORITY_MAX} to {PRIORITY_MAX}"
+        raise UsageError("the priority is out of range", hint=hint)
     return int(value)
 
 
@@ -310,8 +324,8 @@ def check_text(name: str, value: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError as exc:
-        hint = "half of a surrogate pair is no text; decode with errors='replace'"
-        raise UsageError(f"{name} cannot be sent as UTF-8: {exc.reason}", hint=hint) from exc
+        hint = "a lone surrogate is not text; decode with errors='replace'"
+        raise UsageError(f"cannot send {name} as UTF-8: {exc.reason}", hint=hint) from exc
 
 
 def _kinds(prompt: Any) -> set[str]:
@@ -333,12 +347,14 @@ def find_move(state: Session, turn: str, before: str | None) -> tuple[str, str |
     for id in (turn,) if before is None else (turn, before):
         waiting = find_turn(state, id)
         if waiting is None or waiting.phase is not TurnPhase.QUEUED:
-            raise Refused("the turn does not wait any more", hint="see the queue", turn=id)
+            message = f"cannot move turn {id!r:.100}: it is not queued"
+            raise Refused(message, hint="see the queue", turn=id)
         found.append(waiting)
     first, other = found[0], found[-1]
     if first.priority != other.priority:
-        hint = "a turn is moved within its class; ask with another priority"
-        raise UsageError("the two turns are of different classes", hint=hint, turn=first.id, before=other.id)
+        message = f"cannot move turn {first.id} before turn {other.id}: their priorities differ"
+        hint = "move it within its priority, or ask again with another priority"
+        raise UsageError(message, hint=hint, turn=first.id, before=other.id)
     return first.id, None if before is None else other.id
 
 
@@ -347,14 +363,15 @@ def checked_mcp_servers(servers: Any) -> tuple[Mapping[str, Any], ...]:
 
     The copy ensures that every process starts with the same servers.
     """
-    hint = 'as ACP has them: {"name": …, "command": …, "args": […]} or {"type": "http", "name": …, "url": …}'
+    hint = 'use the form of ACP: {"name": …, "command": …, "args": […]} or {"type": "http", "name": …, "url": …}'
     if isinstance(servers, str | bytes | Mapping) or not isinstance(servers, Sequence):
         raise UsageError(f"mcp_servers cannot be {servers!r:.60}", hint=hint)
     items = cast(Sequence[Any], servers)
     names: set[str] = {TOOLS_SERVER}
     for server in items:
         if not _is_server(server) or server["name"] in names:
-            raise UsageError(f"an MCP server cannot be {server!r:.120}", hint=f"{hint}, each with a name of its own")
+            hint = f"{hint}, each with a unique name"
+            raise UsageError(f"an MCP server cannot be {server!r:.120}", hint=hint)
         names.add(server["name"])
     return tuple(_copy(server) for server in items)
 
@@ -363,7 +380,8 @@ def _copy(server: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return storable(server)
     except (TypeError, ValueError, RecursionError) as exc:
-        raise UsageError(f"an MCP server cannot be {server!r:.120}: {exc}", hint="plain JSON") from exc
+        message = f"an MCP server cannot be {server!r:.120}: {exc}"
+        raise UsageError(message, hint="use plain JSON") from exc
 
 
 def _is_server(server: Any) -> bool:
@@ -385,7 +403,8 @@ def _is_pair(pair: Any) -> bool:
 def checked_conversation(resume: Any) -> str | None:
     """Return the conversation to resume, or raise `UsageError`."""
     if resume is not None and (not isinstance(resume, str) or not resume):
-        raise UsageError(f"resume cannot be {resume!r:.60}", hint="the agent's own name for a conversation")
+        hint = "use the agent's id of a conversation"
+        raise UsageError(f"resume cannot be {resume!r:.60}", hint=hint)
     return resume
 
 
@@ -397,10 +416,11 @@ def checked_command(command: Any, profile: Profile) -> list[str]:
         try:
             command = shlex.split(command)
         except ValueError as exc:
-            raise UsageError(f"command cannot be {command!r}: {exc}", hint="a list of words says it exactly") from exc
+            message = f"command cannot be {command!r}: {exc}"
+            raise UsageError(message, hint="use a list of words") from exc
     words = checked_words("command", command)
     if not words:
-        raise UsageError("command is empty", hint="its first word is the program")
+        raise UsageError("command is empty", hint="name the program as its first word")
     return words
 
 
@@ -411,6 +431,6 @@ def checked_words(name: str, value: Any) -> list[str]:
     words: list[str] = []
     for word in value:
         if not isinstance(word, str | os.PathLike):
-            raise UsageError(f"{name} holds {word!r:.60}", hint="text")
+            raise UsageError(f"{name} cannot contain {word!r:.60}", hint="use text")
         words.append(os.fsdecode(word))  # pyright: ignore[reportUnknownArgumentType]
     return words

@@ -217,7 +217,7 @@ class Driver:
         self.dispatch(Committed(self.now(), seq))
 
     def on_append_failed(self, error: StoreError | NotOwner) -> None:
-        log.error("! session %s: the log cannot be written: %s", self.id, error)
+        log.error("session %s: cannot write the log: %s", self.id, error)
         self.dispatch(AppendFailed(self.now(), error, is_final=isinstance(error, NotOwner)))
 
     def lose(self, error: NotOwner, kill_by: float) -> None:
@@ -227,7 +227,7 @@ class Driver:
         comes by `kill_by` at the latest, because after that another host may start a process for
         the session.
         """
-        log.error("! session %s is not ours any more: %s", self.id, error)
+        log.error("session %s: ownership lost, stopping its process: %s", self.id, error)
         self.dispatch(AppendFailed(self.now(), error, is_final=True))
         self.dispatch(CloseAsked(self.now()))
         if self._process is not None:
@@ -411,7 +411,8 @@ class Driver:
             self._process.look_now()
         if self._mute is not None:
             self._mute = None
-            error = AgentError("the agent closed its stdout and did not exit", hint="nothing more can be heard of it")
+            hint = "its process is stopped, because no more output can arrive"
+            error = AgentError("the agent closed its stdout and did not exit", hint=hint)
             self._report(number, WriteFailed(error))
 
     def _cancel_mute(self) -> None:
@@ -466,7 +467,8 @@ class Driver:
         process is gone (`_forget_process`), so that its log is not released while the process still
         runs.
         """
-        log.error("! session %s failed by a bug of ours; its last facts:\n%s", self.id, self.recorder, exc_info=exc)
+        message = "session %s failed: bug in Banksman; last facts:\n%s"
+        log.error(message, self.id, self.recorder, exc_info=exc)
         self.error = exc
         self._dispatcher.clear()
         self._frames.clear()
@@ -491,7 +493,8 @@ class Driver:
             self._process.abandon()
 
     def bug(self) -> BugError:
-        return BugError(f"session {self.id} failed by a bug of ours: {self.error!r}", hint="please report it")
+        message = f"session {self.id} failed because of a bug in Banksman: {self.error!r}"
+        return BugError(message, hint="please report it")
 
 
 def _since(state: Session, now: float) -> Session:

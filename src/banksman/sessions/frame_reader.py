@@ -206,7 +206,7 @@ class OversizeFrames:
         try:
             self._open = SpillFile()
         except OSError as exc:
-            log.warning("! a frame too large to keep cannot be spilled either: %s", exc)
+            log.warning("cannot spill an oversize frame, dropping it: %s", exc)
 
     def _add(self, data: bytes, counters: Counters) -> None:
         kept = b"" if self._open is None else data[: self._left]
@@ -220,7 +220,7 @@ class OversizeFrames:
         except OSError as exc:
             # A full disk must not end a session. The file is deleted, because a file with a gap
             # would be misread as the frame's beginning.
-            log.warning("! a frame too large to keep is no longer spilled: %s", exc)
+            log.warning("cannot spill the rest of an oversize frame, dropping it: %s", exc)
             counters.dropped += before + len(kept)
             self._left += before
             self._open.delete()

@@ -65,9 +65,10 @@ class Hook:
 
     def __post_init__(self) -> None:
         if not callable(self.call):
-            raise UsageError(f"a hook cannot call {self.call!r:.60}", hint="a function of one argument, or a coroutine")
+            hint = "use a function of one argument, or a coroutine function"
+            raise UsageError(f"a hook cannot call {self.call!r:.60}", hint=hint)
         if not _is_matcher(self.matcher):
-            hint = 'names of tools, as "Write|Edit" or "mcp__.*", or None for all'
+            hint = 'use names of tools, such as "Write|Edit" or "mcp__.*", or None for all'
             raise UsageError(f"the matcher of a hook cannot be {self.matcher!r:.60}", hint=hint)
         check_wait(self.seconds)
 
@@ -90,10 +91,12 @@ class Hooks:
         self._calls = CallbackRunner()
         self._hooks: dict[str, tuple[str, Hook]] = {}
         if not isinstance(cast(object, hooks), Mapping):
-            raise UsageError(f"hooks cannot be {hooks!r:.60}", hint="a mapping from the name of an event to callbacks")
+            hint = "use a mapping from event names to callbacks"
+            raise UsageError(f"hooks cannot be {hooks!r:.60}", hint=hint)
         for event, given in hooks.items():
             if event not in EVENTS:
-                raise UsageError(f"there is no event {event!r:.60} to hook", hint=f"known are {', '.join(EVENTS)}")
+                hint = f"use one of: {', '.join(EVENTS)}"
+                raise UsageError(f"there is no hook event {event!r:.60}", hint=hint)
             for hook in _hooks(given):
                 self._hooks[f"hook-{len(self._hooks) + 1}"] = (event, hook)
 
@@ -116,20 +119,22 @@ class Hooks:
         Raises only for an unknown id. Cancelling this call cancels the hook.
         """
         if id not in self._hooks:
-            raise UsageError(f"there is no hook {id!r:.60}", hint=f"known are {', '.join(self._hooks) or 'none'}")
+            hint = f"known hooks: {', '.join(self._hooks) or 'none'}"
+            raise UsageError(f"there is no hook {id!r:.60}", hint=hint)
         event, hook = self._hooks[id]
         try:
             output = await self._calls.result(hook.call, input, seconds=hook.seconds)
             if output is None:
                 return {}
             if not isinstance(output, Mapping):
-                raise UsageError(f"a hook cannot answer {output!r:.60}", hint="a mapping, or None")
+                hint = "return a mapping or None"
+                raise UsageError(f"a hook cannot return {output!r:.60}", hint=hint)
             return json_copy(cast(object, output))
         except CallUnfinished as exc:
-            log.error("! %s of %s %s", id, event, exc)
+            log.error("hook %s (hook=%s event=%s)", exc, id, event)
             return _failed(event, f"the hook {exc}")
         except Exception as exc:
-            log.exception("! %s of %s failed", id, event)
+            log.exception("hook failed (hook=%s event=%s)", id, event)
             return _failed(event, f"the hook failed: {error_text(exc)}")
 
     @property
@@ -184,7 +189,7 @@ class RequestTasks:
         if not task.cancelled() and (exc := task.exception()) is not None:
             # No code awaits the task. So an exception that is not an error of the callable, for
             # example SystemExit, is logged here.
-            log.error("! %s ended by %s", self._what, type(exc).__name__)
+            log.error("%s ended by %s", self._what, type(exc).__name__)
         # Compared by task, because another task may have the same request meanwhile.
         for request in [request for request, other in self._by_request.items() if other is task]:
             del self._by_request[request]
@@ -261,7 +266,8 @@ class CallbackRunner:
         if running:
             _, late = await asyncio.wait(running, timeout=ENDING_SECONDS_MAX)
             if late:
-                log.warning("! %d callbacks go on after the end of their session", len(late))
+                message = "callbacks still run after the end of their session (callbacks=%d)"
+                log.warning(message, len(late))
 
 
 async def _called(call: Callable[[Any], Any], argument: object) -> Any:
@@ -271,7 +277,7 @@ async def _called(call: Callable[[Any], Any], argument: object) -> Any:
 
 def _over_late(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and (exc := task.exception()) is not None:
-        log.error("! a callback that was cancelled raised", exc_info=exc)
+        log.error("a cancelled callback raised an exception", exc_info=exc)
 
 
 def error_text(exc: BaseException) -> str:
@@ -295,11 +301,12 @@ def json_copy(value: object) -> Any:
         text.encode()
         copy = json.loads(text)
     except (TypeError, ValueError, RecursionError) as exc:
-        hint = "text, finite numbers, lists and mappings"
-        raise UsageError(f"this cannot be sent as JSON: {error_text(exc)}", hint=hint) from exc
+        hint = "use text, finite numbers, lists and mappings"
+        raise UsageError(f"cannot send the value as JSON: {error_text(exc)}", hint=hint) from exc
     # A deeper value could be encoded here, but not inside the message that contains it.
     if (fault := json_schema.fault(copy, True)) is not None:
-        raise UsageError(f"this cannot be sent as JSON: {fault}", hint="less of it")
+        hint = "use a smaller value with less nesting"
+        raise UsageError(f"cannot send the value as JSON: {fault}", hint=hint)
     return copy
 
 
@@ -307,11 +314,11 @@ def _members(value: object) -> Any:
     """Convert a mapping that is not a dict. `json` rejects any other type."""
     if isinstance(value, Mapping):
         return dict(cast(Mapping[Any, Any], value))
-    raise TypeError(f"a {type(value).__name__} is not of JSON")
+    raise TypeError(f"a {type(value).__name__} is not a JSON value")
 
 
 def check_wait(seconds: float) -> None:
     """Check the timeout of a callback: positive and finite."""
     options.check_seconds("seconds", seconds)
     if not 0 < seconds <= options.SECONDS_MAX:
-        raise UsageError(f"seconds cannot be {seconds!r}", hint="above 0, and with an end: every callback has one")
+        raise UsageError(f"seconds cannot be {seconds!r}", hint="use a finite number above 0")

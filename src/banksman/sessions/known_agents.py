@@ -33,7 +33,7 @@ from banksman.sessions.profile import Profile, parse
 
 # An agent's name is used in shells, URLs and file names. So it is a single word and not a path.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-NAME_HINT = "letters, digits, '.', '_' and '-', at most 64, the first a letter or a digit"
+NAME_HINT = "use at most 64 letters, digits, '.', '_' and '-', the first a letter or a digit"
 # The package's profiles have about 2 kB each.
 FILE_BYTES_MAX = 256 << 10
 _NOT_FOR_US = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
@@ -61,7 +61,7 @@ def user_files() -> dict[str, Path]:
             # Most users have no such folder. A folder without read permission was not created for
             # this program.
             return {}
-        raise MachineError(f"cannot look into {folder}: {exc.strerror}", number=exc.errno) from exc
+        raise MachineError(f"cannot list {folder}: {exc.strerror}", number=exc.errno) from exc
     # Editors create files whose names begin with a dot.
     return {
         name.removesuffix(".toml"): folder / name
@@ -98,7 +98,7 @@ def load(name: str) -> Profile:
         return load_file(own)
     if name not in _texts():
         near = difflib.get_close_matches(name, names(), n=1)
-        hint = f"{f'do you mean {near[0]}? ' if near else ''}known are: {', '.join(names())}"
+        hint = f"{f'do you mean {near[0]}? ' if near else ''}known agents: {', '.join(names())}"
         raise UsageError(f"there is no agent {name!r:.80}", hint=hint, agent=name)
     return _ours(name)
 
@@ -108,13 +108,16 @@ def load_file(path: str | os.PathLike[str]) -> Profile:
     file = Path(path)
     name = file.name.removesuffix(".toml")
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{str(file)!r} cannot be the profile of an agent: it would be its name", hint=NAME_HINT)
+        message = f"cannot use {str(file)!r} as a profile: its name is not a valid agent name"
+        raise UsageError(message, hint=NAME_HINT)
     try:
         text = _read(file).decode("utf-8")
     except OSError as exc:
-        raise UsageError(f"cannot read the profile {file}: {exc.strerror}", hint="the path of a TOML file") from exc
+        message = f"cannot read the profile {file}: {exc.strerror}"
+        raise UsageError(message, hint="pass the path of a TOML file") from exc
     except UnicodeDecodeError as exc:
-        raise UsageError(f"the profile {file} is not UTF-8: {exc.reason}", hint="TOML is always UTF-8") from exc
+        message = f"cannot read the profile {file}: not UTF-8: {exc.reason}"
+        raise UsageError(message, hint="save it as UTF-8") from exc
     return parse_text(text, name=name, said_as=str(file), source=str(file))
 
 
@@ -162,13 +165,13 @@ def _read(file: Path) -> bytes:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "it is no plain file")
+            raise OSError(errno.EINVAL, "not a regular file")
         # For a regular file one read returns all requested bytes up to the end of the file.
         data = os.read(fd, FILE_BYTES_MAX + 1)
     finally:
         os.close(fd)
     if len(data) > FILE_BYTES_MAX:
-        raise OSError(errno.EFBIG, f"it has more than {FILE_BYTES_MAX} bytes")
+        raise OSError(errno.EFBIG, f"larger than {FILE_BYTES_MAX} bytes")
     return data
 
 
@@ -176,7 +179,8 @@ def _tables(text: str, said_as: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as exc:
-        raise UsageError(f"{said_as} is not TOML: {exc}", hint="see https://toml.io") from exc
+        message = f"cannot parse {said_as} as TOML: {exc}"
+        raise UsageError(message, hint="see https://toml.io") from exc
 
 
 def _extended(data: dict[str, Any], name: str, said_as: str) -> dict[str, Any]:
@@ -185,7 +189,7 @@ def _extended(data: dict[str, Any], name: str, said_as: str) -> dict[str, Any]:
         return data
     base = data["extends"]
     if not isinstance(base, str) or base not in _texts():
-        hint = f"one of those that come with the package: {', '.join(packaged())}"
+        hint = f"use a profile of the package: {', '.join(packaged())}"
         raise UsageError(f"{said_as}: extends cannot be {base!r:.60}", hint=hint)
     under = _tables(_texts()[base], f"the profile {base!r}")
     assert "extends" not in under, f"the profile {base!r} of the package extends another"

@@ -252,7 +252,8 @@ def parse_cursor(cursor: Any) -> tuple[int | None, int]:
         return None, 0
     is_one = isinstance(cursor, str | int) and not isinstance(cursor, bool)
     if not is_one or CURSOR.fullmatch(str(cursor)) is None:
-        raise UsageError(f"not a cursor: {cursor!r:.60}", hint="the `cursor` of an event, or None for the beginning")
+        hint = "use the `cursor` of an event, or None for the beginning"
+        raise UsageError(f"not a cursor: {cursor!r:.60}", hint=hint)
     epoch, _, seq = str(cursor).rpartition(".")
     return int(epoch) if epoch else None, int(seq)
 

@@ -71,7 +71,7 @@ class ClaimGate:
 
     def check_open(self) -> None:
         if self.is_closing:
-            raise Closed("the host is closing; it opens nothing more", hint="open another Host")
+            raise Closed("cannot open a session: the host is closing", hint="open another Host")
 
     @asynccontextmanager
     async def at_work(self) -> AsyncGenerator[None]:
@@ -212,7 +212,7 @@ class OwnershipGuard:
         except BanksmanError as exc:
             # No file descriptors are left. The host's ladder still works, and the next heartbeat
             # tries again.
-            log.error("! keepers cannot be told how long they may keep what they have: %s", exc)
+            log.error("cannot create the lease page, retrying at the next heartbeat: %s", exc)
 
     def on_lost(self, error: NotOwner, dead_by: float) -> None:
         self._losses += 1
@@ -229,7 +229,7 @@ class OwnershipGuard:
                     # A bug in one session must not keep the others from ending. The keeper of the
                     # failed session still reads the lease page and ends the process at its
                     # deadline.
-                    log.exception("! session %s cannot be let go of", id)
+                    log.exception("session %s: cannot end it after the loss of its ownership", id)
 
     # -- owned sessions ----------------------------------------------------------------------------
     def watch(self, id: str, owned: OwnedSession) -> None:

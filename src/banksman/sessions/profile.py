@@ -59,7 +59,7 @@ _QUIRKS = frozenset(
 # a folder that is named by a variable of its environment. So the path is always below one of these
 # folders. The name of the conversation comes from the agent or from a log. It must be a single
 # word; otherwise there is no path.
-TRANSCRIPT_HINT = "~/… or $VARIABLE/…, with {conversation} and, if need be, {cwd_slug} in it, and without .."
+TRANSCRIPT_HINT = "use ~/… or $VARIABLE/… with {conversation}, optionally {cwd_slug}, without .."
 # Claude truncates a longer folder name and appends a hash that other programs cannot compute.
 SLUG_CHARACTERS_MAX = 200
 _PATTERN = re.compile(r"(?:~|\$(?P<variable>[A-Z][A-Z0-9_]*))/(?P<rest>[^{}]*(?:\{(?:cwd_slug|conversation)\}[^{}]*)+)")
@@ -83,7 +83,7 @@ class ProfileTable:
                 # No cutoff for similarity: the nearest key is suggested first, and the list of all
                 # keys follows.
                 nearest = difflib.get_close_matches(key, known, 1, 0)[0]
-                hint = f"do you mean {path}{nearest}? known are: {', '.join(known)}"
+                hint = f"do you mean {path}{nearest}? known keys: {', '.join(known)}"
                 raise self.wrong(f"there is no key {path}{key:.60}", hint)
 
     def wrong(self, what: str, hint: str) -> UsageError:
@@ -106,21 +106,21 @@ class ProfileTable:
         """Return a text."""
         value = self.data.get(key, default)
         if not isinstance(value, str):
-            raise self.cannot_be(key, "text")
+            raise self.cannot_be(key, "use text")
         return value
 
     def one_of(self, key: str, known: Iterable[str], default: str = "") -> str:
         """Return a text that is one of the known values."""
         value = self.text(key, default)
         if value not in known:
-            raise self.cannot_be(key, f"one of: {', '.join(sorted(known))}")
+            raise self.cannot_be(key, f"use one of: {', '.join(sorted(known))}")
         return value
 
     def flag(self, key: str) -> bool:
         """Return a boolean."""
         value = self.data.get(key, False)
         if not isinstance(value, bool):
-            raise self.cannot_be(key, "true or false")
+            raise self.cannot_be(key, "use true or false")
         return value
 
     def words(
@@ -130,10 +130,10 @@ class ProfileTable:
         value = self.data.get(key, list(default))
         items: list[Any] = cast(list[Any], value) if isinstance(value, list) else [None]
         if not all(isinstance(item, str) and item for item in items):
-            raise self.cannot_be(key, hint or "a list of words")
+            raise self.cannot_be(key, hint or "use a list of words")
         for item in items:
             if among is not None and item not in among:
-                raise self.cannot_hold(key, item, f"known are: {', '.join(sorted(among))}")
+                raise self.cannot_hold(key, item, f"use one of: {', '.join(sorted(among))}")
         return tuple(items)
 
     def texts(self, key: str) -> dict[str, str]:
@@ -141,7 +141,7 @@ class ProfileTable:
         mapping = self._mapping(key)
         for name, value in mapping.items():
             if not isinstance(value, str):
-                raise self.wrong(f"{self.path}{key}.{name} cannot be {value!r:.60}", "text")
+                raise self.wrong(f"{self.path}{key}.{name} cannot be {value!r:.60}", "use text")
         return dict(mapping)
 
     def seconds(self, key: str, default: float) -> float:
@@ -151,13 +151,13 @@ class ProfileTable:
         # Every wait is finite, so infinity is rejected. NaN fails the comparison and is rejected
         # too.
         if not is_number or not 0 <= value <= SECONDS_MAX:
-            raise self.cannot_be(key, "a number of seconds, 0 or more")
+            raise self.cannot_be(key, "use a number of seconds, 0 or more")
         return float(value)
 
     def _mapping(self, key: str) -> dict[str, Any]:
         value = self.data.get(key, {})
         if not isinstance(value, dict):
-            raise self.cannot_be(key, f"a table: [{self.path}{key}]")
+            raise self.cannot_be(key, f"use a table: [{self.path}{key}]")
         return cast(dict[str, Any], value)
 
 
@@ -239,14 +239,13 @@ class Profile:
     def own_command(self) -> tuple[str, ...]:
         """Return the command to run if the caller passes none."""
         if not self.command:
-            raise UsageError(
-                f"{self.title} has no command of its own", hint="command= says what to run", agent=self.name
-            )
+            message = f"the profile of {self.title} has no command"
+            raise UsageError(message, hint="pass command=", agent=self.name)
         return self.command
 
     def repairs(self) -> list[str]:
         """Describe the agent's known defects and how Banksman corrects them, for people."""
-        ended = "ended" if self.after_interrupt == "sweep" else "reported, and kept"
+        ended = "ended" if self.after_interrupt == "sweep" else "reported and kept"
         said = " or ".join(self.quirks.cancel_may_say)
         quirks = {
             f"tools that are still running after an interrupt are {ended}": self.leaves_tools,
@@ -300,7 +299,7 @@ def parse(data: Mapping[str, Any], *, name: str, said_as: str, source: str | Non
 
 
 def _command(top: ProfileTable) -> tuple[str, ...]:
-    hint = "a list of words, the program first; [] if whoever opens a session is to say"
+    hint = "use a list of words, the program first, or [] if the caller passes the command"
     if "command" not in top.data:
         # A missing key is probably a mistake. An empty list is a deliberate choice.
         raise top.cannot_be("command", hint)
@@ -310,7 +309,8 @@ def _command(top: ProfileTable) -> tuple[str, ...]:
 def _quiet(top: ProfileTable) -> float:
     seconds = top.seconds("quiet_seconds", 0.0)
     if seconds > QUIET_SECONDS_MAX:
-        raise top.cannot_be("quiet_seconds", f"at most {QUIET_SECONDS_MAX:g}: no turn begins before it is over")
+        hint = f"use at most {QUIET_SECONDS_MAX:g}: the next turn begins after that time"
+        raise top.cannot_be("quiet_seconds", hint)
     return seconds
 
 

@@ -133,7 +133,7 @@ class Questions:
         if self.on_question is None:
             # A caller may still list and answer the question. If no caller does, the turn is stuck,
             # and this line explains it.
-            waiting.warning("! the agent asks about %s, and there is no on_question; the turn waits", asked.tool)
+            waiting.warning("turn waits for an answer: no on_question callback (tool=%s)", asked.tool)
         else:
             # A separate task, so that the callback never runs inside `dispatch`.
             self._tasks.start(question.id, self._call(self.on_question, question))
@@ -152,7 +152,7 @@ class Questions:
         except BaseException as exc:
             # A tool must not run without permission. So a failed callback denies, and it affects no
             # other question.
-            log.exception("! on_question raised; the answer is no")
+            log.exception("on_question raised an exception, denying the request")
             self._give(question.id, Answer("deny", f"the callback failed: {error_text(exc)}"), by="failure")
             if not isinstance(exc, Exception):
                 raise
@@ -174,7 +174,8 @@ class Questions:
         try:
             storable([decision.message, decision.updated_input, decision.content])
         except (TypeError, ValueError, RecursionError) as exc:
-            raise UsageError(f"this answer cannot be sent: {exc}", hint="text, numbers, lists and dicts") from exc
+            hint = "use text, numbers, lists and dicts"
+            raise UsageError(f"cannot send the answer: {exc}", hint=hint) from exc
         # Encode the answer once and discard the result. An answer that the dialect cannot encode
         # must be refused here, because inside `dispatch` it would count as a bug. The encoder of
         # the running conversation is used if there is one. Requests that the workspace serves are
@@ -234,7 +235,7 @@ class Questions:
         """
         state = self._driver.state
         if state.mode is Mode.CLOSED:
-            raise Closed("the session is closed", hint="open it again, and answer there", question=id)
+            raise Closed("the session is closed", hint="open it again and answer there", question=id)
         if state.mode is Mode.LEFT:
             raise not_open(state, question=id)
         if state.store is not Store.WORKING:
@@ -260,7 +261,8 @@ class Questions:
         if running:
             _, late = await asyncio.wait(running, timeout=CALLBACK_SECONDS_MAX)
             if late:
-                log.warning("! %d callbacks of on_question were cancelled and go on all the same", len(late))
+                message = "on_question callbacks still run after their cancellation (callbacks=%d)"
+                log.warning(message, len(late))
 
 
 async def find_answer(read: Callable[[int], AsyncGenerator[Event]], id: str, committed: int) -> Answered | None:
@@ -298,22 +300,26 @@ def checked(answer: Answer) -> Answer:
     happens to be the first answer.
     """
     if not isinstance(cast(object, answer.decision), str) or not answer.decision:
-        hint = '"allow", "deny", or the id of an option that the agent offers'
-        raise UsageError(f"a question cannot be answered with {answer.decision!r:.60}", hint=hint)
+        hint = 'use "allow", "deny", or the id of an option that the agent offers'
+        raise UsageError(f"cannot answer a question with {answer.decision!r:.60}", hint=hint)
     # The meaning of an option depends on the question, so it is checked in `_decision`.
     allows, place = answer.decision != "deny", _place(answer)
     if place is not None and place not in PLACES:
-        hint = f"True, or one of {', '.join(PLACES)}"
+        hint = f"use True, or one of: {', '.join(PLACES)}"
         raise UsageError(f"an answer cannot be remembered as {answer.remember!r:.60}", hint=hint)
     if not isinstance(cast(object, answer.message), str | None):
-        raise UsageError(f"the message of an answer cannot be {answer.message!r:.60}", hint="text")
+        message = f"the message of an answer cannot be {answer.message!r:.60}"
+        raise UsageError(message, hint="use text")
     for name, given in (("updated_input", answer.updated_input), ("content", answer.content)):
         if not isinstance(cast(object, given), Mapping | None):
-            raise UsageError(f"the {name} of an answer cannot be {given!r:.60}", hint="a mapping")
+            message = f"the {name} of an answer cannot be {given!r:.60}"
+            raise UsageError(message, hint="use a mapping")
     if answer.decision == "allow" and answer.interrupt:
-        raise UsageError("an answer cannot both allow and interrupt", hint='"deny" with interrupt=True')
+        hint = 'use "deny" with interrupt=True'
+        raise UsageError("an answer cannot both allow and interrupt", hint=hint)
     if not allows and (answer.remember or answer.updated_input is not None or answer.content is not None):
-        raise UsageError("a denied question has nothing to remember and no input", hint="leave them out, or allow")
+        message = "an answer that denies cannot have remember, updated_input or content"
+        raise UsageError(message, hint="leave them out, or allow")
     return answer
 
 
@@ -326,16 +332,19 @@ def _decision(asked: Requested, answer: Answer, *, takes_input: bool) -> Decisio
     wants = asked.wants
     if answer.updated_input is not None and not takes_input and wants is not RequestPurpose.ELICITATION:
         # The agent would run the tool with the original input.
-        hint = "allow it as it is, or deny with a message that says what to do instead"
-        raise UsageError("this agent cannot be told to use a tool with another input", hint=hint)
+        hint = "allow the tool without updated_input, or deny with a message that says what to do"
+        raise UsageError("this agent does not support updated_input", hint=hint)
     option = None if answer.decision in ("allow", "deny") else _option(asked, answer.decision)
     allows = answer.decision == "allow" if option is None else option["kind"].startswith("allow")
     if option is not None and (answer.remember or (allows and answer.interrupt)):
-        raise UsageError("an option says by itself what is remembered", hint="leave the rest out, or choose another")
+        hint = "leave them out, or choose another option"
+        raise UsageError("an answer with an option cannot have remember or interrupt", hint=hint)
     if answer.content is not None and wants is not RequestPurpose.ELICITATION:
-        raise UsageError("content answers an elicitation, and this is none", hint="updated_input, perhaps")
+        hint = "use updated_input for the input of a tool"
+        raise UsageError("only an answer to an elicitation can have content", hint=hint)
     if wants is RequestPurpose.ELICITATION and (answer.remember or answer.updated_input is not None):
-        raise UsageError("an elicitation has no tool to remember or to give an input to", hint="content")
+        message = "an answer to an elicitation cannot have remember or updated_input"
+        raise UsageError(message, hint="use content")
     return Decision(
         allows=allows,
         option=None if option is None else option["optionId"],
@@ -357,7 +366,7 @@ def _option(asked: Requested, id: str) -> dict[str, str]:
             known[members["optionId"]] = members
     if id not in known:
         hint = ", ".join(("allow", "deny", *known))
-        raise UsageError(f"this question cannot be answered with {id!r:.60}", hint=f"one of: {hint}")
+        raise UsageError(f"cannot answer this question with {id!r:.60}", hint=f"use one of: {hint}")
     return known[id]
 
 

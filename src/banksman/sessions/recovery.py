@@ -59,9 +59,11 @@ async def load(store: Log, session: str, config: Config) -> SessionHistory:
             if store.head(session).first > 1:
                 raise  # Otherwise the log has all events, and every version can read them.
         except ValueError as exc:
-            raise StoreDamaged(f"the snapshot of session {session} cannot be read", session=session) from exc
+            message = f"cannot read the snapshot of session {session}"
+            raise StoreDamaged(message, session=session) from exc
         if past.session.head not in (0, snapshot.seq):
-            raise StoreDamaged(f"the snapshot of session {session} is of other events", session=session)
+            message = f"cannot use the snapshot of session {session}: it is of other events"
+            raise StoreDamaged(message, session=session)
     while (page := await store.read(session, past.session.head)).events:
         if page.gap is not None:
             first, last = page.gap
@@ -71,8 +73,10 @@ async def load(store: Log, session: str, config: Config) -> SessionHistory:
             past = pasts.fold_events(past, page.events)
         except (AssertionError, LookupError, TypeError, ValueError) as exc:
             # Written by another version, or edited by hand.
-            message = f"the events from {page.events[0].seq} on of session {session} do not make sense: {exc!r:.200}"
-            raise StoreDamaged(message, hint="use the Banksman that wrote them", session=session) from exc
+            first = page.events[0].seq
+            message = f"cannot load session {session}: invalid events from seq {first}: {exc!r:.200}"
+            hint = "use the version of Banksman that wrote them"
+            raise StoreDamaged(message, hint=hint, session=session) from exc
     return past
 
 
@@ -130,7 +134,8 @@ async def create(store: Log, session: str, name: str | None, agent: str) -> int:
     epoch = await _claim(store, session, name, agent)
     if store.head(session).seq:
         store.release(session, epoch)
-        raise UsageError(f"there is a session {session!r} already", hint="another id", session=session)
+        message = f"session {session!r} already exists"
+        raise UsageError(message, hint="choose another id", session=session)
     return epoch
 
 
@@ -313,10 +318,10 @@ class DeadHostCleanup:
         except Exception as exc:
             # A session that cannot be settled must not prevent the cleanup of the others. It stays
             # unchanged, and a caller that opens it gets the error.
-            log.error("! session %s of a dead host cannot be settled: %s", known.id, exc)
+            log.error("cannot settle session %s of a dead host: %s", known.id, exc)
 
 
 def _note_failure(task: asyncio.Task[None]) -> None:
     """Log a failure, because the task may have no waiting caller."""
     if not task.cancelled() and (exc := task.exception()) is not None:
-        log.warning("! what dead hosts have left cannot be settled now: %s", exc)
+        log.warning("cannot settle the sessions of dead hosts: %s", exc)

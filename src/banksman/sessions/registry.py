@@ -155,7 +155,8 @@ class SessionRegistry:
             id = f"s-{os.urandom(8).hex()}"
         elif (known := self.store.find(id)) is not None:
             if known.seq:
-                raise UsageError(f"there is a session {id!r} already", hint="another id", session=id)
+                message = f"session {id!r} already exists"
+                raise UsageError(message, hint="choose another id", session=id)
             # An earlier open claimed the id and died, or lost the store, before it wrote the spec.
             # No caller was given that session.
             return await self._reopen(known, spec, on_question)
@@ -173,8 +174,9 @@ class SessionRegistry:
 
     async def _reopen(self, known: KnownSession, spec: SessionSpec, on_question: OnQuestion | None) -> Session:
         if spec.profile.name != known.agent:
-            hint = "another name, or delete that one first"
-            raise UsageError(f"the session {known.name!r} is one with {known.agent}", hint=hint, session=known.id)
+            message = f"the session {known.name!r} belongs to the agent {known.agent}"
+            hint = "choose another name, or delete that session first"
+            raise UsageError(message, hint=hint, session=known.id)
         session = self._table.to_open(known, spec.profile)
         await self._take(session, spec, on_question)
         return session
@@ -188,7 +190,8 @@ class SessionRegistry:
             if spec.resume is not None:
                 past = await recovery.load(self.store, session.id, spec.config)
                 if spec.forks or past.session.conversation != spec.resume:
-                    raise UsageError(f"the session {session.name!r} has another conversation", hint="another name")
+                    message = f"the session {session.name!r} has another conversation"
+                    raise UsageError(message, hint="choose another name")
             await self._begin(session, epoch, spec, on_question, losses)
         except BaseException:
             self.store.release(session.id, epoch)
@@ -271,10 +274,11 @@ class SessionRegistry:
         startup = self._startups[session.id]
         before = startup.next
         if spec.profile.name != before.profile.name:
-            hint = "another name, or close that one first"
-            raise UsageError(f"the session {session.name!r} is one with {before.profile.name}", hint=hint)
+            message = f"the session {session.name!r} belongs to the agent {before.profile.name}"
+            raise UsageError(message, hint="choose another name, or close that session first")
         if spec.forks or (spec.resumes and spec.resumes != session.status().conversation):
-            raise UsageError(f"the session {session.name!r} has another conversation", hint="another name")
+            message = f"the session {session.name!r} has another conversation"
+            raise UsageError(message, hint="choose another name")
         # The spec decides the answers and the next process, here and on a host that takes over. So
         # a changed spec is recorded in the log.
         record = spec.record()
@@ -301,18 +305,20 @@ class SessionRegistry:
         checked_name(name, self.redactor)
         startup = self._startups.get(session.id)
         if startup is None:
-            raise UsageError("a session that is not open here cannot be forked", hint="open it, or open(resume=…)")
+            hint = "open it, or use open(resume=…)"
+            raise UsageError(f"cannot fork session {session.id}: it is not open here", hint=hint)
         startup.next.check_fork()
         conversation = session.origin
         if conversation is None:
-            raise UsageError("there is nothing to fork: nothing was said in it yet", hint="ask first, or open another")
+            message = f"cannot fork session {session.id}: it has no conversation yet"
+            raise UsageError(message, hint="ask first, or open another session")
         forked = startup.next.forked(conversation)
         try:
             async with self._at_work():
                 added = await self._add(forked, name, on_question or session.on_question, settings=session.settings)
         except NameTaken as exc:
             forked.close()
-            raise UsageError(f"there is a session {name!r} already", hint="another name") from exc
+            raise UsageError(f"session {name!r} already exists", hint="choose another name") from exc
         return await self._heard(added)
 
     # -- finding and reading -----------------------------------------------------------------------
@@ -351,8 +357,9 @@ class SessionRegistry:
                 # would drive one conversation.
                 await here.wait_closed()
             if here is not None and not here.is_closed:
-                hint = f"host.session({session.id!r}) gives the one that is open here"
-                raise NotOwner("the session is open here already, by another handle", hint=hint, session=session.id)
+                message = f"session {session.id} is already open on this host by another handle"
+                hint = f"use host.session({session.id!r})"
+                raise NotOwner(message, hint=hint, session=session.id)
             profile = known_agents.load(session.agent)
             past = await recovery.load(self.store, session.id, Config(dialect=profile.dialect))
             if self.permit is not None and past.opened is not None:
@@ -391,7 +398,7 @@ class SessionRegistry:
             except BanksmanError as exc:
                 # A caller that opens the session gets the same error. The queued asks stay in the
                 # log.
-                log.warning("! session %s: somebody waits in it, and it cannot be gone on with: %s", known.id, exc)
+                log.warning("cannot resume session %s, its asks stay queued: %s", known.id, exc)
 
     # -- forgetting --------------------------------------------------------------------------------
     async def delete(self, session: Session) -> None:

@@ -61,7 +61,8 @@ class SessionLifecycle(ReadableSession):
     @property
     def _here(self) -> OwnedSession:
         if self._owned is None:
-            raise UsageError("nothing runs in this session here", hint="ask first, or open it", session=self.id)
+            message = f"session {self.id} does not run on this host"
+            raise UsageError(message, hint="ask first, or open it", session=self.id)
         return self._owned
 
     @property
@@ -270,7 +271,7 @@ class SessionLifecycle(ReadableSession):
         except RuntimeError:
             is_here = False
         if not is_here:
-            hint = "call it from the loop it was opened in; banksman.threads is for threads"
+            hint = "call it from the loop that opened it, or use banksman.threads"
             raise UsageError("this session belongs to another event loop", hint=hint, session=self.id)
         self._driver.dispatch(fact)
 

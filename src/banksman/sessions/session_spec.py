@@ -61,15 +61,15 @@ UNKEPT = {"env": "variables", "mcp_servers": "MCP servers", "hooks": "hooks", "t
 
 def checked(labels: Sequence[Any]) -> list[str]:
     """Return the labels sorted and without duplicates, so that equal needs are equal lists."""
-    hint = "such as gpu or repo=x: letters, digits, and . _ + @ : / = -; 100 characters at most"
+    hint = "use a word such as gpu or repo=x: at most 100 letters, digits and . _ + @ : / = -"
     if isinstance(labels, str | bytes):
-        raise UsageError(f"labels cannot be {labels!r:.60}", hint="a list of words")
+        raise UsageError(f"labels cannot be {labels!r:.60}", hint="use a list of words")
     for label in labels:
         if not isinstance(label, str) or _LABEL.fullmatch(label) is None or label.startswith("agent="):
-            raise UsageError(f"{label!r:.60} is no label", hint=hint)
+            raise UsageError(f"a label cannot be {label!r:.60}", hint=hint)
     found = sorted(set(labels))
     if len(found) > LABELS_MAX:
-        raise UsageError(f"so many labels: {len(found)}", hint=f"{LABELS_MAX} at most")
+        raise UsageError(f"too many labels: {len(found)}", hint=f"use at most {LABELS_MAX}")
     return found
 
 
@@ -141,7 +141,8 @@ class SessionSpec:
         self._resume = checked_conversation(resume)
         self.forks = forks
         if forks and resume is None:
-            raise UsageError("there is nothing to fork", hint="resume= names the conversation")
+            hint = "pass resume= with the conversation"
+            raise UsageError("cannot fork: no conversation is given", hint=hint)
         # A relative folder refers to the current folder of this call, also for processes started
         # later.
         self._cwd: str = os.path.abspath(os.fspath(cwd if cwd is not None else "."))
@@ -201,12 +202,13 @@ class SessionSpec:
         variables, servers or tools would not do the same work.
         """
         if record is None:
-            raise UsageError("its log does not say how the session was opened", hint="open it by its name")
+            message = "cannot open the session: its log does not record how it was opened"
+            raise UsageError(message, hint="open it by its name")
         missing = [f"{what} ({', '.join(record[name])})" for name, what in UNKEPT.items() if record[name]]
-        missing += [f"{name} (which had a secret)" for name, value in record.items() if REDACTED in repr(value)]
+        missing += [f"{name} (which contained a secret)" for name, value in record.items() if REDACTED in repr(value)]
         if missing:
-            hint = f"open it by its name, with its {' and '.join(missing)}: they are not kept in the log"
-            raise UsageError("the session cannot be opened by what its log says alone", hint=hint)
+            hint = f"open it by its name and pass its {' and '.join(missing)}: the log does not keep them"
+            raise UsageError("cannot open the session from its log alone", hint=hint)
         return cls(
             agent,
             cwd=record["cwd"],
@@ -347,7 +349,7 @@ class SessionSpec:
             # For the agent's program, the profile knows how to install it.
             if not self.profile.install or self._command != list(self.profile.command):
                 raise
-            hint = f"{self.profile.install}; `banksman agents` shows which agents are here"
+            hint = f"{self.profile.install}; run `banksman agents` to list the installed agents"
             raise ProgramNotFound(str(exc.args[0]), hint=hint, agent=self.profile.name, **exc.ids) from exc
 
     def _mcp_file(self) -> _Private | None:
@@ -379,7 +381,8 @@ class SessionSpec:
         for name, is_wanted in wanted.items():
             if is_wanted and name not in self.profile.capabilities:
                 hint = "leave it out, or set it in the agent's own configuration"
-                raise UsageError(f"{self.profile.title} has no {name}", hint=hint, agent=self.profile.name)
+                message = f"{self.profile.title} does not support {name}"
+                raise UsageError(message, hint=hint, agent=self.profile.name)
 
 
 class _Private:
@@ -445,7 +448,7 @@ class Startup:
         except BanksmanError:
             raise
         except Exception as exc:
-            hint = "close the session, and open it in a folder that is allowed"
+            hint = "close the session, and open it in an allowed folder"
             raise Refused(f"cannot start a process of the session: {exc}", hint=hint) from exc
 
     def replace(self, spec: SessionSpec) -> bool:

@@ -82,17 +82,19 @@ class Tool:
     def __post_init__(self) -> None:
         _check_name("tool", self.name)
         if not isinstance(cast(object, self.description), str):
-            raise UsageError(f"the description of {self.name} cannot be {self.description!r:.60}", hint="text")
+            message = f"the description of {self.name} cannot be {self.description!r:.60}"
+            raise UsageError(message, hint="use text")
         json_copy(self.description)
         if not callable(self.call):
-            raise UsageError(f"the tool {self.name} cannot call {self.call!r:.60}", hint="a function of one argument")
+            message = f"the tool {self.name} cannot call {self.call!r:.60}"
+            raise UsageError(message, hint="use a function of one argument")
         # A copy, so that the checked schema is the one that the model sees and that its input must
         # fit.
         copy = json_copy(self.schema)
         schemas.check(copy)
         if not isinstance(copy, dict) or cast(dict[str, Any], copy).get("type") != "object":
-            hint = '{"type": "object", "properties": …}: the input of a tool has names'
-            raise UsageError(f"the schema of {self.name} is not that of an object", hint=hint)
+            hint = 'use {"type": "object", "properties": …}: a tool has named inputs'
+            raise UsageError(f"the schema of {self.name} must have the type object", hint=hint)
         object.__setattr__(self, "schema", copy)
 
 
@@ -116,9 +118,10 @@ class ToolServer:
         self._tools: dict[str, Tool] = {}
         for each in tools:
             if not isinstance(cast(object, each), Tool):
-                raise UsageError(f"a tool cannot be {each!r:.60}", hint="a Tool")
+                raise UsageError(f"a tool cannot be {each!r:.60}", hint="use a Tool")
             if each.name in self._tools:
-                raise UsageError(f"there are two tools named {each.name}", hint="give each a name of its own")
+                hint = "give each tool a unique name"
+                raise UsageError(f"there are two tools named {each.name}", hint=hint)
             self._tools[each.name] = each
 
     def __repr__(self) -> str:
@@ -130,15 +133,15 @@ class ToolServer:
         Never raises. Cancelling this call cancels the tool.
         """
         if not _is_mapping(message):
-            return _error(None, INVALID_REQUEST, "a message is an object")
+            return _error(None, INVALID_REQUEST, "the message must be an object")
         id, method, params = message.get("id"), message.get("method"), _members(message.get("params"))
         known_id = id if _is_id(id) else None
         if message.get("jsonrpc") != "2.0":
-            return _error(known_id, INVALID_REQUEST, "this is no JSON-RPC 2.0")
+            return _error(known_id, INVALID_REQUEST, "the message is not JSON-RPC 2.0")
         if method is None and ("result" in message or "error" in message):
             return None  # An unsolicited response. An answer to it could start an endless exchange.
         if not isinstance(method, str):
-            return _error(known_id, INVALID_REQUEST, "a method is text")
+            return _error(known_id, INVALID_REQUEST, "the method must be text")
         if "id" not in message:
             # A notification gets no answer. Only a cancellation has a meaning here. A tool call
             # without an id is not executed, because its result could not be delivered.
@@ -146,9 +149,9 @@ class ToolServer:
                 self._calls.cancel(params["requestId"])
             return None
         if known_id is None:
-            return _error(None, INVALID_REQUEST, "an id is text or a whole number")
+            return _error(None, INVALID_REQUEST, "the id must be text or a whole number")
         if params is None:
-            return _error(known_id, INVALID_PARAMS, "the params are an object")
+            return _error(known_id, INVALID_PARAMS, "the params must be an object")
         match method:
             case "initialize":
                 return _response(known_id, self._introduction(params))
@@ -185,27 +188,29 @@ class ToolServer:
         name, given = params.get("name"), _members(params.get("arguments"))
         called = self._tools.get(name) if isinstance(name, str) else None
         if called is None:
-            return _error(id, INVALID_PARAMS, f"there is no tool {name!r:.60}; known are {', '.join(self._tools)}")
+            known = ", ".join(self._tools)
+            return _error(id, INVALID_PARAMS, f"there is no tool {name!r:.60}; known tools: {known}")
         if given is None:
-            return _error(id, INVALID_PARAMS, "the arguments are an object")
+            return _error(id, INVALID_PARAMS, "the arguments must be an object")
         fault = schemas.fault(dict(given), called.schema)
         if fault is not None:
-            return _response(id, _failed(f"the input does not fit: {fault}"))
+            return _response(id, _failed(f"the input does not match the schema: {fault}"))
         try:
             answer = await self._calls.result(called.call, given, seconds=self._seconds, key=id)
             result = _result(answer)
         except CallUnfinished as exc:
-            log.error("! the tool %s %s", name, exc)
+            log.error("tool call %s (tool=%s)", exc, name)
             result = _failed(f"the tool {exc}")
         except Exception as exc:
-            log.exception("! the tool %s failed", name)
+            log.exception("tool call failed (tool=%s)", name)
             result = _failed(f"the tool failed: {error_text(exc)}")
         return _response(id, result)
 
 
 def _check_name(what: str, name: Any) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UsageError(f"a {what} cannot be named {name!r:.80}", hint="1 to 64 letters, digits, _ and -, of ASCII")
+        hint = "use 1 to 64 ASCII letters, digits, _ and -"
+        raise UsageError(f"a {what} cannot be named {name!r:.80}", hint=hint)
 
 
 def _is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
@@ -243,9 +248,8 @@ def _result(answer: object) -> dict[str, Any]:
             result["structuredContent"] = value
     size = len(json.dumps(result, ensure_ascii=False).encode())
     if size > RESULT_BYTES_MAX:
-        raise UsageError(
-            f"the result has {size} bytes", hint=f"at most {RESULT_BYTES_MAX}; return less, or a file's path"
-        )
+        hint = f"return at most {RESULT_BYTES_MAX} bytes, or the path of a file"
+        raise UsageError(f"the result is too large: {size} bytes", hint=hint)
     return result
 
 
@@ -294,7 +298,7 @@ class Callbacks:
         self.workspace: Workspace | None = None
         # Replaced targets that may still have cancelled calls running.
         self._former: list[Hooks | ToolServer | Workspace] = []
-        self._tasks = RequestTasks("a callback")
+        self._tasks = RequestTasks("callback")
 
     def replace(self, hooks: Hooks, server: ToolServer) -> None:
         if hooks is not self.hooks:
@@ -353,9 +357,10 @@ class Callbacks:
         if asked.wants is RequestPurpose.HOOK:
             return await self.hooks.call(asked.tool, asked.input)
         if asked.wants is RequestPurpose.WORKSPACE:
-            raise UsageError(f"{asked.subtype!r:.60} is not served here", hint="no files, and no terminals")
+            hint = "this session serves no files and no terminals"
+            raise UsageError(f"{asked.subtype!r:.60} is not served here", hint=hint)
         if asked.tool != self.server.name:
-            raise UsageError(f"there is no server {asked.tool!r:.60}", hint=f"only {self.server.name}")
+            raise UsageError(f"there is no server {asked.tool!r:.60}", hint=f"use {self.server.name}")
         response = await self.server.serve(asked.input)
         # The agent waits for an answer even where MCP defines none.
         return {"jsonrpc": "2.0", "id": 0, "result": {}} if response is None else response

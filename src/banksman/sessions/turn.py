@@ -143,7 +143,8 @@ class Turn:
                         outcome = outcome_of(event.body)
                         break
         if outcome is None:
-            error = StoreError("what it said is not in the log", hint="retention took it, or its host is gone")
+            hint = "retention removed it, or its host is gone"
+            error = StoreError(f"the outcome of turn {self.id} is not in the log", hint=hint)
             # The turn was not over when its log was read, so the next owner may still record an
             # outcome. In that case this outcome is not durable.
             outcome = Outcome(kind=watch.kind or Kind.UNKNOWN, error=error, durable=watch.is_over)
@@ -210,8 +211,8 @@ class Turn:
     def pass_on(self) -> None:
         """Set `Moved` as the result: the session has left, and the ask waits in the log."""
         assert not self._outcome.done(), f"turn {self.id} has an outcome, and is passed on"
-        hint = "do not ask again: host.session(id).turn(turn) waits for its outcome, wherever the session is"
-        message = "the session has left this host, and the ask waits in its log for whoever has it next"
+        hint = "do not ask again; wait for the outcome with host.session(id).turn(turn)"
+        message = "the session has left this host, and the ask waits in its log for the next owner"
         self._outcome.set_result(Moved(message, hint=hint, session=self.session.id, turn=self.id))
 
     def raise_if_passed_on(self) -> None:
@@ -239,7 +240,7 @@ class Turn:
         try:
             text = await self.said()
         except StoreError as exc:
-            log.warning("! turn %s: what it had said cannot be read: %s", self.id, exc)
+            log.warning("turn %s: cannot read its text from the log: %s", self.id, exc)
         finally:
             self._kept.set_result(text)
         return text

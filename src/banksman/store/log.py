@@ -66,20 +66,23 @@ NUMBER_MAX = 1 << 53
 def checked_limit(limit: int) -> int:
     """Return the page limit, capped at `READ_EVENTS_MAX`; raise `UsageError` below 1."""
     if limit < 1:
-        raise UsageError("a page holds an event or more", hint="limit is 1 or more", limit=limit)
+        message = f"cannot read a page of {limit} events"
+        raise UsageError(message, hint="pass a limit of 1 or more", limit=limit)
     return min(limit, READ_EVENTS_MAX)
 
 
 def check_after(session: str, after: int) -> None:
     """Raise `UsageError` for a negative seq to read after."""
     if after < 0:
-        raise UsageError("no event is before the first", hint="after is 0 or more", session=session, after=after)
+        message = f"cannot read session {session} after seq {after}"
+        raise UsageError(message, hint="pass 0 or more as after", session=session, after=after)
 
 
 def check_seq(session: str, seq: int) -> None:
     """Raise `UsageError` for a negative seq to wait past."""
     if seq < 0:
-        raise UsageError("no event is before the first", hint="seq is 0 or more", session=session, seq=seq)
+        message = f"cannot wait for events of session {session} after seq {seq}"
+        raise UsageError(message, hint="pass 0 or more as seq", session=session, seq=seq)
 
 
 def check_text(*texts: str | None) -> None:
@@ -88,7 +91,9 @@ def check_text(*texts: str | None) -> None:
         try:
             (text or "").encode()
         except UnicodeEncodeError as exc:
-            raise UsageError("an id or a name must be text", hint="it has half of a character", text=text) from exc
+            message = "cannot store an id or a name: it has a lone surrogate"
+            hint = "pass text that can be encoded as UTF-8"
+            raise UsageError(message, hint=hint, text=text) from exc
 
 
 def check_no_host(session: str) -> None:
@@ -98,7 +103,8 @@ def check_no_host(session: str) -> None:
     with such an id would receive messages that are meant for the host.
     """
     if session.startswith("host:"):
-        raise UsageError("a session cannot have the id of a host", hint="one that does not begin so", session=session)
+        hint = 'pass an id that does not begin with "host:"'
+        raise UsageError("a session cannot have the id of a host", hint=hint, session=session)
 
 
 # Validation of a history that is to be restored. Every engine uses it, for chunks of any origin.
@@ -114,23 +120,25 @@ def checked(session: str, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
     for chunk in chunks:
         first = chunk.first if seq is None else seq + 1
         if chunk.first != first or chunk.first < 1 or not chunk.entries:
-            raise UsageError(
-                "the history is not dense", hint="each chunk begins where the last one ended", session=session, seq=seq
-            )
+            message = f"cannot restore session {session}: its history is not dense"
+            hint = "begin each chunk where the previous one ended"
+            raise UsageError(message, hint=hint, session=session, seq=seq)
         if chunk.epoch < epoch:
-            raise UsageError("the history's epochs fall", session=session, first=chunk.first, epoch=chunk.epoch)
+            message = f"cannot restore session {session}: the epochs of its history fall"
+            raise UsageError(message, session=session, first=chunk.first, epoch=chunk.epoch)
         seq, epoch = chunk.last, chunk.epoch
         if seq > NUMBER_MAX or epoch > NUMBER_MAX:
             raise UsageError(
-                "the history's numbers are too high",
-                hint=f"no seq and no epoch is more than {NUMBER_MAX}",
+                f"cannot restore session {session}: the numbers of its history are too high",
+                hint=f"use no seq and no epoch above {NUMBER_MAX}",
                 session=session,
                 seq=seq,
                 epoch=epoch,
             )
         yield chunk
     if seq is None:
-        raise UsageError("there is no history", hint="a session that is restored has an event or more", session=session)
+        message = f"cannot restore session {session}: its history is empty"
+        raise UsageError(message, hint="pass at least one event", session=session)
 
 
 # A place in the store's commit order, with a short text form that is opaque to clients.
@@ -156,7 +164,7 @@ class Position(NamedTuple):
             return BEGINNING
         match = _TEXT.fullmatch(text)
         if match is None:
-            hint = "take one that it gave"
+            hint = "pass a position that this store has returned"
             raise UsageError("there is no such position in this store", hint=hint, position=text)
         return cls(int(match[1], 16), int(match[2] or 0))
 
@@ -290,7 +298,8 @@ def history_lost(position: str) -> HistoryLost:
     The reader got the position from a longer history, for example before a restore of a backup.
     """
     hint = "begin again (after=None)"
-    return HistoryLost(f"the store does not go as far as {position}", hint=hint, position=position)
+    message = f"cannot read after position {position}: the store ends before it"
+    return HistoryLost(message, hint=hint, position=position)
 
 
 class OwnershipListener(Protocol):

@@ -100,7 +100,8 @@ class MemoryLog:
 
     def __init__(self, *, bytes_max: int = SESSION_BYTES_MAX) -> None:
         if bytes_max < 1:
-            raise UsageError("a log must keep something", hint="bytes_max is 1 or more", bytes_max=bytes_max)
+            message = f"bytes_max cannot be {bytes_max!r}"
+            raise UsageError(message, hint="pass 1 or more", bytes_max=bytes_max)
         self._loop = asyncio.get_running_loop()
         self._bytes_max = bytes_max
         self._phase = LogPhase.OPEN
@@ -138,7 +139,8 @@ class MemoryLog:
         state = self._sessions.get(session)
         if state is None:
             if not agent:
-                raise UsageError("there is no such session", hint="was it deleted?", session=session)
+                message = f"cannot claim session {session}: there is no such session"
+                raise UsageError(message, hint="check whether it was deleted", session=session)
             self._check_name(name, session)
             state = MemorySession(session, name=name, agent=agent, epoch=self._epoch_deleted_max, at=time.time())
             self._sessions[session] = state
@@ -173,9 +175,8 @@ class MemoryLog:
         if error is None and holder is not state:
             assert holder is not None
             assert holder.is_owned
-            error = NotOwner(
-                f"{name} is in the hands of session {holder.id}", hint="close that one first", session=holder.id
-            )
+            message = f"cannot lease {name}: session {holder.id} holds it"
+            error = NotOwner(message, hint="close that session first", session=holder.id)
         self._answer(_Answer(done, error, state))
         if error is None:
             assert state is not None
@@ -206,8 +207,8 @@ class MemoryLog:
                 self._counters["bytes"] += state.weight - weight + len(snapshot or b"")
             else:
                 error = NotOwner(
-                    "the session is not where its writer believes",
-                    hint="claim it anew",
+                    f"cannot append to session {session}: its last seq is not {expected_seq}",
+                    hint="claim the session again",
                     session=session,
                     expected_seq=expected_seq,
                     seq=state.tail,
@@ -230,11 +231,13 @@ class MemoryLog:
         """
         self._check_open()
         if session in self._sessions:
-            raise UsageError("there is such a session already", hint="delete it, or take another id", session=session)
+            message = f"cannot restore session {session}: it exists already"
+            raise UsageError(message, hint="delete it, or use another id", session=session)
         self._check_name(name, session)
         history = list(checked(session, chunks()))
         if snapshot is not None and not snapshot.is_beside(history[0].first, history[-1].last):
-            raise UsageError("the snapshot is not of these events", session=session, seq=snapshot.seq)
+            message = f"cannot restore session {session}: the snapshot is of other events"
+            raise UsageError(message, session=session, seq=snapshot.seq)
         state = MemorySession(session, name=name, agent=agent, epoch=0, at=history[0].at)
         state.seq = state.tail = history[0].first - 1
         for chunk in history:
@@ -285,7 +288,8 @@ class MemoryLog:
         # between.
         head = self.head(session)
         if is_known and not head.epoch:
-            raise StoreError("the session was deleted", session=session)
+            message = f"cannot wait for events of session {session}: it was deleted"
+            raise StoreError(message, session=session)
         if head.seq > seq:
             return
         waiters = self._waiters.setdefault(session, PointWaiters())
@@ -349,9 +353,11 @@ class MemoryLog:
         self._check_open()
         state = self._sessions.get(session)
         if state is None:
-            raise UsageError("there is no such session", session=session)
+            message = f"cannot rename session {session}: there is no such session"
+            raise UsageError(message, session=session)
         if state.name != expected:
-            raise UsageError("the session has another name by now", session=session, name=state.name, expected=expected)
+            message = f"cannot rename session {session}: its name has changed meanwhile"
+            raise UsageError(message, session=session, name=state.name, expected=expected)
         self._check_name(name, session)
         state.name = name
 
@@ -372,7 +378,8 @@ class MemoryLog:
         self._give_back(state)
         self._epoch_deleted_max = max(self._epoch_deleted_max, state.epoch_past)
         if (waiters := self._waiters.pop(session, None)) is not None:
-            waiters.fail(StoreError("the session was deleted", session=session))
+            message = f"cannot wait for events of session {session}: it was deleted"
+            waiters.fail(StoreError(message, session=session))
 
     def abandon(self) -> None:
         """Mark the log as closed.
@@ -428,7 +435,8 @@ class MemoryLog:
     def _check_name(self, name: str | None, session: str) -> None:
         holder = None if name is None else self._named(name)
         if holder is not None and holder.id != session:
-            raise NameTaken(f"another session has the name {name}", hint="take another name", session=holder.id)
+            message = f"another session has the name {name}"
+            raise NameTaken(message, hint="use another name", session=holder.id)
 
     def _refusal(self, state: MemorySession | None, session: str, epoch: int) -> StoreError | NotOwner | None:
         """Return why a call under this epoch is refused, or None."""
@@ -436,13 +444,15 @@ class MemoryLog:
             return StoreError("the log is closed", session=session)
         if state is None or epoch != state.epoch:
             current = 0 if state is None else state.epoch
-            return NotOwner(
-                "another writer has the session", hint="claim it anew", session=session, epoch=epoch, current=current
-            )
+            message = f"cannot write session {session}: another writer owns it"
+            hint = "claim the session again"
+            return NotOwner(message, hint=hint, session=session, epoch=epoch, current=current)
         if not state.is_owned:
-            return NotOwner("the session was released", hint="claim it anew", session=session, epoch=epoch)
+            message = f"cannot write session {session}: it was released"
+            return NotOwner(message, hint="claim the session again", session=session, epoch=epoch)
         if state.failed is not None:
-            return NotOwner("what was called before this was refused", session=session, epoch=epoch)
+            message = f"cannot write session {session}: an earlier call was refused"
+            return NotOwner(message, session=session, epoch=epoch)
         return None
 
     def _decided(
@@ -502,7 +512,7 @@ class MemoryLog:
         except Exception:
             # This is a bug of one writer. The other writers still need their completions.
             session = None if answer.session is None else answer.session.id
-            log.exception("! session=%s the callback of a writer failed", session)
+            log.exception("callback of a writer failed (session=%s)", session)
 
     def _commit(self) -> None:
         if not self._behind:

@@ -438,7 +438,8 @@ def place_of(position: str | None, end: Place) -> Place:
             if place > end:
                 raise history_lost(position)
             return place
-    raise UsageError("there is no such position in this store", hint="take one that it gave", position=position)
+    hint = "pass a position that this store has returned"
+    raise UsageError("there is no such position in this store", hint=hint, position=position)
 
 
 def position_of(place: Place) -> str:

@@ -114,13 +114,16 @@ def _put(partial: str, target: str) -> None:
 
 def _check_absent(target: str) -> None:
     if os.path.lexists(target):
-        raise UsageError(f"there is a file {target} already", hint="remove it, or take another name", path=target)
+        hint = "remove it, or use another name"
+        raise UsageError(f"cannot write {target}: it exists already", hint=hint, path=target)
 
 
 def _unwritable(target: str, exc: OSError) -> UsageError | StoreError:
     why = os.strerror(exc.errno) if exc.errno else str(exc)
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreFull(f"cannot write {target}: {why}", hint="make room, and try again", path=target)
+        hint = "free space on that disk, then try again"
+        return StoreFull(f"cannot write {target}: {why}", hint=hint, path=target)
     if isinstance(exc, FileNotFoundError | NotADirectoryError | PermissionError) or exc.errno == errno.EROFS:
-        return UsageError(f"cannot write {target}: {why}", hint="a folder that is there and ours to write", path=target)
+        hint = "use an existing folder that this user may write to"
+        return UsageError(f"cannot write {target}: {why}", hint=hint, path=target)
     return StoreError(f"cannot write {target}: {why}", path=target)

@@ -80,7 +80,7 @@ NOT_TO_BE_READ = frozenset(
     )
 )
 
-AGAIN = "export it again, and copy the file whole"
+AGAIN = "export the session again, and copy the whole file"
 
 
 # -- export ----------------------------------------------------------------------------------------------------------
@@ -108,7 +108,8 @@ async def export(log: Log, session: str) -> AsyncGenerator[bytes]:
         line = _event_line(event)
         if len(line) > LINE_BYTES_MAX:
             hint = f"a line has at most {LINE_BYTES_MAX} bytes"
-            raise UsageError(f"event {event.seq} is too large for a file", hint=hint, session=known.id, seq=event.seq)
+            message = f"cannot export session {known.id}: event {event.seq} is too large for a file"
+            raise UsageError(message, hint=hint, session=known.id, seq=event.seq)
         digest.update(line)
         yield line
     yield line_of({"end": True, "events": known.seq - known.first + 1, "sha256": digest.hexdigest()})
@@ -123,9 +124,11 @@ def found(log: Log, session: str) -> KnownSession:
     """Find a session that has at least one event, or raise `UsageError`."""
     known = log.find(session)
     if known is None:
-        raise UsageError("there is no such session", hint="by its id, or by its name", session=session)
+        message = f"there is no session {session!r:.100}"
+        raise UsageError(message, hint="pass its id or its name", session=session)
     if known.seq < known.first:
-        raise UsageError("the session has no events", hint="nothing was asked of it yet", session=known.id)
+        message = f"cannot export session {known.id}: it has no events"
+        raise UsageError(message, hint="ask it something first", session=known.id)
     return known
 
 
@@ -135,8 +138,10 @@ async def events_of(log: Log, known: KnownSession) -> AsyncIterator[Event]:
     while after < known.seq:
         page = await log.read(known.id, after)
         if page.gap is not None or not page.events:
-            hint = "it was trimmed or deleted meanwhile; try again"
-            raise StoreError(f"the events after {after} are no longer there", hint=hint, session=known.id, after=after)
+            hint = "try again; the session was trimmed or deleted meanwhile"
+            lost = f"the events after {after} are no longer there"
+            message = f"cannot read session {known.id}: {lost}"
+            raise StoreError(message, hint=hint, session=known.id, after=after)
         for event in page.events:
             assert event.seq == after + 1
             if event.seq > known.seq:
@@ -259,7 +264,8 @@ def _history(path: str, header: _Header) -> Generator[Chunk]:
         # The snapshot comes from the first pass. If the file now had fewer events, the snapshot
         # could claim the seq of the event that is added next, and recovery from it would not detect
         # this.
-        raise UsageError(f"{path} was changed while it was read", hint="try again, when nobody writes it", path=path)
+        message = f"cannot import {path}: it was changed while it was read"
+        raise UsageError(message, hint="try again when no process writes it", path=path)
     now = time.time()
     yield Chunk(header.last + 1, epoch, now, [entry(None, SESSION_IMPORTED, origin=header.id, at=now)])
 
@@ -308,18 +314,18 @@ class _Reader:
         thread. So the open must not block, and must not make a terminal the controlling one.
         """
         if "\0" in self._path:
-            raise self._unreadable("no path holds a zero byte")
+            raise self._unreadable("a path cannot contain a zero byte")
         fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise self._unreadable("it is no regular file")
+                raise self._unreadable("it is not a regular file")
             return open(fd, "rb")
         except BaseException:
             os.close(fd)
             raise
 
     def _unreadable(self, why: str | None) -> UsageError:
-        hint = "a file that was exported, and that we may read"
+        hint = "pass an exported file that this user may read"
         return UsageError(f"cannot read {self._path}: {why}", hint=hint, path=self._path)
 
     def _lines(self, file: BinaryIO) -> Generator[_Line]:
@@ -342,18 +348,19 @@ class _Reader:
             seq, epoch = line.seq, line.epoch
             yield line
         if seq != header.last or value.get("events") != header.last - header.first + 1:
-            self._refuse(f"there are events up to {seq}, and should be up to {header.last}", AGAIN)
+            self._refuse(f"the events end at {seq}, but must go up to {header.last}", AGAIN)
         if value.get("sha256") != digest.hexdigest():
-            self._refuse("the lines are not those that were exported: their hash is another", AGAIN)
+            self._refuse("the lines differ from the exported ones: wrong hash", AGAIN)
         if file.read(1):
             self._number += 1
-            self._refuse("something follows the end", AGAIN)
+            self._refuse("data follows the end", AGAIN)
 
     def _next(self, file: BinaryIO) -> bytes:
         self._number += 1
         raw = file.readline(LINE_BYTES_MAX + 1)
         if len(raw) > LINE_BYTES_MAX:
-            self._refuse(f"a line has at most {LINE_BYTES_MAX} bytes", "is this an exported session?")
+            hint = "check that the file is an exported session"
+            self._refuse(f"a line has at most {LINE_BYTES_MAX} bytes", hint)
         if not raw and self._number == 1:
             self._refuse("the file is empty", AGAIN)
         if not raw.endswith(b"\n"):
@@ -364,37 +371,41 @@ class _Reader:
         try:
             value: Any = json.loads(raw)
         except (ValueError, RecursionError) as exc:
-            self._refuse(f"this is no JSON: {exc}"[:200], AGAIN, exc)
+            self._refuse(f"this is not JSON: {exc}"[:200], AGAIN, exc)
         if not isinstance(value, dict):
-            self._refuse("this is no JSON object", AGAIN)
+            self._refuse("this is not a JSON object", AGAIN)
         return cast(dict[str, Any], value)
 
     def _header(self, value: dict[str, Any]) -> _Header:
         if value.get("banksman") != "session":
-            what = "a bundle for a bug report" if value.get("banksman") == "bundle" else "no exported session"
-            self._refuse(f"this is {what}", "take a file that was made by an export")
+            is_bundle = value.get("banksman") == "bundle"
+            what = "a bundle for a bug report" if is_bundle else "not an exported session"
+            self._refuse(f"this is {what}", "pass a file that was made by an export")
         version = value.get("version")
         if not _is_number(version):
-            self._refuse("the version is no number", AGAIN)
+            self._refuse("the version is not a number", AGAIN)
         if version != VERSION:
-            self._refuse(f"a newer Banksman has written this, in version {version}", "use that one, or a newer one")
+            hint = "use that Banksman, or a newer one"
+            self._refuse(f"a newer Banksman has written this, in version {version}", hint)
         first, last = value.get("first"), value.get("last")
         # The import adds one event, so `last` must be below the limit.
         if not _is_number(first) or not _is_number(last) or last < first or last >= NUMBER_MAX:
             self._refuse(f"there are no events from {first!r:.40} to {last!r:.40}", AGAIN)
         id, agent = value.get("id"), value.get("agent")
         if not _is_word(id) or not _is_word(agent):
-            self._refuse(f"id and agent are texts, of at most {WORD_CHARACTERS_MAX} printable characters", AGAIN)
+            most = f"at most {WORD_CHARACTERS_MAX} printable characters"
+            self._refuse(f"id and agent must be texts of {most}", AGAIN)
         return _Header(id, agent, first, last, self._snapshot(value, first, last))
 
     def _snapshot(self, value: dict[str, Any], first: int, last: int) -> Snapshot | None:
         seq, data = value.get("snapshot_seq"), value.get("snapshot")
         if seq is None and data is None:
             if first > 1:
-                self._refuse(f"there are events from {first} on, without a snapshot of those before", AGAIN)
+                what = f"the events begin at {first}, without a snapshot of earlier ones"
+                self._refuse(what, AGAIN)
             return None
         if not _is_number(seq) or not isinstance(data, str):
-            self._refuse("the snapshot is a text, with a seq", AGAIN)
+            self._refuse("the snapshot must be a text with a seq", AGAIN)
         snapshot = Snapshot(seq, data.encode(errors="surrogatepass"))
         if not snapshot.is_beside(first, last):
             self._refuse(f"the snapshot at {seq} is not of the events from {first} to {last}", AGAIN)
@@ -411,7 +422,8 @@ class _Reader:
             # The opener passes the real configuration. No part of a snapshot depends on it.
             head = pasts.decode(snapshot.data, Config(dialect=CLAUDE)).session.head
         except StoreTooNew as exc:
-            self._refuse(f"a newer Banksman has written this: {exc}", "use that one, or a newer one", exc)
+            hint = "use that Banksman, or a newer one"
+            self._refuse(f"a newer Banksman has written this: {exc}", hint, exc)
         except ValueError as exc:
             self._refuse(f"the snapshot cannot be read: {exc}"[:200], AGAIN, exc)
         if head != snapshot.seq:
@@ -421,18 +433,18 @@ class _Reader:
         seq, epoch, at = value.get("seq"), value.get("epoch"), value.get("at")
         turn, kind = value.get("turn"), value.get("kind")
         if not _is_number(seq) or not _is_number(epoch):
-            self._refuse("seq and epoch are numbers from 1 on", AGAIN)
+            self._refuse("seq and epoch must be numbers from 1 on", AGAIN)
         if not _is_time(at):
-            self._refuse("the time is no number", AGAIN)
+            self._refuse("the time is not a number", AGAIN)
         if not (turn is None or _is_text(turn)) or not _is_text(kind) or not kind:
-            self._refuse("the turn is a text or null, and the kind is a text", AGAIN)
+            self._refuse("the turn must be a text or null, and the kind must be a text", AGAIN)
         return _Line(seq, epoch, float(at), (turn, kind, self._data(kind, value)))
 
     def _data(self, kind: str, value: dict[str, Any]) -> bytes:
         allowed = ("frame", "frame64") if kind in FRAMES else ("body", "data64")
         held = [name for name in ("body", "data64", "frame", "frame64") if name in value]
         if len(held) != 1 or held[0] not in allowed:
-            self._refuse(f"an event of this kind has either {' or '.join(allowed)}", AGAIN)
+            self._refuse(f"an event of this kind must have either {' or '.join(allowed)}", AGAIN)
         content = value[held[0]]
         try:
             match held[0]:
@@ -443,11 +455,11 @@ class _Reader:
                 case "frame64" | "data64" if isinstance(content, str):
                     return base64.b64decode(content, validate=True)
                 case _:
-                    self._refuse(f"{held[0]} is of the wrong type", AGAIN)
+                    self._refuse(f"{held[0]} has the wrong type", AGAIN)
         except (ValueError, TypeError, OverflowError, RecursionError, binascii.Error) as exc:
             if isinstance(exc, UsageError):
                 raise
-            self._refuse(f"{held[0]} cannot be what was stored: {exc}"[:200], AGAIN, exc)
+            self._refuse(f"{held[0]} cannot be stored: {exc}"[:200], AGAIN, exc)
 
     def _refuse(self, what: str, hint: str, cause: BaseException | None = None) -> NoReturn:
         message = f"{self._path}, line {self._number}: {what}"

@@ -28,8 +28,8 @@ def _in_own_loop(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R
     @functools.wraps(function, assigned=("__name__", "__qualname__", "__doc__", "__annotations__"))
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if is_in_a_loop_thread():
-            hint = "an async callback can await banksman.execute"
-            raise UsageError("a blocking call in a host's loop would stop all that this host does", hint=hint)
+            hint = "use an async callback that awaits banksman.execute"
+            raise UsageError("a blocking call in a host's event loop would block the host", hint=hint)
         # A loop per call is cheap compared with a process, leaves nothing behind, and works after a
         # fork.
         bridge = LoopThread("banksman-execute")
@@ -53,7 +53,8 @@ _default_lock = threading.Lock()
 def _default_host() -> Host:
     global _default  # noqa: PLW0603
     if is_in_a_loop_thread():
-        raise UsageError("a blocking call in a host's loop would stop all that this host does", hint="await it there")
+        message = "a blocking call in a host's event loop would block the host"
+        raise UsageError(message, hint="await the async function there")
     with _default_lock:
         if _default is None or not _default.is_usable:
             _default = Host("memory:", finished_max=0)

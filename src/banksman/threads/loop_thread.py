@@ -150,7 +150,7 @@ class ThreadCall(Generic[R]):
             if not self._answered.wait(seconds):
                 self._bridge.post(self._expire)
                 if not self._answered.wait(SETTLE_SECONDS_MAX):
-                    raise TimeoutError("the time is up, and something keeps the loop from answering")
+                    raise TimeoutError("timed out, and the event loop does not respond")
         except BaseException:
             # Ctrl-C, an exception of a signal handler, or the TimeoutError above. Post first, then
             # wait, so that the handler of the exception finds the ask withdrawn. A second Ctrl-C
@@ -209,7 +209,7 @@ class ThreadCall(Generic[R]):
 
     def _on_done(self, task: asyncio.Task[R]) -> None:
         if task.cancelled():
-            self._fail(TimeoutError("the time is up") if self._is_expired else self._bridge.closed())
+            self._fail(TimeoutError("timed out") if self._is_expired else self._bridge.closed())
         elif (error := task.exception()) is not None:
             self._fail(error)
         else:
@@ -228,7 +228,7 @@ class ThreadCall(Generic[R]):
             try:
                 self._undo(self._value[0])
             except Exception:
-                log.exception("! what was done for a caller who had gone could not be undone")
+                log.exception("cannot undo the result of an abandoned call")
         self._dropped.set()
 
 
@@ -258,8 +258,8 @@ class LoopThread:
             self._thread.start()
         except RuntimeError as exc:
             _open.discard(self)
-            hint = "too many threads for this user or control group, or the program is ending"
-            raise MachineError("the loop's thread cannot be started", hint=hint) from exc
+            hint = "check the limit on threads (ulimit -u, pids.max); the program may also be exiting"
+            raise MachineError("cannot start the thread of the event loop", hint=hint) from exc
 
     def __repr__(self) -> str:
         return f"<Bridge {self._thread.name} {self.phase.value}, {len(self._calls)} calls>"
@@ -358,7 +358,7 @@ class LoopThread:
     def closed(self) -> BanksmanError:
         if isinstance(self._failure, BanksmanError):
             return self._failure
-        return Closed("the host is closed, or is being closed", hint="open another Host")
+        return Closed("the host is closed or closing", hint="open another Host")
 
     @property
     def is_mine(self) -> bool:
@@ -378,10 +378,12 @@ class LoopThread:
     def check_caller(self) -> None:
         if not self.is_mine:
             hint = "make a Host after the fork, in the process that uses it"
-            raise UsageError("this host belongs to the process that was forked; its thread is not here", hint=hint)
+            message = "this host belongs to the parent process: a fork has no copy of its thread"
+            raise UsageError(message, hint=hint)
         if self.is_inside:
-            hint = "callbacks run there: let another thread do it, or use an async callback and what it can await"
-            raise UsageError("a blocking call in the loop's own thread would wait for itself", hint=hint)
+            hint = "callbacks run there: make the call in another thread, or use an async callback"
+            message = "a blocking call in the thread of the event loop would wait for itself"
+            raise UsageError(message, hint=hint)
 
     def _read_without_loop(self, work: Work[R]) -> R:
         """Run work that has nothing to wait for, without a loop."""

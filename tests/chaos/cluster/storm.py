@@ -266,7 +266,7 @@ class Storm:
             invariants.prompts(id, read, logged, asked)
         assert not self.world.overlaps(), f"two agents of one session at once: {self.world.overlaps()}"
         self._check_processes()
-        claims = sum(host.log.read_text(encoding="utf-8").count("is taken over") for host in self.world.hosts.values())
+        claims = sum(host.log.read_text(encoding="utf-8").count(": taken over (") for host in self.world.hosts.values())
         measured = {"stops_measured": self.nemesis.stops_measured, "deaths_measured": self.nemesis.deaths_measured}
         return {**self.history.summed_up(), "events": events, "take_overs": claims, **measured}
 

@@ -49,7 +49,7 @@ def test_leader_death_fences_no_session(tmp_path: Path) -> None:
         for host in world.hosts.values():
             host.check_lives()
             assert before[host.name] == pids_of(world, host.life)
-            assert "nothing here is ours any more" not in host.log.read_text(encoding="utf-8")
+            assert ": lease lost: " not in host.log.read_text(encoding="utf-8")
 
 
 def _last(front: Served, id: str) -> invariants.Event:

@@ -259,7 +259,7 @@ def test_question_answered_with_an_error_is_denied(editor: Editor) -> None:
     ends = [each for each in editor.updates(session) if each["sessionUpdate"] == "tool_call_update"]
     assert [end["status"] for end in ends] == ["failed"]
     said = editor.stderr.read_text()
-    assert "denied: the editor answered by the error -32601" in said
+    assert "denied: the editor answered with error -32601" in said
     assert "\x1b" not in said
 
 

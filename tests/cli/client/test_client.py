@@ -177,10 +177,10 @@ def test_malformed_token_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyP
     ("said", "told"),
     [
         ("see sessions()", "see banksman ps"),
-        ("it may have ended long ago; see commands()", "see banksman ps --all"),
+        ("see commands(); a command that ended long ago is not kept", "see banksman ps --all"),
         ("begin again from the first event (after=None)", "begin again without --after"),
-        ('on_busy="enqueue" waits', "--on-busy enqueue waits"),
-        ("INTERACTIVE, NORMAL, BACKGROUND, or an int", "interactive, normal, background, or a number"),
+        ('use on_busy="enqueue" to wait', "use --on-busy enqueue to wait"),
+        ("use INTERACTIVE, NORMAL, BACKGROUND or an int", "interactive, normal, background, or a number"),
         ("write numbers as str(…)", ""),
         ("raise the limit (ulimit -n)", "raise the limit (ulimit -n)"),
         ("set NAME=value, or --flag=value", "set NAME=value, or --flag=value"),
@@ -397,7 +397,7 @@ def test_silent_server_is_asked_only_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(clients, "LOOK_SECONDS_MAX", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with pytest.raises(clients.Silent, match="is silent"):
+        with pytest.raises(clients.Silent, match="does not answer"):
             Client(lambda: named(url)).get("/v1/sessions")
         listener.settimeout(0.2)
         listener.accept()[0].close()

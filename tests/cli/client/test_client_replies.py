@@ -87,11 +87,11 @@ def test_unexpected_reply_names_a_missing_member_at_any_depth() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[1]", "a list, and no object"),
-        ('{"seq": "x"}', "'seq' is a text"),
-        ('{"sessions": 3}', "'sessions' has a number"),
-        ('{"events": [null]}', "'events' has nothing"),
-        ('{"sessions": [{"queue": null}]}', "'queue' is nothing"),
+        ("[1]", "a list, not an object"),
+        ('{"seq": "x"}', "'seq' is a string"),
+        ('{"sessions": 3}', "'sessions' contains a number"),
+        ('{"events": [null]}', "'events' contains null"),
+        ('{"sessions": [{"queue": null}]}', "'queue' is null"),
     ],
 )
 def test_unexpected_reply_names_a_member_of_another_type(text: str, said: str) -> None:

@@ -251,7 +251,7 @@ def test_follower_gives_up_on_a_server_that_sends_nothing(
     with Player(lambda request: next(answers, SSE + said)) as player:
         events = follower(player, after=after, pause=pause).events()
         assert at_first or next(events)["seq"] == 1
-        with pytest.raises(NoServer, match="ends each connection"):
+        with pytest.raises(NoServer, match="closed the connection before it sent an event"):
             next(events)
     assert event_stream.GONE_SECONDS_MAX < now < event_stream.GONE_SECONDS_MAX + 2 * event_stream.PAUSE_SECONDS_MAX
     assert len(pauses) < 400

@@ -139,7 +139,7 @@ def kinds(terminal: Terminal, session: str) -> list[str]:
 
 # -- each verb --------------------------------------------------------------------------------------------------------
 def test_embedded_host_serves_every_verb_and_announces_nothing(terminal: Terminal) -> None:
-    assert terminal.run("ps").stdout == "nothing runs here; banksman open AGENT opens a session\n"
+    assert terminal.run("ps").stdout == "no sessions and no running commands; run `banksman open AGENT`\n"
     session = terminal.open()
     assert terminal.agents() == [], "a session that nobody has asked anything has no process"
     assert terminal.run("ps", "--format", "quiet").stdout.split() == [session]
@@ -173,7 +173,7 @@ def test_embedded_host_refuses_unknown_session_like_a_server(terminal: Terminal)
 def test_embedded_host_refuses_verbs_that_need_a_server(terminal: Terminal, words: Sequence[str]) -> None:
     terminal.open()
     refused = terminal.run(*words, code=3)
-    assert "there is no server here" in refused.stderr
+    assert "no server is running, and" in refused.stderr
     assert "banksman serve" in refused.stderr
     assert kinds(terminal, "one").count("turn.queued") == 0
 
@@ -193,7 +193,8 @@ def test_cli_open_in_a_deleted_folder_is_refused_in_one_line(terminal: Terminal)
         )
         assert (done.returncode, done.stderr) == (
             2,
-            "banksman: the folder that this is called in is gone (cd to another, or --cwd with a whole path)\n",
+            "banksman: cannot use the current folder: it was deleted "
+            "(cd to another folder, or pass an absolute path with --cwd)\n",
         )
         gone.mkdir()
 
@@ -226,7 +227,7 @@ def test_embedded_host_with_a_slow_start_says_so_on_a_terminal(terminal: Termina
                 said += more
         assert process.wait(SECONDS_MAX) == 0
     os.close(folder)
-    told = b"banksman: no server runs here: starting a host inside of this verb"
+    told = b"banksman: no server is running: starting an embedded host"
     assert (told in said) is is_terminal
     assert is_terminal or said == b""
 
@@ -239,7 +240,7 @@ def test_embedded_host_without_server_packages_says_what_to_install(terminal: Te
     path = os.pathsep.join([str(missing), *filter(None, [os.environ.get("PYTHONPATH")])])
     refused = terminal.run("ps", code=3, PYTHONPATH=path)
     [line] = refused.stderr.splitlines()
-    assert "needs starlette" in line
+    assert "the package starlette is not installed" in line
     assert "pip install 'banksman[server]'" in line
 
 
@@ -433,7 +434,7 @@ def test_ctrl_c_twice_does_not_wait_for_the_turn(terminal: Terminal) -> None:
     with terminal.begin("ask", "one", "@@say begun\n@@stop_reading\n@@hang") as asking:
         wait_line(asking.stdout, "begun")
         asking.send_signal(signal.SIGINT)
-        wait_line(asking.stderr, "once more")
+        wait_line(asking.stderr, "Ctrl-C again")
         began = time.monotonic()
         asking.send_signal(signal.SIGINT)
         assert asking.wait(SECONDS_MAX) == 130
@@ -529,18 +530,18 @@ def test_server_is_used_only_for_its_own_store(terminal: Terminal) -> None:
             ]
         assert terminal.json("ps", "--store", other)["sessions"] == []
         # Which is a host inside, and so there is nobody to drain.
-        assert "there is no server here" in terminal.run("drain", "--store", other, code=3).stderr
+        assert "no server is running, and" in terminal.run("drain", "--store", other, code=3).stderr
 
 
 @pytest.mark.parametrize("words", [("ps",), ("open", "claude"), ("log", "one"), ("why", "one"), ("close", "one")])
 def test_memory_store_is_refused_for_lasting_verbs(terminal: Terminal, words: Sequence[str]) -> None:
     refused = terminal.run(*words, "--store", "memory:", code=2)
-    assert "a store in memory ends with this verb" in refused.stderr
+    assert "cannot use a store in memory: it is empty and ends with this verb" in refused.stderr
 
 
 def test_url_and_store_together_are_refused(terminal: Terminal) -> None:
     refused = terminal.run("ps", "--url", "http://127.0.0.1:1", "--store", "sqlite:x", code=2)
-    assert "either --url or --store" in refused.stderr
+    assert "cannot use --url with --store" in refused.stderr
     # A flag is heard before a variable.
     terminal.run("ps", "--store", f"sqlite:{terminal.folder / 'x'}", BANKSMAN_URL="http://127.0.0.1:1")
     terminal.run("ps", "--url", "http://127.0.0.1:1", code=3, BANKSMAN_STORE="sqlite:x")

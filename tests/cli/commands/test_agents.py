@@ -121,9 +121,9 @@ def test_cli_agents_of_one_agent_shows_all_that_is_known(machine: Machine) -> No
     assert list(machine.told("opencode")) == ["opencode"]
     unknown = machine.run("clod")
     assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert unknown.stderr.startswith("banksman: there is no agent 'clod' (do you mean codex? known are: claude, ")
+    assert unknown.stderr.startswith("banksman: there is no agent 'clod' (do you mean codex? known agents: claude, ")
     custom = machine.run("custom").stdout
-    assert "  command   the one that is given when a session is opened" in custom
+    assert "  command   given when a session is opened" in custom
     assert "install" not in custom
 
 
@@ -136,12 +136,12 @@ def test_cli_agents_includes_the_users_profiles(machine: Machine) -> None:
     house, qwen, bad = told["house"], told["qwen"], told["bad"]
     assert (house["found"], house["command"], house["overrides"]) == (True, ["house", "--acp"], False)
     assert (qwen["source"], qwen["overrides"]) == (str(machine.users / "qwen.toml"), True)
-    assert qwen["repairs"] == ["tools that are still running after an interrupt are reported, and kept"]
+    assert qwen["repairs"] == ["tools that are still running after an interrupt are reported and kept"]
     assert told["gemini"]["source"] is None
     assert "bad.toml: there is no key ladder.grease (do you mean ladder.grace?" in bad["error"]
     assert (bad["found"], bad["capabilities"]) == (False, [])
     shown = machine.run().stdout
-    assert f"from      {machine.users}/qwen.toml, instead of the one that comes with Banksman\n" in shown
+    assert f"from      {machine.users}/qwen.toml, replaces the built-in agent\n" in shown
     assert f"bad\n  from      {machine.users}/bad.toml\n  wrong     " in shown
     assert next(line for line in shown.splitlines() if line.startswith("bad ")).split()[2:] == ["?"] * len(CAPABILITIES)
     # A script that wants to know what it can open.
@@ -165,7 +165,7 @@ def test_cli_agents_starts_no_program_without_versions(machine: Machine, tmp_pat
     assert "version" not in told["kimi"]
     # Asked for that alone, and not taken for a part of another agent.
     assert mark.read_text() == "['--version']-"
-    assert "  version   it does not tell\n" in machine.run("qwen", "--versions").stdout
+    assert "  version   unknown\n" in machine.run("qwen", "--versions").stdout
 
 
 def test_cli_agents_does_not_wait_for_a_hanging_version(

@@ -63,8 +63,8 @@ def told(verb: str, *words: str) -> Any:
             (("--store", "sqlite:x.db"), "a store that many machines share"),
             (("--store", "nats://"), "needs a server"),
             (("--store", "nats://127.0.0.1:1?lease=0"), "lease cannot be"),
-            (("--store", "nats://127.0.0.1:1", "--label", "a b"), "'a b' is no label"),
-            (("--store", "nats://127.0.0.1:1", "--name", "a b"), "cannot be the name of a host"),
+            (("--store", "nats://127.0.0.1:1", "--label", "a b"), "a label cannot be 'a b'"),
+            (("--store", "nats://127.0.0.1:1", "--name", "a b"), "invalid host name 'a b'"),
             (("--store", "nats://127.0.0.1:1", "--room", "-1"), "room cannot be -1"),
         ],
     ),
@@ -79,7 +79,7 @@ def test_cli_host_refuses_impossible_settings_before_it_begins(words: tuple[str,
 def test_cli_serve_refuses_room_without_a_shared_store() -> None:
     done = run("serve", "--port", "0", "--room", "3")
     assert done.returncode == 2
-    assert "shares its store" in done.stderr
+    assert "several hosts share" in done.stderr
 
 
 def test_cli_host_without_nats_package_says_what_to_install(tmp_path: Path) -> None:
@@ -123,8 +123,11 @@ def test_server_settings_hide_password_of_the_store_address(many: Fleet) -> None
     ("told", "said"),
     [
         ({"sessions": 0, "hosts": [], "waiting": 0}, "it has no sessions"),
-        ({"sessions": 2, "hosts": ["b", "c"], "waiting": 0}, "its sessions go on elsewhere (b, c), and it exits"),
-        ({"sessions": 3, "hosts": ["b"], "waiting": 2}, "1 of its sessions go on elsewhere (b), 2 wait until another"),
+        ({"sessions": 2, "hosts": ["b", "c"], "waiting": 0}, "and exits: its sessions continue on other hosts (b, c)"),
+        (
+            {"sessions": 3, "hosts": ["b"], "waiting": 2},
+            "and exits: 1 of its sessions continue on other hosts (b), 2 wait until another",
+        ),
         ({"sessions": 2, "hosts": [], "waiting": 2}, "No other host can take its sessions now: 2 wait until another"),
     ],
 )
@@ -136,7 +139,7 @@ def test_cli_drain_says_which_host_takes_the_sessions(told: dict[str, Any], said
 def test_cli_drain_by_name_ends_a_host_and_a_second_signal_at_once(many: Fleet) -> None:
     first, second = many.host("first"), many.host("second")
     done = run("drain", "first", "--store", many.store)
-    assert (done.returncode, done.stdout) == (0, "first takes nothing new, and exits: it has no sessions\n"), done
+    assert (done.returncode, done.stdout) == (0, "first accepts nothing new, and exits: it has no sessions\n"), done
     assert first.process.wait(SECONDS_MAX) == 0
     unknown = run("drain", "first", "--store", many.store)
     assert unknown.returncode == 4

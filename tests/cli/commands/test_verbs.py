@@ -146,7 +146,7 @@ def test_cli_ask_ctrl_c_stops_the_turn(served: Served) -> None:
         rest, told = asking.communicate(timeout=SECONDS_MAX)
         assert asking.returncode == 130
     assert objects(rest)[-1]["outcome"]["kind"] == "interrupted"
-    assert "once more" in told
+    assert "Ctrl-C again" in told
     assert "stopped, by boundary" in told
     # The session goes on.
     assert run(served, "ask", session, "hi").stdout == "hi\n"
@@ -157,7 +157,7 @@ def test_cli_ask_ctrl_c_twice_leaves_at_once(served: Served) -> None:
     with begin(served, "ask", "leave", "@@on_interrupt ignored\n@@say begun\n@@hang") as asking:
         wait_line(asking.stdout, "begun")
         asking.send_signal(signal.SIGINT)
-        wait_line(asking.stderr, "once more")
+        wait_line(asking.stderr, "Ctrl-C again")
         asking.send_signal(signal.SIGINT)
         _, told = asking.communicate(timeout=SECONDS_MAX)
         # Neither the receipt nor the outcome was waited for.
@@ -239,7 +239,7 @@ def test_cli_ps_and_why_show_holder_queue_and_commands(served: Served) -> None:
     assert command["id"] not in run(served, "ps").stdout
     assert command["id"] in run(served, "ps", "--all").stdout
     run(served, "interrupt", "busy")
-    assert "also the commands that have ended" in run(served, "ps", "--help").stdout
+    assert "also list ended commands" in run(served, "ps", "--help").stdout
 
 
 def test_cli_why_stacks_shows_tasks_of_the_server(served: Served) -> None:
@@ -349,7 +349,7 @@ def test_cli_exits_5_in_one_line_when_stdout_cannot_be_written(served: Served, w
         # A refusal is told on stderr first, so that it is not lost.
         said = "there is no session 'nobody' (see banksman ps)" if is_refused else f"cannot write to stdout: {reason}"
         assert (done.returncode, done.stderr) == (4 if is_refused else 5, f"banksman: {said}\n")
-    assert "5 stdout could not be written" in run(served, words[0], "--help").stdout
+    assert "5 cannot write to stdout" in run(served, words[0], "--help").stdout
 
 
 def test_cli_escapes_letters_missing_in_the_locale(served: Served) -> None:

@@ -122,7 +122,7 @@ def test_doctor_on_a_new_machine_finds_nothing_and_makes_nothing(machine: Machin
     done = machine.run()
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("\nnothing is wrong\n")
-    assert "  ok     trial: a command, and what it left running, were over in " in done.stdout
+    assert "  ok     trial: a command, and the process that it left running, were ended in " in done.stdout
     assert "\x1b" not in done.stdout, "no colour where nobody sees it"
     assert machine.run("--format", "quiet").stdout == ""
     assert machine.files() == before
@@ -132,7 +132,7 @@ def test_doctor_reports_a_state_folder_that_cannot_be_made(machine: Machine) -> 
     """Where even root cannot write."""
     [(verdict, seen, fix)] = machine.of("state folder", XDG_STATE_HOME="/proc/1/nothing")
     assert verdict == "wrong"
-    assert "cannot be made" in seen
+    assert "cannot create" in seen
     assert "XDG_STATE_HOME" in (fix or "")
 
 
@@ -162,7 +162,7 @@ def test_doctor_reports_files_that_others_may_read_or_change(machine: Machine) -
     ((verdict, seen, fix),) = machine.of("token")
     assert (verdict, fix) == (
         "wrong",
-        f"rm {token}: the next server makes another, since somebody may have read this one",
+        f"rm {token}: the token may have been read, and the next server creates another",
     )
     assert "mode 644" in seen
     token.chmod(0o600)
@@ -170,7 +170,7 @@ def test_doctor_reports_files_that_others_may_read_or_change(machine: Machine) -
     machine.state.chmod(0o777)
     assert machine.of("state folder")[0] == (
         "wrong",
-        f"others may change {machine.state} (mode 777)",
+        f"other users can change {machine.state} (mode 777)",
         f"chmod go-w {machine.state}",
     )
 
@@ -179,8 +179,8 @@ def test_doctor_reports_wrong_settings_and_checks_the_rest(machine: Machine) -> 
     machine.config.write_text("[serve]\nprot = 1\n")
     checks = machine.look()["checks"]
     ((verdict, seen, fix),) = [(c["verdict"], c["seen"], c["fix"]) for c in checks if c["name"] == "settings"]
-    assert (verdict, fix) == ("wrong", "do you mean 'port'?")
-    assert seen == f"{machine.config}, line 2: there is no key 'serve.prot'"
+    assert (verdict, fix) == ("wrong", "did you mean 'port'?")
+    assert seen == f"{machine.config}, line 2: unknown key 'serve.prot'"
     assert {each["group"] for each in checks} == {"machine", "settings", "places", "stores", "reach", "leftovers"}
     machine.config.write_text('[serve]\nbind = "0.0.0.0"\n')
     assert machine.of("server settings")[0][0] == "wrong"
@@ -189,10 +189,10 @@ def test_doctor_reports_wrong_settings_and_checks_the_rest(machine: Machine) -> 
     found = machine.look()
     assert "hunter2" not in json.dumps(found)
     assert machine.of("settings file") == [
-        ("wrong", f"others may read serve.token in {machine.config}", f"chmod 600 {machine.config}")
+        ("wrong", f"other users can read serve.token in {machine.config}", f"chmod 600 {machine.config}")
     ]
     assert machine.of("variables", BANKSMAN_STROE="x") == [
-        ("note", "BANKSMAN_STROE means nothing here", "do you mean BANKSMAN_STORE?")
+        ("note", "unknown variable BANKSMAN_STROE", "did you mean BANKSMAN_STORE?")
     ]
 
 
@@ -201,8 +201,8 @@ def test_doctor_reports_a_named_server_that_is_not_there(machine: Machine) -> No
         port = taken.getsockname()[1]
     ((verdict, seen, fix),) = machine.of("server", BANKSMAN_URL=f"http://127.0.0.1:{port}/#token=hunter2hunter2")
     assert verdict == "wrong"
-    assert seen == f"nobody answers at http://127.0.0.1:{port}, which BANKSMAN_URL names"
-    assert fix == "start it, or take the url away from BANKSMAN_URL"
+    assert seen == f"no server answers at http://127.0.0.1:{port}, which BANKSMAN_URL names"
+    assert fix == "start the server, or remove the url from BANKSMAN_URL"
     with serving(machine) as served:
         ((verdict, _, fix),) = machine.of("server", BANKSMAN_URL=served.url, BANKSMAN_TOKEN="not-the-token")
         assert verdict == "wrong"
@@ -211,7 +211,7 @@ def test_doctor_reports_a_named_server_that_is_not_there(machine: Machine) -> No
 
 def test_doctor_reports_too_few_fds(machine: Machine) -> None:
     ((verdict, seen, _),) = machine.of("fd limit", under=("prlimit", "--nofile=500:500", "--"))
-    assert (verdict, seen) == ("wrong", "500 at once, 500 if asked for")
+    assert (verdict, seen) == ("wrong", "soft limit 500, hard limit 500")
 
 
 def test_doctor_reports_a_malformed_profile(machine: Machine) -> None:
@@ -302,9 +302,9 @@ def test_doctor_reports_a_store_of_another_program_or_newer_banksman(machine: Ma
 def test_doctor_checks_the_configured_store(machine: Machine) -> None:
     elsewhere = machine.folder / "elsewhere.db"
     machine.config.write_text(f'store = "sqlite:{elsewhere}?level=full&keep_bytes=1000"\n')
-    assert machine.of("store") == [("ok", f"{elsewhere} (there is none yet)", None)]
+    assert machine.of("store") == [("ok", f"{elsewhere} (does not exist yet)", None)]
     machine.config.write_text(f'store = "memory:"\n[serve]\nstore = "sqlite:{elsewhere}"\n')
-    assert machine.of("store") == [("ok", f"{elsewhere} (there is none yet)", None)]
+    assert machine.of("store") == [("ok", f"{elsewhere} (does not exist yet)", None)]
 
 
 # -- what dead hosts left --------------------------------------------------------------------------------------------
@@ -322,8 +322,8 @@ def test_doctor_sweep_removes_what_a_killed_server_left(machine: Machine) -> Non
     found = machine.look()
     assert machine.files() == before, "looking changes nothing, the write-ahead log's index included"
     left = [each["seen"] for each in found["checks"] if each["name"] == "leftovers"]
-    assert any("1 sessions of hosts that have died are not settled: fix-ci" in seen for seen in left), left
-    assert any("server.json names a server that has died" in seen for seen in left), left
+    assert any("1 sessions of dead hosts are not settled: fix-ci" in seen for seen in left), left
+    assert any("server.json names a dead server" in seen for seen in left), left
     assert any("sockets in" in seen for seen in left), left
     assert found["well"], "these go by themselves with the next server"
     # On request.
@@ -401,7 +401,7 @@ def test_doctor_sweep_removes_only_orphaned_output_files(machine: Machine) -> No
     link.symlink_to(kept[1])
     ((verdict, seen, fix),) = machine.of("leftovers")
     assert (verdict, fix) == ("note", "banksman doctor --sweep")
-    assert seen.startswith("1 files with output of commands")
+    assert seen.startswith("1 output files of commands")
     assert machine.look("--sweep")["swept"] == [{"done": True, "what": f"removed {old}"}]
     assert not old.exists()
     assert all(path.exists() for path in (*kept, link))
@@ -423,7 +423,7 @@ def test_doctor_sweep_removes_the_spill_file_of_a_killed_process(machine: Machin
     left = Path(killed.stdout.strip())
     assert (killed.returncode, left.exists()) == (-signal.SIGKILL, True), killed.stderr
     ((verdict, seen, fix),) = machine.of("leftovers")
-    assert (verdict, seen.startswith("1 files with output of commands"), "killed" in seen) == ("note", True, True)
+    assert (verdict, seen.startswith("1 output files of commands"), "killed" in seen) == ("note", True, True)
     assert fix is not None
     assert left.exists(), "looking removes nothing"
     owner = left.with_name(left.name.rpartition("-")[0] + ".owner")
@@ -451,8 +451,8 @@ def test_doctor_sweep_keeps_a_discovery_file_of_another_machine(machine: Machine
     path.write_text(json.dumps(said))
     ((verdict, seen, fix),) = machine.of("leftovers")
     assert verdict == "note"
-    assert seen == f"{path} names a server that is not there, or is one of another machine"
-    assert fix == "the next server replaces it; or remove it, if no other machine has this folder"
+    assert seen == f"{path} names a server that does not answer, or is on another machine"
+    assert fix == "the next server replaces it; or remove it, if no other machine uses this folder"
     assert machine.look("--sweep")["swept"] == []
     assert path.exists()
 

@@ -55,17 +55,17 @@ def test_doctor_reports_how_full_a_server_is(small: Servers) -> None:
     account, server = seen(store, *monitors)
     assert (account.verdict, account.seen) == (
         FindingVerdict.OK,
-        "this account keeps 0 bytes, and has no bound of its own",
+        "this account stores 0 bytes, without a limit",
     )
-    assert (server.verdict, server.seen) == (FindingVerdict.OK, "server n0 keeps 0 bytes, 0% of 4.0 MiB")
+    assert (server.verdict, server.seen) == (FindingVerdict.OK, "server n0 stores 0 bytes, 0% of 4.0 MiB")
     fill(store, 3.5)
     _, server = seen(store, *monitors)
-    assert (server.verdict, server.seen) == (FindingVerdict.NOTE, "server n0 keeps 3.5 MiB, 88% of 4.0 MiB")
+    assert (server.verdict, server.seen) == (FindingVerdict.NOTE, "server n0 stores 3.5 MiB, 88% of 4.0 MiB")
     assert "max_file_store" in server.fix
     fill(store, 0.375)
     _, server = seen(store, *monitors)
     assert server.verdict is FindingVerdict.WRONG
-    assert "nothing is accepted any more" in server.seen
+    assert "a full server accepts nothing" in server.seen
 
 
 def test_doctor_reports_account_limit_without_a_monitoring_port() -> None:
@@ -75,7 +75,7 @@ def test_doctor_reports_account_limit_without_a_monitoring_port() -> None:
         # A port where nobody answers.
         (account,) = seen(store, "http://127.0.0.1:1")
         assert account.verdict is FindingVerdict.NOTE
-        assert account.seen == "this account keeps 1.8 MiB, 88% of 2.0 MiB"
+        assert account.seen == "this account stores 1.8 MiB, 88% of 2.0 MiB"
 
 
 def test_doctor_names_the_nats_package_with_its_version() -> None:

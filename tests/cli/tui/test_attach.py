@@ -139,7 +139,7 @@ def test_attach_answers_a_question_by_key_only_on_an_empty_line(served: Served, 
         terminal.type("dr")
         terminal.wait_text("> dr")
         turn = served.ask(session, '@@ask Bash {"command": "make test"}\n@@say over')
-        terminal.wait_text("Bash: make test — allow? (empty the line")
+        terminal.wait_text("Bash: make test — allow? (clear the line")
         terminal.type("a")
         terminal.wait_text("> dra")
         terminal.type(CTRL_U)
@@ -179,7 +179,7 @@ def test_attach_question_longer_than_the_screen_is_written_in_full(served: Serve
         served.ask(session, f"@@ask Write {json.dumps(given)}\n@@say over")
         terminal.wait_text("Write (62 lines above) — allow? [a]llow")
         terminal.wait_text("│ file_path: notes.txt")
-        terminal.wait_text("all of it is written above")
+        terminal.wait_text("the full text is above")
         for number in range(60):
             assert f"│   line {number} of it" in terminal.words
         terminal.type("a")
@@ -225,10 +225,10 @@ def test_attach_ctrl_c_twice_leaves_and_the_session_continues(served: Served, en
     with Terminal("attach", session, env=env) as terminal:
         terminal.wait_text("begun")
         terminal.type(CTRL_C)
-        terminal.wait_text("once more leaves")
+        terminal.wait_text("Ctrl-C again leaves")
         terminal.type(CTRL_C)
         assert terminal.end() == 130
-        assert "the session goes on" in terminal.words
+        assert "the session continues" in terminal.words
     assert served.get(f"/v1/sessions/{session}")["holder"] == turn
     served.request("DELETE", f"/v1/sessions/{session}")
 
@@ -248,7 +248,7 @@ def test_attach_reports_a_lost_connection_and_loses_or_repeats_nothing(tmp_path:
             terminal.wait_text("connection lost, trying again")
             terminal.type(" a line")
             served.start()
-            terminal.wait_text("back")
+            terminal.wait_text("connected again")
             served.outcome(session, served.ask(session, "from elsewhere"))
             terminal.wait_text("> from elsewhere\nfrom elsewhere\ndone")
             terminal.type(ENTER)
@@ -268,7 +268,7 @@ def test_attach_gives_back_a_line_that_could_not_be_sent(tmp_path: Path) -> None
             served.stop()
             terminal.wait_text("connection lost")
             terminal.type(f"keep me{ENTER}")
-            terminal.wait_text("not asked")
+            terminal.wait_text("cannot ask")
             terminal.wait_text("> keep me")
             terminal.type(CTRL_U + CTRL_D)
             assert terminal.end() == 0

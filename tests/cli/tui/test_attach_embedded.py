@@ -48,7 +48,7 @@ def test_run_ctrl_c_stops_the_turn_and_twice_ends_it(env: dict[str, str], folder
         terminal.wait_text("begun")
         assert len(processes_in(folder)) >= 2
         terminal.type(CTRL_C)
-        terminal.wait_text("once more ends the session")
+        terminal.wait_text("Ctrl-C again ends the session")
         if times == 2:
             terminal.type(CTRL_C)
         assert terminal.end() == 130

@@ -369,7 +369,7 @@ def test_question_whose_answer_was_not_sent_is_asked_again(capsys: pytest.Captur
         (done,) = loop.things(10)
         watch._take(done)  # pyright: ignore[reportPrivateUsage]
         told = capsys.readouterr().err
-        assert "it could not be answered" in told
+        assert "cannot answer the question" in told
         assert told.count("Bash — allow?") == 2
         # It counts again; and one that was answered meanwhile does not.
         watch._take(Typed("a"))  # pyright: ignore[reportPrivateUsage]

@@ -89,7 +89,7 @@ def test_run_ctrl_c_stops_the_turn_and_shows_the_receipt(env: dict[str, str], fo
         assert processes_in(folder)
         terminal.type(CTRL_C)
         assert terminal.end() == 130
-        assert "stopping the turn; once more ends the session" in terminal.text
+        assert "stopping the turn; Ctrl-C again ends the session" in terminal.text
         assert "stopped, by boundary" in terminal.text
         assert "interrupted" in terminal.text
         assert "Traceback" not in terminal.words
@@ -102,7 +102,7 @@ def test_run_ctrl_c_twice_ends_session_and_whole_tree(env: dict[str, str], folde
         terminal.wait_text("begun")
         assert len(processes_in(folder)) >= 2
         terminal.type(CTRL_C)
-        terminal.wait_text("once more ends the session")
+        terminal.wait_text("Ctrl-C again ends the session")
         terminal.type(CTRL_C)
         assert terminal.end() == 130
         assert "Traceback" not in terminal.words

@@ -100,7 +100,7 @@ def test_top_interrupts_a_turn_after_confirmation(served: Served, env: dict[str,
         terminal.wait_text("stopped, by boundary")
         terminal.wait(lambda: "idle" in row(terminal, "stopme"), "its end")
         terminal.type("?")
-        terminal.wait_text("interrupt what runs in it")
+        terminal.wait_text("interrupt its running turn")
         terminal.type("x")
         terminal.wait_text("stopme")
         terminal.type(CTRL_C)
@@ -147,10 +147,10 @@ def test_top_follows_the_window_size(served: Served, env: dict[str, str]) -> Non
         terminal.resize(50, 8)
         terminal.wait(lambda: "STATE" in terminal.text and "MEMORY" not in terminal.text, "fewer columns")
         assert all(len(line) <= 50 for line in terminal.lines)
-        assert terminal.lines[-1].startswith("q leaves")
+        assert terminal.lines[-1].startswith("q quits")
         terminal.resize(140, 20)
         terminal.wait_text("MEMORY")
-        terminal.wait(lambda: terminal.lines[-1].startswith("q leaves"), "the last line where it belongs")
+        terminal.wait(lambda: terminal.lines[-1].startswith("q quits"), "the last line where it belongs")
         terminal.type("q")
         assert terminal.end() == 0
 
@@ -171,12 +171,12 @@ def test_top_can_be_suspended_and_resumed(served: Served, env: dict[str, str]) -
     with Terminal(command=shell, env={**env, "PS1": "shell: ", "HISTFILE": ""}, columns=100) as terminal:
         terminal.wait_text("shell:")
         terminal.type(f"{shlex.join(BANKSMAN)} top{ENTER}")
-        terminal.wait_text("q leaves")
+        terminal.wait_text("q quits")
         terminal.type(CTRL_Z)
         terminal.wait_text("Stopped")
         assert not terminal.screen.is_alternate
         terminal.type(f"fg{ENTER}")
-        terminal.wait_text("q leaves")
+        terminal.wait_text("q quits")
         assert terminal.screen.is_alternate
         terminal.type("q")
         terminal.wait(lambda: terminal.cursor_line == "shell:", "the shell again")

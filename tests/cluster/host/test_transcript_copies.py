@@ -218,9 +218,9 @@ async def test_transcript_that_is_too_long_is_not_copied_and_the_turn_ends_well(
         session = await one.host.open("claude", cwd=str(tmp_path), **HOW)
         for prompt in ("a" * 200, "b" * 200):
             assert (await (await session.ask(prompt)).outcome()).kind.value == "done"
-        await until(lambda: [line for line in caplog.messages if "not copied" in line])
+        await until(lambda: [line for line in caplog.messages if "cannot copy its transcript" in line])
     # Said once, and not after each turn.
-    assert len([line for line in caplog.messages if "not copied" in line]) == 1
+    assert len([line for line in caplog.messages if "cannot copy its transcript" in line]) == 1
     async with here(store(nats_one, prefix), "two") as two:
         assert await two.cluster.transcripts.get(session.id) is None
 
@@ -234,7 +234,7 @@ async def test_transcript_holding_a_host_secret_is_not_copied(
         await first.outcome()
         await copied(one, session.id, first.id)
         await (await session.ask("it is hunter22")).outcome()
-        await until(lambda: [line for line in caplog.messages if "it holds a secret" in line])
+        await until(lambda: [line for line in caplog.messages if "it contains a secret" in line])
         data = await one.cluster.transcripts.get(session.id)
         assert data is not None
         assert unpack(data)[0].turn == first.id

@@ -318,7 +318,7 @@ def test_interrupt_of_silent_host_is_answered_as_unanswered(soon_lost: Fleet) ->
     try:
         answer = front.request("POST", f"/v1/sessions/{session}/turns/{turn}/interrupt", {})
         assert (answer.status, answer.json["title"]) == (504, "Unanswered"), answer
-        assert "not known" in answer.json["detail"]
+        assert "is unknown" in answer.json["detail"]
     finally:
         host.signal(signal.SIGCONT)
 

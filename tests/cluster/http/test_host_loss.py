@@ -42,7 +42,7 @@ def test_waiter_at_host_that_loses_its_lease_gets_the_logged_outcome(tmp_path: P
         told = [threads.submit(both.outcome, session, turn) for turn in (running, waiting)]
         servers.stop(0)
         try:
-            until(lambda: "nothing here is ours any more" in both.log.read_text(encoding="utf-8"), "it is fenced")
+            until(lambda: ": lease lost: " in both.log.read_text(encoding="utf-8"), "it is fenced")
         finally:
             servers.cont(0)
         outcomes = [each.result(60) for each in told]
@@ -63,7 +63,7 @@ def test_ask_not_started_before_host_loss_runs_elsewhere(tmp_path: Path) -> None
         until(lambda: both.get(f"/v1/sessions/{session}/turns/{running}")["state"] == "running", "it runs")
         servers.stop(0)
         try:
-            until(lambda: "nothing here is ours any more" in both.log.read_text(encoding="utf-8"), "it is fenced")
+            until(lambda: ": lease lost: " in both.log.read_text(encoding="utf-8"), "it is fenced")
         finally:
             servers.cont(0)
         # Its end waited for the servers in the journal, which was put back before the session was claimed again.

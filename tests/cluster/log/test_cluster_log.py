@@ -222,7 +222,7 @@ async def test_full_servers_are_reported_instead_of_the_network(tmp_path: Path, 
             assert any(isinstance(each, StoreError) for each in await outcomes(*filling))
             async with asyncio.timeout(20):
                 await until(lambda: bool(guard.lost))
-            assert "took no heartbeat" in str(guard.error)
+            assert "refused the heartbeat" in str(guard.error)
             assert "resources" in str(guard.error)
             assert "network" not in str(guard.error)
 

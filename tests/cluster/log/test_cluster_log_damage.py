@@ -51,7 +51,7 @@ async def test_foreign_last_message_damages_its_session_until_removed(
         assert isinstance(refused, StoreDamaged)
         assert refused.ids["subject"] == f"{prefix}.ev.s"
         assert f"rmm {prefix}-events {refused.ids['seq']}" in refused.hint
-        with pytest.raises(StoreDamaged, match="was not written by Banksman"):
+        with pytest.raises(StoreDamaged, match="it is foreign or incomplete"):
             await another.read("s", 0)
         log.release("s", writer.epoch)
         with pytest.raises(StoreDamaged):

@@ -878,7 +878,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 )
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def expire(work: Transition, id: str) -> None:
-        message = f"nobody answered within {work.state.config.question_seconds:g} s"
+        message = f"no answer within {work.state.config.question_seconds:g} s"
         questioning.answer(work, id, Decision(allows=True, message=message, by="expiry"))
 
     return expire
@@ -888,7 +888,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     "what a rule decided is asked all the same",
     questioning,
     "_verdict",
-    partial(test_questions.test_rule_answers_permission, (("Bash", Verdict.DENY),), (), "A q deny: a rule says no"),
+    partial(test_questions.test_rule_answers_permission, (("Bash", Verdict.DENY),), (), "A q deny: denied by a rule"),
 )
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def verdict(work: Transition, asked: Any, speaking: Turn | None) -> None:

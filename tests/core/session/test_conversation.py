@@ -315,7 +315,7 @@ def test_conversation_driven_by_another_session_fails_turn_and_ends_process() ->
     talk.ask(A)
     talk.begin()
     assert of(HoldConversation, talk.opens("a0000")) == [HoldConversation("talk")]
-    effects = talk.tell(ConversationTaken(0.0, 1, NotOwner("talk is in the hands of session x"), None))
+    effects = talk.tell(ConversationTaken(0.0, 1, NotOwner("cannot lease talk: session x holds it"), None))
     assert stopped(effects)
     talk.die(signal=15)
     assert talk.kinds == {"a": Kind.FAILED}
@@ -328,7 +328,7 @@ def test_next_process_does_not_resume_conversation_of_another_session(held: str 
     talk.ask(A)
     talk.begin()
     talk.opens("a0000")
-    talk.tell(ConversationTaken(0.0, 1, NotOwner("talk is in the hands of session x"), held))
+    talk.tell(ConversationTaken(0.0, 1, NotOwner("cannot lease talk: session x holds it"), held))
     assert [body["conversation"] for body in talk.logged(kinds.SESSION_CONVERSATION)] == ["talk", held]
     talk.die(signal=15)
     talk.wait(100.0)
@@ -343,7 +343,7 @@ def test_fork_that_enters_conversation_of_another_session_is_forked_again() -> N
     talk.ask(A)
     talk.begin()
     talk.opens("a0000")
-    talk.tell(ConversationTaken(0.0, 1, NotOwner("talk is in the hands of session x"), None))
+    talk.tell(ConversationTaken(0.0, 1, NotOwner("cannot lease talk: session x holds it"), None))
     talk.die(signal=15)
     talk.wait(100.0)
     assert of(StartProcess, talk.ask(B)) == [StartProcess(2, "theirs", forks=True)]

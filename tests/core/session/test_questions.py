@@ -251,11 +251,11 @@ def test_question_outside_turns_ends_with_its_process() -> None:
     ("session", "of_ask", "answer"),
     [
         ((("Bash", Verdict.ALLOW),), (), "A q allow: None"),
-        ((("Bash", Verdict.DENY),), (), "A q deny: a rule says no"),
+        ((("Bash", Verdict.DENY),), (), "A q deny: denied by a rule"),
         ((("Bash", Verdict.ASK),), (), None),
         ((("Read", Verdict.DENY),), (), None),
         ((("*", Verdict.DENY),), (("Bash", Verdict.ALLOW),), "A q allow: None"),
-        ((("*", Verdict.ALLOW),), (("Bash", Verdict.DENY),), "A q deny: a rule says no"),
+        ((("*", Verdict.ALLOW),), (("Bash", Verdict.DENY),), "A q deny: denied by a rule"),
         ((("*", Verdict.ALLOW),), (("*", Verdict.ASK),), None),
     ],
 )
@@ -317,7 +317,7 @@ def test_question_gets_default_answer_when_it_expires(default: str) -> None:
     talk.mean(asks())
     assert answers(talk.wait(4.9)) == []
     effects = talk.wait(0.1)
-    assert answers(effects) == [f"A q {default}: nobody answered within 5 s"]
+    assert answers(effects) == [f"A q {default}: no answer within 5 s"]
     assert of(CloseQuestion, effects) == [CloseQuestion(talk.named())]
     assert [body["by"] for body in talk.logged(kinds.QUESTION_ANSWERED)] == ["expiry"]
     assert talk.tell(QuestionAnswered(9.0, talk.named(), ALLOWED)) == []

@@ -69,10 +69,10 @@ def test_next_prompt_waits_for_sweep() -> None:
 
 def test_sweep_is_logged_with_turn_that_left_processes() -> None:
     talk = _interrupted()
-    talk.tell(ProcessReported(talk.at, 1, SweepEnded((SLEEP,), (Survivor(98, "other", "not ours to signal"),))))
+    talk.tell(ProcessReported(talk.at, 1, SweepEnded((SLEEP,), (Survivor(98, "other", "no permission to signal it"),))))
     (body,) = talk.logged(kinds.PROCESS_SWEPT)
     assert body["swept"] == [{"pid": 99, "command": "sleep 60"}]
-    assert body["survivors"] == [{"pid": 98, "command": "other", "why": "not ours to signal"}]
+    assert body["survivors"] == [{"pid": 98, "command": "other", "why": "no permission to signal it"}]
     assert body["after"] == "a"
 
 

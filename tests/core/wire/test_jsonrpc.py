@@ -105,7 +105,7 @@ def test_decode_marks_request_with_invalid_id(id: bytes) -> None:
 
 def test_decode_marks_request_without_method() -> None:
     assert jsonrpc.decode(b'{"id":7,"method":null}') == (
-        InvalidMessage("the method is no text", is_request=True, id=7),
+        InvalidMessage("the method is not text", is_request=True, id=7),
     )
 
 
@@ -192,7 +192,7 @@ def test_decode_reads_ends_of_line_too_long_to_salvage() -> None:
         # Of what is in the middle alone nobody can tell whose it is.
         (b'{"a":"xx', b'xx"}', RpcReply(None, is_cut=True)),
         (b'[{"id":5,"result":"', b'"}]', RpcReply(None, is_cut=True)),
-        (b"[0,0,0,", b"0,0]", InvalidMessage("an array that begins with no message")),
+        (b"[0,0,0,", b"0,0]", InvalidMessage("an array that does not begin with a message")),
         (b'{"id":1.5,"result":"', b'"}', RpcReply(None, is_cut=True)),
     ],
 )

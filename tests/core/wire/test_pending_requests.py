@@ -90,6 +90,6 @@ def test_exchange_remembers_last_request_until_next_frame() -> None:
 
 def test_exchange_rejects_invalid_message_only_when_it_is_request() -> None:
     exchange = PendingRequests[str](BARE)
-    assert exchange.reject(InvalidMessage("no object")) == (exchange, ())
+    assert exchange.reject(InvalidMessage("not an object")) == (exchange, ())
     _, [frame] = exchange.reject(InvalidMessage("the id", is_request=True))
     assert json.loads(frame) == {"id": None, "error": {"code": -32600, "message": "the id"}}

@@ -184,7 +184,7 @@ async def attempt(*argv):
         done = await banksman.execute(argv, timeout=20)
         return done.survivors == ()
     except banksman.MachineError as exc:
-        return "may have run" in str(exc) and "look before you try again" in exc.hint
+        return "may have run" in str(exc) and "check what it did before you try again" in exc.hint
 
 async def main():
     for _ in range(10):
@@ -201,8 +201,8 @@ async def main():
 
 asyncio.run(main())
 """
-    expected = "the keeper died while it started the command, which may have run"
-    hint = "nothing of it is left; look before you try again"
+    expected = "cannot start the command: its keeper died during the start; the command may have run"
+    hint = "check what it did before you try again; none of its processes is left"
     assert_said(run_program(code, marker), marker, f"{expected} ({hint})\n")
 
 

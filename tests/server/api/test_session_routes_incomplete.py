@@ -61,7 +61,7 @@ async def test_create_neither_reuses_nor_deletes_a_session_made_by_another_host(
         with suppress(asyncio.CancelledError, UsageError):
             await creating
     else:
-        with pytest.raises(UsageError, match="there is a session 's' already"):
+        with pytest.raises(UsageError, match="session 's' already exists"):
             await creating
     assert data(await everything(log)) == [b"of another host"]
     assert (await Writer.claim(log)).epoch == writer.epoch + 2  # It was let go of.

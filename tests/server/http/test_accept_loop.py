@@ -42,7 +42,7 @@ def test_accept_loop_keeps_room_for_owner_when_clients_lack_a_token(tmp_path: Pa
         session = served.open()
         assert any(message.data.get("session") == session for message in stream.messages())
         log = served.log.read_text(encoding="utf-8")
-        assert log.count("there is no room for more connections") == 1
+        assert log.count("connection limit reached") == 1
 
 
 def test_accept_loop_serves_owner_socket_when_port_is_full(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_accept_loop_at_fd_limit_makes_connections_wait_and_still_starts_command
             peer.settimeout(60)
             assert peer.recv(65536).startswith(b"HTTP/1.1 200 ")
         log = served.log.read_text(encoding="utf-8")
-        assert "there is no room for more" in log
+        assert "connection limit reached" in log
         assert "Traceback" not in log
         # What it said about it is a line for each time, and not one for each who waits a second.
-        assert log.count("there is no room for more") <= 60
+        assert log.count("connection limit reached") <= 60

@@ -308,7 +308,7 @@ def test_folder_replaced_by_a_link_out_of_the_roots_starts_no_process(
     work.symlink_to(outside)
     outcome = served.outcome(session, served.ask(session, "Go."))
     assert outcome["kind"] == "failed"
-    assert "nothing is started in that folder" in outcome["error"]
+    assert "cannot start anything in that folder" in outcome["error"]
     assert list(outside.iterdir()) == []
 
 

@@ -126,20 +126,20 @@ def _loosen_folder(path: Path) -> None:
 @pytest.mark.parametrize(
     ("prepare", "why"),
     [
-        pytest.param(_write(b"token", 0o640), "may be read by others", id="group"),
-        pytest.param(_write(b"token", 0o602), "may be read by others", id="others"),
+        pytest.param(_write(b"token", 0o640), "is readable by other users", id="group"),
+        pytest.param(_write(b"token", 0o602), "is readable by other users", id="others"),
         pytest.param(_write(b""), "is empty", id="empty"),
         pytest.param(_write(b" \n"), "is empty", id="blank"),
         pytest.param(_write(b"x" * 4097), "longer than 4096 bytes", id="long"),
-        pytest.param(_write(b"to ken"), "cannot be in a header", id="a blank inside"),
-        pytest.param(_write("tök".encode()), "cannot be in a header", id="no ASCII"),
-        pytest.param(_write(b"a\nb"), "cannot be in a header", id="two lines"),
-        pytest.param(_write(b"a\0"), "cannot be in a header", id="a zero"),
+        pytest.param(_write(b"to ken"), "that a header cannot hold", id="a blank inside"),
+        pytest.param(_write("tök".encode()), "that a header cannot hold", id="no ASCII"),
+        pytest.param(_write(b"a\nb"), "that a header cannot hold", id="two lines"),
+        pytest.param(_write(b"a\0"), "that a header cannot hold", id="a zero"),
         pytest.param(_link, "is a symbolic link", id="a link"),
-        pytest.param(Path.mkdir, "is no regular file", id="a folder"),
-        pytest.param(os.mkfifo, "is no regular file", id="a pipe"),
-        pytest.param(_give_away, "belongs to the user 12345", id="of another user"),
-        pytest.param(_loosen_folder, "others may change", id="in a loose folder"),
+        pytest.param(Path.mkdir, "is not a regular file", id="a folder"),
+        pytest.param(os.mkfifo, "is not a regular file", id="a pipe"),
+        pytest.param(_give_away, "belongs to user 12345", id="of another user"),
+        pytest.param(_loosen_folder, "other users can replace files", id="in a loose folder"),
     ],
 )
 def test_token_file_that_cannot_be_secret_is_refused(tmp_path: Path, prepare: Callable[[Path], None], why: str) -> None:
@@ -162,7 +162,7 @@ def test_token_file_of_maximum_length_is_accepted(tmp_path: Path) -> None:
 
 def test_token_file_in_impossible_folder_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot keep the token") as caught:
+    with pytest.raises(UsageError, match="cannot store the token") as caught:
         token_file.load_or_make(tmp_path / "file" / "token")
     assert "token_file" in caught.value.hint
 

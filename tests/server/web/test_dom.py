@@ -49,7 +49,7 @@ def test_dom_escapes_text_and_refuses_executable_attributes(dom: Dom) -> None:
         said = dom.run(
             f"try {{ dom.el('div', {{{name}: 'x'}}); return 'made' }} catch (error) {{ return error.message }}"
         )
-        assert "cannot be set" in said, name
+        assert "cannot set " in said, name
     for address in (
         *("javascript:alert(1)", " javascript:x", "java\\tscript:x", "JavaScript:x", "\\x01javascript:x"),
         *("data:text/html,x", "vbscript:x", "data:image/svg+xml,x", "file:///etc/passwd"),

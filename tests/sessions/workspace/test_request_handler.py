@@ -89,7 +89,7 @@ async def test_request_is_answered_with_result_or_error(tmp_path: Path) -> None:
     assert "not inside the session's folder" in await case.error(case.ask("fs/read_text_file", path="/etc/passwd"))
     assert "not served here" in await case.error(case.ask("fs/delete", path=path))
     await case.close()
-    assert "is gone" in await case.error(case.ask("fs/read_text_file", path=path))
+    assert "process has ended" in await case.error(case.ask("fs/read_text_file", path=path))
 
 
 async def test_request_without_workspace_is_refused(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ async def test_next_process_inherits_no_terminals_or_writes(tmp_path: Path, mark
     id = await case.tree(marker)
     late = case.ask("fs/write_text_file", path=f"{tmp_path}/late", content="x")
     case.callbacks.work_in(Workspace(str(tmp_path)))
-    assert "is gone" in await case.error(late)
+    assert "process has ended" in await case.error(late)
     assert "there is no terminal" in await case.error(case.ask("terminal/output", terminalId=id))
     assert "terminalId" in await case.result(case.ask("terminal/create", command="true"))
     await case.close()

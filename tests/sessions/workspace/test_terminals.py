@@ -448,7 +448,7 @@ async def test_terminals_are_bounded(tmp_path: Path) -> None:
     async with working(tmp_path) as workspace:
         ids = await asyncio.gather(*(sleeping(workspace) for _ in range(TERMINALS_MAX)))
         assert len(set(ids)) == TERMINALS_MAX
-        with pytest.raises(Refused, match=f"{TERMINALS_MAX} terminals are running"):
+        with pytest.raises(Refused, match=f"another terminal: {TERMINALS_MAX} are running"):
             await sleeping(workspace)
         await _release(workspace, ids[0])
         await sleeping(workspace)
@@ -535,13 +535,13 @@ async def test_workspace_serves_only_configured_methods(tmp_path: Path) -> None:
     path = {"path": f"{tmp_path}/text"}
     async with working(tmp_path, serves=("fs",)) as workspace:
         assert await workspace.serve("fs/read_text_file", path) == {"content": ""}
-        with pytest.raises(UsageError, match="only fs/read_text_file, fs/write_text_file"):
+        with pytest.raises(UsageError, match="served methods: fs/read_text_file, fs/write_text_file"):
             await workspace.serve("terminal/create", SLEEPS)
     async with working(tmp_path, serves=("terminal",)) as workspace:
         with pytest.raises(UsageError):
             await workspace.serve("fs/read_text_file", path)
     async with working(tmp_path, serves=()) as workspace:
-        with pytest.raises(UsageError, match="only nothing"):
+        with pytest.raises(UsageError, match="served methods: none"):
             await workspace.serve("fs/read_text_file", path)
     async with working(tmp_path) as workspace:
         for method in ("", "fs", "fs/", "fs/delete", "_read", "__init__", "x" * 10_000):

@@ -355,5 +355,5 @@ async def test_open_refuses_path_that_is_no_regular_file(tmp_path: Path, kind: s
         os.mkfifo(path)
     elif kind == "folder":
         path.mkdir()
-    with pytest.raises(StoreError, match="no regular file"):
+    with pytest.raises(StoreError, match="not a regular file"):
         SqliteLog(path)

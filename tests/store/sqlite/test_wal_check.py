@@ -273,7 +273,7 @@ connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         os.truncate(log_of(copy), LOG_HEADER + kept * FRAME)
         with pytest.raises(StoreDamaged) as caught:
             check_tail(str(copy))
-        assert (f"remove {copy}-shm to go on" in caught.value.hint) == (kept >= folded)
+        assert (f"remove {copy}-shm to continue" in caught.value.hint) == (kept >= folded)
         assert f"remove {copy}-wal" not in caught.value.hint
         if kept >= folded:
             index_of(copy).unlink()

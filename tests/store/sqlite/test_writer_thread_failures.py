@@ -80,7 +80,7 @@ async def test_unwritable_operation_fails_alone(path: Path, culprit: str, caplog
     assert await fine.answers.all() == [None] * 3
     assert await also_fine.answers.all() == [None]
     assert await refused.answers.all() == [NotOwner, NotOwner]
-    assert "believes" in str(refused.answers.given[0][1])
+    assert "its last seq is not 7" in str(refused.answers.given[0][1])
     assert await claiming == 1
     failed = answers if culprit == "id" else bad.answers
     assert await failed.all() in ([StoreError], [NotOwner])

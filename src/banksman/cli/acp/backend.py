@@ -123,8 +123,8 @@ class BundledServer:
                 self._wishes.put(MainThreadRequest.SERVE)
             self._changed.wait_for(self._is_settled, START_SECONDS_MAX)
             if self._place is None:
-                reason = self._failure or f"not within {START_SECONDS_MAX:.0f} s"
-                raise NoServer(f"there is no server, and none could be started here: {reason}")
+                reason = self._failure or f"it did not start within {START_SECONDS_MAX:.0f} s"
+                raise NoServer(f"no server is running, and starting one failed: {reason}")
             return self._place
 
     def end(self) -> None:
@@ -171,7 +171,7 @@ class BundledServer:
         except ModuleNotFoundError as exc:
             if (exc.name or "").startswith("banksman"):
                 raise
-            self._fail(f"it needs {exc.name}, which is not installed (pip install 'banksman[server]')")
+            self._fail(f"the package {exc.name} is not installed (pip install 'banksman[server]')")
             return False
         settings = load(None, _flags())
 
@@ -186,7 +186,7 @@ class BundledServer:
             await loop.create_future()
 
         code = run(settings, serving)
-        self._fail("it ended at once; stderr says why")
+        self._fail("it exited at once; see stderr")
         return code == 0
 
     def _fail(self, reason: str) -> None:
@@ -331,7 +331,7 @@ def _one_at_a_time() -> Generator[None]:
         fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         _lock(fd)
     except (OSError, BanksmanError, RuntimeError) as exc:
-        say_aside(f"banksman: no lock in the state folder: {exc}")
+        say_aside(f"banksman: cannot lock the state folder: {exc}")
     try:
         yield
     finally:

@@ -181,14 +181,15 @@ class EditorConnection:
     def hear(self, line: bytes | None) -> None:
         """Handle one line; None for a line that was too long to keep."""
         if line is None:
-            self._send(JSONRPC.error(None, PARSE_ERROR, f"a line of more than {LINE_BYTES_MAX} bytes is not taken"))
+            reason = f"cannot read the line: it is longer than {LINE_BYTES_MAX} bytes"
+            self._send(JSONRPC.error(None, PARSE_ERROR, reason))
             return
         if not line.strip():
             return
         if line.lstrip().startswith(b"["):
             # No editor sends batches. One line could hold millions of messages, and each needs an
             # answer.
-            self._send(JSONRPC.error(None, INVALID_REQUEST, "a batch is not taken: one message a line"))
+            self._send(JSONRPC.error(None, INVALID_REQUEST, "cannot read a batch: send one message per line"))
             return
         (message,) = decode(line)
         match message:
@@ -199,8 +200,8 @@ class EditorConnection:
             case RpcReply():
                 self._settle(message)
             case InvalidMessage(reason):
-                code = PARSE_ERROR if reason.startswith("no JSON") else INVALID_REQUEST
-                self._send(JSONRPC.error(None, code, f"this is no message: {reason}"))
+                code = PARSE_ERROR if reason.startswith("not JSON") else INVALID_REQUEST
+                self._send(JSONRPC.error(None, code, f"cannot read the message: {reason}"))
 
     def _begin(self, call: RpcCall) -> None:
         with self._lock:
@@ -208,16 +209,18 @@ class EditorConnection:
             if not is_known and not is_full:
                 self._open.add(call.id)
         if is_known or is_full:
-            reason = "a request with this id is open" if is_known else f"{REQUESTS_MAX} requests are open"
+            reason = (
+                "a request with this id is already open" if is_known else f"too many requests are open ({REQUESTS_MAX})"
+            )
             self._send(JSONRPC.error(call.id, INVALID_REQUEST, reason))
         elif call.is_cut:
-            self.refuse(call.id, EditorRefusal(INVALID_REQUEST, "the request could not be read to its end"))
+            self.refuse(call.id, EditorRefusal(INVALID_REQUEST, "cannot read the request: it is cut off"))
         elif call.method == "session/prompt":
             self._begin_prompt(call)
         elif call.method in self._methods.named:
             self._spawn(self._perform, self._methods.named[call.method], call)
         else:
-            self.refuse(call.id, EditorRefusal(METHOD_NOT_FOUND, f"there is no method {call.method!r:.100}"))
+            self.refuse(call.id, EditorRefusal(METHOD_NOT_FOUND, f"unknown method {call.method!r:.100}"))
 
     def _begin_prompt(self, call: RpcCall) -> None:
         try:
@@ -272,7 +275,7 @@ class EditorConnection:
         try:
             line = JSONRPC.notice("session/update", {"sessionId": session, "update": update})
         except UsageError as exc:
-            say_aside(f"banksman: session {session}: an update is left out: {exc}")
+            say_aside(f"banksman: session {session}: cannot send an update: {exc}")
         else:
             self._outbox.put(line)
 

@@ -178,7 +178,7 @@ class EditorSession:
                 self._backend.insist(f"{self._path}/turns/{segment(turn)}/interrupt")
             except ClientError as exc:
                 # The log still reports the end of the turn.
-                say_aside(f"banksman: turn {turn} could not be stopped: {exc}")
+                say_aside(f"banksman: cannot stop turn {turn}: {exc}")
 
     def has(self, request: Id) -> bool:
         """Return whether this request is a pending prompt of the session."""
@@ -275,7 +275,7 @@ class EditorSession:
 
     def _lose(self, error: BanksmanError) -> None:
         """Fail everything that waits, because no further event will come."""
-        say_aside(f"banksman: session {self.id} can no longer be followed: {error}")
+        say_aside(f"banksman: cannot follow session {self.id}: {error}")
         refusal = refusal_of(error)
         with self._lock:
             waiting, load, self._load = list(self._prompts.values()), self._load, None

@@ -27,12 +27,12 @@ FLUSH_SECONDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _NOTES = """\
-An editor (Zed, JetBrains, acpx …) starts it and speaks ACP with it on stdin and stdout; nobody else needs to. The
-server: --url, BANKSMAN_URL, url of the settings, or the one that was started here; if there is none, one inside.
-docs/editors.md has the settings of editors.
+An editor (Zed, JetBrains, acpx …) starts this verb and speaks ACP with it on stdin and stdout. The
+server is the first of: --url, BANKSMAN_URL, url in the settings, this user's running server. Without
+a server, acp starts one in this process. docs/editors.md has the settings of editors.
 
-exit codes: 0 the editor has gone or TERM was sent, 2 wrong usage, 130 Ctrl-C. Whatever else goes wrong is told to the
-editor, as the answer to what it asked for.
+exit codes: 0 the editor disconnected or TERM was received, 2 wrong usage, 130 Ctrl-C. Any other
+failure is sent to the editor, as the error of its request.
 """
 
 
@@ -40,12 +40,14 @@ def parser() -> Parser:
     flags = Parser(
         "acp",
         "[--agent AGENT] [--url URL] [-- COMMAND …]",
-        "Be an ACP agent for an editor, with supervised sessions behind it. COMMAND replaces the agent's.",
+        "Act as an ACP agent for an editor, with supervised sessions. COMMAND replaces the agent's command.",
         "banksman acp --agent claude",
         notes=_NOTES,
     )
-    flags.add_argument("--agent", default="claude", metavar="AGENT", help="one that the server knows (claude)")
-    flags.add_argument("--url", metavar="URL", help="the server to ask")
+    flags.add_argument(
+        "--agent", default="claude", metavar="AGENT", help="an agent that the server knows (default: claude)"
+    )
+    flags.add_argument("--url", metavar="URL", help="URL of the server, or unix:PATH for its socket")
     return flags
 
 
@@ -54,11 +56,11 @@ def main(words: list[str]) -> int:
     before, command = split_command(words)
     arguments = flags.parse_args(before)
     if command == []:
-        flags.error("there is no command after --")
+        flags.error("no command after --")
     try:
         stdin, stdout = take_stdio()
     except OSError as exc:
-        flags.error(f"stdin and stdout are where the editor is, and one is missing: {exc.strerror}")
+        flags.error(f"cannot use stdin and stdout for the editor: {exc.strerror}")
     try:
         stage = _Stage(arguments.url, SessionDefaults(arguments.agent, command))
     except UsageError as exc:

@@ -51,7 +51,7 @@ class EditorSessions:
             talk = self._talks.get(session)
         if talk is None:
             raise bad_params(
-                f"this editor has no session {session!r:.100} open", "session/load or session/resume opens one"
+                f"this editor has not opened session {session!r:.100}", "call session/load or session/resume"
             )
         return talk
 
@@ -68,9 +68,9 @@ class EditorSessions:
         with self._lock:
             old = self._talks.get(talk.id)
             if old is not None and old.is_busy:
-                raise bad_params("the session is at work for this editor", "wait for its prompts, or stop them")
+                raise bad_params("the session has running prompts of this editor", "wait for them, or cancel them")
             if old is None and len(self._talks) >= TALKS_MAX:
-                raise bad_params(f"{TALKS_MAX} sessions are open", "close some, or start another editor")
+                raise bad_params(f"too many sessions are open ({TALKS_MAX})", "close some, or start another editor")
             self._talks[talk.id] = talk
         if old is not None:
             old.rest()
@@ -102,7 +102,7 @@ def list_sessions(client: Client, *, cursor: Any, cwd: Any) -> dict[str, Any]:
     """
     for name, value in (("cursor", cursor), ("cwd", cwd)):
         if value is not None and not isinstance(value, str):
-            raise bad_params(f"{name} is no text")
+            raise bad_params(f"{name} must be a string")
     page = client.get("/v1/sessions", {"after": cursor, "limit": PAGE_SESSIONS_MAX})
     shown = [info for session in page["sessions"] if (info := _info(client, session)) is not None]
     listed: dict[str, Any] = {"sessions": [info for info in shown if cwd is None or info["cwd"] == cwd]}
@@ -176,7 +176,7 @@ class Methods:
         content = call.named.get("prompt")
         blocks = cast("list[Any]", content) if isinstance(content, list) else [None]
         if not all(isinstance(block, dict) for block in blocks):
-            raise bad_params("the prompt is no list of content blocks")
+            raise bad_params("prompt must be a list of content blocks")
         prompt = talk.begin(call.id)
         self.talks.follow(talk)
         return talk, prompt, blocks
@@ -187,7 +187,7 @@ class Methods:
         agent = next((agent for agent in agents if agent["name"] == self._usual.agent), None)
         if agent is None:
             known = ", ".join(agent["name"] for agent in agents)
-            raise bad_params(f"there is no agent {self._usual.agent!r:.100}", f"known are: {known}")
+            raise bad_params(f"unknown agent {self._usual.agent!r:.100}", f"known agents: {known}")
         capabilities: list[str] = agent["capabilities"]
         has_servers = "mcp_servers" in capabilities
         return {
@@ -216,7 +216,7 @@ class Methods:
         body: dict[str, Any] = {"agent": self._usual.agent, "cwd": _folder(call)}
         servers: Any = [] if call.named.get("mcpServers") is None else call.named["mcpServers"]
         if not isinstance(servers, list):
-            raise bad_params("mcpServers is no list")
+            raise bad_params("mcpServers must be a list")
         if servers:
             body["mcp_servers"] = servers
         wishes = _mapping(_mapping(call.named.get("_meta")).get("banksman"))
@@ -260,7 +260,7 @@ class Methods:
     def _set_config_option(self, call: RpcCall) -> dict[str, Any]:
         id = text_of(call, "configId")
         if id not in session_updates.NAMES:
-            raise bad_params(f"there is no option {id!r:.100}", f"known are: {', '.join(session_updates.NAMES)}")
+            raise bad_params(f"unknown option {id!r:.100}", f"known options: {', '.join(session_updates.NAMES)}")
         name, value = session_updates.NAMES[id], text_of(call, "value")
         talk = self._change(call, name, value)
         # The answer does not wait for the log, which reports the change a moment later.
@@ -299,14 +299,14 @@ def text_of(message: RpcCall | Notification, name: str) -> str:
     """Return a text parameter. Raises `EditorRefusal` if it is missing."""
     value = message.named.get(name)
     if not isinstance(value, str) or not value:
-        raise bad_params(f"{name} is missing, or no text")
+        raise bad_params(f"{name} is missing or not a string")
     return value
 
 
 def _folder(call: RpcCall) -> str:
     cwd = text_of(call, "cwd")
     if not os.path.isabs(cwd):
-        raise bad_params(f"cwd is not absolute: {cwd!r:.200}")
+        raise bad_params(f"cwd must be an absolute path: {cwd!r:.200}")
     return cwd
 
 

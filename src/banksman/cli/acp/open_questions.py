@@ -79,7 +79,7 @@ def refused(failure: Failure) -> dict[str, Any]:
     """Return a denial with a message, for an editor that answered with an error."""
     return {
         "decision": "deny",
-        "message": f"denied: the editor answered by the error {failure.code} {failure.message!r:.100}",
+        "message": f"denied: the editor answered with error {failure.code} {failure.message!r:.100}",
     }
 
 
@@ -189,7 +189,7 @@ class EditorQuestions:
         if asked is None:
             return
         if asked["wants"] != "permission":
-            say_aside(f"banksman: an editor cannot be asked this: see banksman answer {self._session} {question}")
+            say_aside(f"banksman: an editor cannot show this question: run banksman answer {self._session} {question}")
             return
         asked = {**asked, "question": question}
         params = request_of(self._session, asked, self._title_of)
@@ -216,10 +216,10 @@ class EditorQuestions:
                 with self._lock:
                     is_open = question in self._open
                 if not is_open or time.monotonic() > deadline:
-                    say_aside(f"banksman: question {question} cannot be looked at: {exc}")
+                    say_aside(f"banksman: cannot read question {question}: {exc}")
                     return []
             except BanksmanError as exc:
-                say_aside(f"banksman: question {question} cannot be looked at: {exc}")
+                say_aside(f"banksman: cannot read question {question}: {exc}")
                 return []
             time.sleep(AWAY_SECONDS)
 
@@ -234,4 +234,4 @@ class EditorQuestions:
         try:
             self._backend.insist(f"{self._path}/{segment(asked['question'])}", body)
         except ClientError as exc:
-            say_aside(f"banksman: question {asked['question']} could not be answered: {exc}")
+            say_aside(f"banksman: cannot answer question {asked['question']}: {exc}")

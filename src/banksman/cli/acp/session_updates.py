@@ -26,12 +26,12 @@ _CALLERS = (400, 404, 413, 415, 422)
 
 _WORDS = {
     "failed": "the agent failed",
-    "refused": "the prompt was declined, and nothing of it was sent",
+    "refused": "the prompt was refused, and not sent to the agent",
     "unknown": "the server died while the turn was open",
 }
 _HINTS = {
-    "refused": "it can be asked again",
-    "unknown": "what the agent did until then is not known for sure; look before it is asked again",
+    "refused": "send the prompt again",
+    "unknown": "check what the agent has done before you send the prompt again",
 }
 # Maximum number of prompts that were asked and not started. The limit of a session's queue is below
 # this.

@@ -41,7 +41,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 }
 # Members of GET replies that are lists of objects. These objects are checked, too.
 _LISTED = ("sessions", "events", "commands", "hosts", "agents", "asked", "tree", "clocks", "requests")
-_HINT = "is it a Banksman server of this version? See --url and BANKSMAN_URL"
+_HINT = "check that --url or BANKSMAN_URL names a Banksman server of this version"
 
 CONNECT_SECONDS_MAX = 10.0
 # A live server answers sooner, unless it was asked to wait. Closing and interrupting take as long
@@ -76,13 +76,13 @@ def checked(reply: Any, *, is_look: bool = True) -> ServerReply:
     `is_look`: the reply answers a GET, in which listed members must be objects, too.
     """
     if not isinstance(reply, ServerReply):
-        raise UnexpectedReply(f"cannot read the server's reply: it is {_kind(reply)}, and no object", hint=_HINT)
+        raise UnexpectedReply(f"cannot read the server's reply: it is {_kind(reply)}, not an object", hint=_HINT)
     _check(reply)
     for name in _LISTED if is_look else ():
         listed = reply.get(name, [])
         for each in cast("list[Any]", listed) if isinstance(listed, list) else (listed,):
             if not isinstance(listed, list) or not isinstance(each, ServerReply):
-                raise UnexpectedReply(f"cannot read the server's reply: {name!r} has {_kind(each)}", hint=_HINT)
+                raise UnexpectedReply(f"cannot read the server's reply: {name!r} contains {_kind(each)}", hint=_HINT)
             _check(each)
     return reply
 
@@ -95,7 +95,7 @@ def _check(said: ServerReply) -> None:
 
 
 def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "nothing"}
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return next((name for kind, name in names.items() if isinstance(value, kind)), "a number")
 
 
@@ -308,9 +308,13 @@ def _is_going(error: Problem) -> bool:
 
 def _unreachable(refusal: Problem) -> Problem:
     """Return the refusal with advice for an owner that does not answer."""
-    hint = f"end that process (kill {refusal.ids.get('pid')}), and the next verb goes on with the session"
+    hint = f"end that process (kill {refusal.ids.get('pid')}); the next verb then takes the session over"
     return Problem(
-        refusal.title, f"{refusal.detail}, and does not answer", hint=hint, status=refusal.status, ids=refusal.ids
+        refusal.title,
+        f"{refusal.detail}; that process does not answer",
+        hint=hint,
+        status=refusal.status,
+        ids=refusal.ids,
     )
 
 
@@ -411,14 +415,18 @@ def _losses(place: ServerAddress) -> Generator[None]:
     try:
         yield
     except TimeoutError as exc:
-        raise Silent(f"{place.url} is silent", hint="it may be stopped, or busy: its log says more") from exc
+        hint = "the server may be stopped or busy; see its log"
+        raise Silent(f"{place.url} does not answer", hint=hint) from exc
     except (http.client.RemoteDisconnected, http.client.IncompleteRead, ConnectionError) as exc:
-        raise Lost(f"the connection to {place.url} was lost", hint="is the server still running?") from exc
+        raise Lost(f"the connection to {place.url} was lost", hint="check that the server is still running") from exc
     except http.client.HTTPException as exc:
         if isinstance(exc, http.client.BadStatusLine) and "HTTP/1.".startswith(str(exc.args[0])[:7]):
-            raise Lost(f"the connection to {place.url} was lost", hint="is the server still running?") from exc
+            raise Lost(
+                f"the connection to {place.url} was lost", hint="check that the server is still running"
+            ) from exc
         # The text of this exception would repeat the bytes that the other side sent.
-        raise NoServer(f"what answers at {place.url} does not speak HTTP", hint="see --url and BANKSMAN_URL") from exc
+        reason = "it does not speak HTTP"
+        raise NoServer(f"cannot use the server at {place.url}: {reason}", hint="check --url and BANKSMAN_URL") from exc
     except OSError as exc:
         raise Lost(f"the connection to {place.url} was lost: {exc.strerror or exc}") from exc
 
@@ -431,12 +439,12 @@ def _target(place: ServerAddress, path: str, query: Query | None) -> str:
 def _read(response: http.client.HTTPResponse, place: ServerAddress) -> bytes:
     content = response.read(ANSWER_BYTES_MAX + 1)
     if len(content) > ANSWER_BYTES_MAX:
-        raise NoServer(f"{place.url} answers with more than {ANSWER_BYTES_MAX} bytes")
+        raise NoServer(f"cannot read the reply of {place.url}: it is larger than {ANSWER_BYTES_MAX} bytes")
     # A read with a limit does not notice an early end, so the remaining length is checked. A
     # response that was cut in its header has no body at all.
     is_said_empty = response.status == 204 or response.headers.get("Content-Length") == "0"
     if response.length or (not content and not is_said_empty):
-        raise Lost(f"the connection to {place.url} was lost", hint="is the server still running?")
+        raise Lost(f"the connection to {place.url} was lost", hint="check that the server is still running")
     return content
 
 
@@ -446,7 +454,8 @@ def _decoded(content: bytes, place: ServerAddress) -> Any:
     try:
         return decode(content)
     except (ValueError, RecursionError) as exc:
-        raise NoServer(f"what answers at {place.url} is not Banksman", hint="see --url and BANKSMAN_URL") from exc
+        reason = "it is not Banksman"
+        raise NoServer(f"cannot use the server at {place.url}: {reason}", hint="check --url and BANKSMAN_URL") from exc
 
 
 def _problem(response: http.client.HTTPResponse, place: ServerAddress) -> Problem:
@@ -463,8 +472,8 @@ def _problem(response: http.client.HTTPResponse, place: ServerAddress) -> Proble
     kind = Problem
     if response.status == 401:
         kind = NotLetIn
-        none = "set BANKSMAN_TOKEN: the token in the state folder is for the server that this user has announced there"
-        hint = none if place.token is None else "the token is not this server's; see BANKSMAN_TOKEN"
+        none = "set BANKSMAN_TOKEN; the token in the state folder is only for the server that this user runs"
+        hint = none if place.token is None else "check BANKSMAN_TOKEN: the token is for another server"
     problem = kind(title, detail, hint=hint, status=response.status, ids=ids)
     after = response.headers.get("Retry-After", "")
     if after.isascii() and after.isdigit() and len(after) < 6:

@@ -102,7 +102,7 @@ def announced_at(url: str) -> ServerAddress | None:
 def at_socket(path: str) -> ServerAddress:
     """Return the address of a server at a Unix socket."""
     if not path or "\0" in path:
-        raise UsageError("this is no path of a socket", hint=f"{UNIX}/PATH")
+        raise UsageError("cannot use this path of a socket: it is empty or contains NUL", hint=f"use {UNIX}/PATH")
     path = os.path.abspath(path)
     return ServerAddress(f"{UNIX}{path}", is_secure=False, host="localhost", port=0, prefix="", token=None, socket=path)
 
@@ -181,20 +181,22 @@ def _without_token(url: str) -> tuple[str, str]:
 
 
 def _parsed(url: str) -> ServerAddress:
-    hint = "it looks like http://127.0.0.1:4380, or unix:PATH for a socket"
+    hint = "use a URL such as http://127.0.0.1:4380, or unix:PATH for a socket"
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise UsageError("the server's URL cannot be read", hint=hint) from None
+        raise UsageError("cannot read the server's URL: it is not valid", hint=hint) from None
     if "@" in parts.netloc:
         # The URL is not repeated in the message, because it holds a secret.
-        raise UsageError("a URL with a user or a password in it is not taken", hint="put the token in BANKSMAN_TOKEN")
+        hint = "put the token in BANKSMAN_TOKEN"
+        raise UsageError("cannot use the server's URL: it contains a user or a password", hint=hint)
     if parts.scheme not in ("http", "https") or not host or not url.isascii() or not url.isprintable() or " " in url:
-        raise UsageError(f"{url!r} is not the URL of a server", hint=hint)
+        raise UsageError(f"cannot use {url!r}: it is not the URL of a server", hint=hint)
     if parts.fragment or parts.query:
         # The URL is not repeated in the message: the user may have put a secret there.
-        raise UsageError("the server's URL has a ? or a # in it", hint="leave away what comes after the port")
+        hint = "remove the part that begins with ? or #"
+        raise UsageError("cannot use the server's URL: it contains ? or #", hint=hint)
     is_secure = parts.scheme == "https"
     return ServerAddress(
         url=f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}",
@@ -221,12 +223,13 @@ def _token(in_url: str, *, is_ours: bool) -> str | None:
         except FileNotFoundError:
             return None
         except OSError as exc:
-            raise UsageError(f"the token in {path} cannot be read: {exc.strerror}") from exc
+            raise UsageError(f"cannot read the token in {path}: {exc.strerror}") from exc
     if not token:
         return None
     # Checked here, because the HTTP library would repeat an invalid token in its error.
     if not all("!" <= character <= "~" for character in token):
-        raise UsageError(f"what is in {place} is no token", hint="a token is one word of visible ASCII")
+        hint = "use a token that is one word of visible ASCII"
+        raise UsageError(f"cannot use the token in {place}: it contains other characters", hint=hint)
     return token
 
 

@@ -270,7 +270,7 @@ class EventFollower:
                             return
                 # A connection may end without an error. A server that does nothing else, each time,
                 # is an error.
-                raise Lost("the server ends each connection before it says anything", hint="its log may say why")
+                raise Lost("the server closed the connection before it sent an event", hint="see the server's log")
             except (NoServer, Problem) as exc:
                 now = time.monotonic()
                 was_there = was_there or isinstance(exc, Lost)
@@ -322,8 +322,10 @@ class EventFollower:
         ) as response:
             if response.headers.get_content_type() != "text/event-stream":
                 if not response.read1(1):
-                    raise Lost("the connection was lost in the middle of its head")
-                raise StreamBroken("what answers there is not Banksman", hint="see --url and BANKSMAN_URL")
+                    raise Lost("the connection was lost in the middle of the HTTP header")
+                raise StreamBroken(
+                    "cannot follow the events: the server is not Banksman", hint="check --url and BANKSMAN_URL"
+                )
             while data := response.read1(READ_BYTES_MAX):
                 for event in _parsed(parser, data):
                     if event.get("kind") == "stream.closing":
@@ -346,8 +348,8 @@ class EventFollower:
             return False
         if self._saw_hole:
             raise StreamBroken(
-                f"the server leaves out the events {self._seq + 1} to {seq - 1}",
-                hint="this is a bug; banksman log without --follow reads them another way",
+                f"cannot follow the events: the server skipped events {self._seq + 1} to {seq - 1}",
+                hint="this is a bug; `banksman log` without --follow reads them in another way",
             )
         self._saw_hole = True
         return True
@@ -360,7 +362,7 @@ class EventFollower:
         if not isinstance(seq, int) or not isinstance(cursor, str):
             return None  # stream.live or a heartbeat.
         if seq_of(cursor) != seq:
-            raise StreamBroken("an event's cursor is not its place")
+            raise StreamBroken("cannot follow the events: the cursor of an event does not match its seq")
         if self._seq is not None and seq <= self._seq:
             return None
         self._seq, self.cursor, self._saw_hole = seq, cursor, False
@@ -398,7 +400,7 @@ def _parsed(parser: SseParser, data: bytes) -> Iterator[Event]:
     # `OversizeMessage` is a ValueError with a better text.
     except (ValueError, RecursionError) as exc:
         why = f": {exc}" if isinstance(exc, OversizeMessage) else ""
-        raise StreamBroken(f"what answers there does not speak as our server does{why}") from exc
+        raise StreamBroken(f"cannot follow the events: the server sent an invalid message{why}") from exc
 
 
 def _seconds(value: object) -> float | None:

@@ -62,7 +62,7 @@ class VerbHost:
         inside = self._inside = self._made()
         self._hear_signals()
         ready = inside.start_nowait()
-        _tell_if_late(ready, "no server runs here: starting a host inside of this verb")
+        _tell_if_late(ready, "no server is running: starting an embedded host")
         return at_socket(str(ready.result()))
 
     def end(self, *, at_once: bool) -> None:
@@ -76,7 +76,7 @@ class VerbHost:
         if at_once:
             inside.stop(0.0)
         else:
-            with ProgressMessage("finishing what others have asked for here; Ctrl-C stops it"):
+            with ProgressMessage("finishing the work of other clients; Ctrl-C stops it"):
                 inside.stop(FINISH_SECONDS)
         self._inside = None
         for number, handler in self._before.items():
@@ -89,14 +89,13 @@ class VerbHost:
         except ModuleNotFoundError as exc:
             if (exc.name or "").startswith("banksman"):
                 raise
-            hint = "pip install 'banksman[server]', or name a server by --url"
-            raise NoServer(
-                f"there is no server, and one inside needs {exc.name}, not installed here", hint=hint
-            ) from exc
+            hint = "run pip install 'banksman[server]', or name a server with --url"
+            reason = f"the package {exc.name} is not installed"
+            raise NoServer(f"no server is running, and an embedded host cannot start: {reason}", hint=hint) from exc
         settings = load(None, {"store": self._store})
         if settings.store == "memory:" and not self._in_memory:
-            hint = "--store sqlite:PATH"
-            raise UsageError("a store in memory ends with this verb, and nothing is in it when it begins", hint=hint)
+            hint = "pass --store sqlite:PATH"
+            raise UsageError("cannot use a store in memory: it is empty and ends with this verb", hint=hint)
         return EmbeddedServer(settings)
 
     def _hear_signals(self) -> None:
@@ -183,7 +182,7 @@ class ServerLocator:
         found = config.load(flags=self._flags)
         url, store = found["url"], found["store"]
         if self._flags["url"] is not None and self._flags["store"] is not None:
-            raise UsageError("a server has its own store", hint="either --url or --store")
+            raise UsageError("cannot use --url with --store: a server has its own store", hint="pass only one of them")
         # A flag wins over a variable, even if the two set different keys.
         if url.is_set and self._flags["store"] is None:
             return lambda: named(url.value)
@@ -194,8 +193,8 @@ class ServerLocator:
         # On a shared store the embedded host only forwards. The hosts that do the work still run
         # after the verb has ended.
         if self._needs_server and not is_address(wanted or found.value("serve.store") or ""):
-            hint = "banksman serve starts one; --url names one elsewhere"
-            raise NoServer(f"there is no server here, and {self._needs_server}", hint=hint)
+            hint = "run `banksman serve`, or name a server with --url"
+            raise NoServer(f"no server is running, and {self._needs_server}", hint=hint)
         embedded = self._embedded = VerbHost(wanted, in_memory=self._in_memory)
         inside = embedded.start()
         return lambda: inside

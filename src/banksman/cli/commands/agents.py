@@ -37,10 +37,10 @@ WIDTH_MIN = 40
 _LABEL = 10
 
 _NOTES = """\
-One's own agent is a file NAME.toml in {folder}; docs/agents.md says what is in it. If it has the name of one that is
-known, it is used instead.
+To add an agent, write a file NAME.toml in {folder}; docs/agents.md describes
+its format. A file with the name of a built-in agent replaces that agent.
 
-exit codes: 0 it went well, 2 wrong usage, 5 stdout could not be written.
+exit codes: 0 success, 2 wrong usage, 5 cannot write to stdout.
 """
 
 
@@ -48,13 +48,13 @@ def parser() -> Parser:
     flags = Parser(
         "agents",
         "[NAME] [--versions]",
-        "Show which agents are known, what each can do, and which are on this machine.",
+        "List the known agents, what each can do, and which are installed.",
         "banksman agents --versions",
         notes=_NOTES.format(folder=known_agents.user_folder() or "banksman/agents in the configuration folder"),
     )
-    flags.add_argument("name", nargs="?", metavar="NAME", help="this one only, and all that is known about it")
-    flags.add_argument("--versions", action="store_true", help="ask each that was found for its version")
-    add_format(flags, json="one object", quiet="the names of those that were found")
+    flags.add_argument("name", nargs="?", metavar="NAME", help="show only this agent, with all details")
+    flags.add_argument("--versions", action="store_true", help="run each installed agent with --version")
+    add_format(flags, json="one object", quiet="names of installed agents")
     return flags
 
 
@@ -141,7 +141,7 @@ def _account(
 ) -> Iterator[tuple[str, str]]:
     """Yield the topics of one agent as label and text. A topic without text is left out."""
     if each.source is not None:
-        yield "from", f"{each.source}{', instead of the one that comes with Banksman' if each.overrides else ''}"
+        yield "from", f"{each.source}{', replaces the built-in agent' if each.overrides else ''}"
     profile = each.profile
     if profile is None:
         yield "wrong", each.error or ""
@@ -149,15 +149,15 @@ def _account(
     if each.path is not None:
         yield "found", each.path
     elif not profile.command:
-        yield "command", "the one that is given when a session is opened (banksman open NAME -- PROGRAM …)"
+        yield "command", "given when a session is opened (banksman open NAME -- PROGRAM …)"
     elif profile.install:
         yield "install", profile.install
     if each.name in versions:
-        yield "version", versions[each.name] or "it does not tell"
+        yield "version", versions[each.name] or "unknown"
     if with_capabilities:
         if profile.command:
             yield "command", " ".join(profile.command)
-        yield "can", ", ".join(sorted(profile.capabilities)) or "nothing but answer"
+        yield "can", ", ".join(sorted(profile.capabilities)) or "only answer"
         yield "cannot", ", ".join(sorted(CAPABILITIES - profile.capabilities)) or "-"
     for words in profile.repairs():
         yield "repaired", words
@@ -179,8 +179,8 @@ async def _versions(found: Sequence[InstalledAgent]) -> dict[str, str | None]:
 async def _version(each: InstalledAgent, room: asyncio.Semaphore) -> str | None:
     """Return the first line of `PROGRAM --version`, or None if the program is only a launcher."""
     profile, path = each.profile, each.path
-    assert profile is not None, "what was found has a profile"
-    assert path is not None, "only what was found is asked"
+    assert profile is not None, "an installed agent has a profile"
+    assert path is not None, "an installed agent has a path"
     if os.path.basename(profile.command[0]) in _LAUNCHERS:
         return None
     async with room:
@@ -195,7 +195,7 @@ async def _version(each: InstalledAgent, room: asyncio.Semaphore) -> str | None:
                 output_total_max=1 << 20,
             )
         except BanksmanError as exc:
-            return as_line(f"cannot be asked: {exc}", characters_max=VERSION_CHARACTERS_MAX)
+            return as_line(f"cannot run it: {exc}", characters_max=VERSION_CHARACTERS_MAX)
     if done.ended != "exited":
         return f"no answer in {done.seconds:.0f} s"
     lines = [line.strip() for line in done.stdout.text.splitlines() if line.strip()]

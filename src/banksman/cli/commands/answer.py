@@ -17,11 +17,11 @@ def parser() -> ServerParser:
     flags = ServerParser(
         "answer",
         "SESSION [QUESTION] allow|deny [--message TEXT]",
-        "Answer a question of the agent's. It may be left out if exactly one is open.",
+        "Answer a question of the agent. QUESTION may be omitted if exactly one is open.",
         'banksman answer fix-ci deny --message "not in this folder"',
     )
     flags.add_argument("words", nargs="+", metavar="SESSION [QUESTION] DECISION", help="allow, deny, or an option's id")
-    flags.add_argument("--message", metavar="TEXT", help="said to the agent with the answer")
+    flags.add_argument("--message", metavar="TEXT", help="text for the agent, sent with the answer")
     return flags
 
 
@@ -34,7 +34,7 @@ def main(words: list[str]) -> int:
         case [session, question, decision]:
             arguments.session, arguments.question, arguments.decision = session, question, decision
         case _:
-            flags.error("a session and a decision are needed, with a question between them at most")
+            flags.error("pass SESSION and DECISION, with at most one QUESTION between them")
     return perform(_answer, arguments)
 
 
@@ -43,7 +43,7 @@ def _answer(arguments: argparse.Namespace) -> int:
     path = f"/v1/sessions/{segment(arguments.session)}/questions"
     question: str | None = arguments.question
     if question is None:
-        asked = _only_one(client.get(path)["questions"])
+        asked = _only_one(arguments.session, client.get(path)["questions"])
         question = str(asked["id"])
         if arguments.format == "text":
             for line in (*block_rows(subject_of(asked)), title_of(asked)):
@@ -58,17 +58,18 @@ def _answer(arguments: argparse.Namespace) -> int:
         case "quiet":
             pass
         case _:
-            by = "" if given["first"] else f", already, by {given['by']}"
+            by = "" if given["first"] else f" (already answered by {given['by']})"
             say(as_line(f"{given['question']}: {given['answer']}{by}"))
     # A question gets exactly one answer. If another client's answer came first and differs, this
     # verb has not done its work.
     return OK if given["first"] or given["answer"] == arguments.decision else NOT_DONE
 
 
-def _only_one(questions: list[dict[str, Any]]) -> dict[str, Any]:
+def _only_one(session: str, questions: list[dict[str, Any]]) -> dict[str, Any]:
     if len(questions) == 1:
         return questions[0]
     if not questions:
-        raise UsageError("no question is open in this session")
+        raise UsageError(f"cannot answer: no question is open in session {session}")
     names = ", ".join(f"{each['id']} ({each['tool'] or each['wants']})" for each in questions)
-    raise UsageError(f"{len(questions)} questions are open: {names}", hint="say which; banksman why shows each in full")
+    hint = "pass the id of one; `banksman why` shows each in full"
+    raise UsageError(f"cannot answer: {len(questions)} questions are open in session {session}: {names}", hint=hint)

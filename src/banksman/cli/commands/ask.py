@@ -21,18 +21,23 @@ def parser() -> ServerParser:
     flags = ServerParser(
         "ask",
         "SESSION PROMPT|- [options] [--open AGENT [--cwd FOLDER] [-- COMMAND …]]",
-        "Ask the agent something, print what it says, and return when the turn is over: 0 if it is done. PROMPT - is\n"
-        "read from stdin. Ctrl-C stops the turn (130, unless it was done by then); a second one leaves at once.",
+        "Send a prompt to a session, print the answer, and return when the turn is over. The exit code\n"
+        "is 0 if the turn is done. If PROMPT is -, it is read from stdin. Ctrl-C stops the turn (130,\n"
+        "unless the turn was done by then); a second Ctrl-C exits at once.",
         'banksman ask fix-ci "Why is CI red?" --open claude',
         streams=True,
     )
-    flags.add_argument("session", metavar="SESSION", help="its id or its name; with --open its name")
-    flags.add_argument("prompt", metavar="PROMPT", help="what to say; -: what is on stdin")
+    flags.add_argument("session", metavar="SESSION", help="id or name of the session; with --open, its name")
+    flags.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from stdin")
     flags.add_argument("--priority", metavar="P", help="interactive, normal, background, or a number")
-    flags.add_argument("--on-busy", metavar="HOW", help="enqueue, reject, interrupt, steer or collect")
-    flags.add_argument("--key", metavar="KEY", help="asked again with the same key, it is the same turn")
-    flags.add_argument("--no-wait", action="store_true", help="return when it is accepted; print the turn's id")
-    flags.add_argument("--open", metavar="AGENT", help="open the session first, if there is none of this name")
+    flags.add_argument(
+        "--on-busy", metavar="HOW", help="if a turn is running: enqueue, reject, interrupt, steer or collect"
+    )
+    flags.add_argument("--key", metavar="KEY", help="idempotency key: an ask with the same key is the same turn")
+    flags.add_argument(
+        "--no-wait", action="store_true", help="return when the ask is accepted, and print the turn's id"
+    )
+    flags.add_argument("--open", metavar="AGENT", help="open the session with this agent first, if it does not exist")
     add_cwd(flags)
     return flags
 
@@ -46,13 +51,13 @@ def main(words: list[str]) -> int:
     arguments = flags.read(before if is_command else words)
     arguments.command = command if is_command else None
     if arguments.open is None and arguments.cwd is not None:
-        flags.error("--cwd is for a session that is opened: see --open")
+        flags.error("cannot use --cwd without --open")
     return perform(_ask, arguments)
 
 
 def _ask(arguments: argparse.Namespace) -> int:
     client = client_of(
-        arguments, needs_server="nobody would run the turn when this verb has ended" if arguments.no_wait else ""
+        arguments, needs_server="with --no-wait an embedded host would end before the turn" if arguments.no_wait else ""
     )
     body = body_of(arguments)
     if arguments.open is not None:

@@ -32,15 +32,18 @@ def parser() -> ServerParser:
     flags = ServerParser(
         "attach",
         "SESSION [--priority P]",
-        "Watch a session live and talk in it. A line that is typed is asked, with the priority of somebody who\n"
-        "waits. What the agent asks is answered by a key while the line is empty. Ctrl-C stops what runs; with\n"
-        "nothing running, or a second time, it leaves, and so does Ctrl-D: the session goes on. Ctrl-J begins a new\n"
-        "line of the prompt. A server that goes away is waited for. Not at a terminal: only watched, until Ctrl-C.",
+        "Watch a session live and talk in it. Each line that you type is a prompt, with interactive\n"
+        "priority by default. Ctrl-J starts a new line of the prompt. While the line is empty, a key\n"
+        "answers the agent's question. Ctrl-C stops the running turn. Without a running turn, or pressed\n"
+        "twice, Ctrl-C leaves, and so does Ctrl-D; the session continues. If the server goes away, attach\n"
+        "waits for it. Without a terminal, attach only shows the session, until Ctrl-C.",
         "banksman attach fix-ci",
         streams=True,
     )
-    flags.add_argument("session", metavar="SESSION", help="its id or its name")
-    flags.add_argument("--priority", metavar="P", default="interactive", help="of what is typed (interactive)")
+    flags.add_argument("session", metavar="SESSION", help="id or name of the session")
+    flags.add_argument(
+        "--priority", metavar="P", default="interactive", help="priority of typed prompts (default: interactive)"
+    )
     return flags
 
 
@@ -102,7 +105,7 @@ def _watch(loop: ScreenLoop, client: Client, session: dict[str, Any], after: str
                     case EventReceived(event) if event["kind"] != "stream.gap":
                         teller.tell(event)
                     case Connected(is_there):
-                        screen.line("back" if is_there else "connection lost, trying again", TextStyle.ASKS)
+                        screen.line("connected again" if is_there else "connection lost, trying again", TextStyle.ASKS)
                     case FeedEnded(error):
                         raise error
                     case Signalled():

@@ -14,11 +14,11 @@ def parser() -> ServerParser:
     flags = ServerParser(
         "close",
         "SESSION [--forget]",
-        "Close a session: its agent's whole tree is ended. What was said is kept.",
+        "Close a session, and end the whole process tree of its agent. The session's log is kept.",
         "banksman close fix-ci",
     )
-    flags.add_argument("session", metavar="SESSION", help="its id or its name")
-    flags.add_argument("--forget", action="store_true", help="and delete what was said in it, for good")
+    flags.add_argument("session", metavar="SESSION", help="id or name of the session")
+    flags.add_argument("--forget", action="store_true", help="also delete the session and its log")
     return flags
 
 

@@ -17,15 +17,15 @@ SHELLS = ("bash", "zsh", "fish")
 LISTS = ("sessions", "agents", "keys")
 
 _NOTES = """\
-To have it in every shell:
+To enable it in every shell:
   bash   echo 'eval "$(banksman completion bash)"' >> ~/.bashrc
   zsh    echo 'source <(banksman completion zsh)' >> ~/.zshrc      (after compinit)
   fish   banksman completion fish > ~/.config/fish/completions/banksman.fish
 
-Names of sessions are those of the server that runs, or of the store. --list is what the scripts call: it prints names,
-one a line, and is silent where there are none.
+Session names come from the running server, or from the store. The scripts call --list, which prints
+one name per line, or nothing.
 
-exit codes: 0 it went well, 2 wrong usage, 5 stdout could not be written.
+exit codes: 0 success, 2 wrong usage, 5 cannot write to stdout.
 """
 
 # Ten times the duration on an idle machine. The user can stop it earlier with Ctrl-C.
@@ -37,12 +37,12 @@ def parser() -> Parser:
     flags = Parser(
         "completion",
         "bash|zsh|fish",
-        "Print a script by which the shell completes verbs, flags, agents and sessions.",
+        "Print a script that lets the shell complete verbs, flags, agents and sessions.",
         "banksman completion bash",
         notes=_NOTES,
     )
-    flags.add_argument("shell", nargs="?", choices=SHELLS, metavar="bash|zsh|fish", help="for this shell")
-    flags.add_argument("--list", choices=LISTS, help="print these names instead")
+    flags.add_argument("shell", nargs="?", choices=SHELLS, metavar="bash|zsh|fish", help="the shell")
+    flags.add_argument("--list", choices=LISTS, help="print these names instead of a script")
     return flags
 
 
@@ -50,7 +50,7 @@ def main(words: list[str]) -> int:
     flags = parser()
     arguments = flags.read(words)
     if (arguments.shell is None) == (arguments.list is None):
-        flags.error("for which shell? bash, zsh or fish")
+        flags.error("pass a shell: bash, zsh or fish")
     speak_any_language()
     try:
         if arguments.list is not None:

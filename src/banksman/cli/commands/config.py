@@ -15,11 +15,12 @@ from banksman.cli.server_command import perform
 from banksman.config.layers import as_toml, put, template
 
 _NOTES = """\
-A flag is heard before a variable (BANKSMAN_STORE, BANKSMAN_SERVE_PORT …), a variable before the file, the file before
-what is usual. The file: --config, BANKSMAN_CONFIG, or banksman/config.toml in the user's configuration folder. A key in
-it that is not known is an error that names the nearest one. Secrets are told as set, and never shown.
+Precedence: flag, environment variable (BANKSMAN_STORE, BANKSMAN_SERVE_PORT …), file, default. The
+file is --config, BANKSMAN_CONFIG, or banksman/config.toml in the user's configuration folder. An
+unknown key in the file is an error that names the nearest key. Secrets are shown as "set", never by
+their value.
 
-exit codes: 0 it went well, 2 wrong usage, or a file that is wrong, 5 stdout could not be written.
+exit codes: 0 success, 2 wrong usage or an invalid file, 5 cannot write to stdout.
 """
 
 
@@ -27,17 +28,17 @@ def parser() -> Parser:
     flags = Parser(
         "config",
         "show [KEY] | init [--force] | path",
-        "show: what is set, and where each value came from. init: write a file with every key in it, commented out.\n"
-        "path: say which file is read.",
+        "show: print the settings and the origin of each value. init: write a settings file with every\n"
+        "key, commented out. path: print the path of the settings file.",
         "banksman config show serve.port",
         notes=_NOTES,
         is_lenient=True,
     )
-    flags.add_argument("action", choices=("show", "init", "path"), metavar="show|init|path", help="what to do")
-    flags.add_argument("key", nargs="?", metavar="KEY", help="show: this one only, such as store or serve.port")
-    flags.add_argument("--force", action="store_true", help="init: replace the file that is there")
-    flags.add_argument("--config", metavar="PATH", help="this file instead of the user's")
-    add_format(flags, json="one object", quiet="show: the values alone; init and path: the path")
+    flags.add_argument("action", choices=("show", "init", "path"), metavar="show|init|path", help="the action")
+    flags.add_argument("key", nargs="?", metavar="KEY", help="show: only this key, such as store or serve.port")
+    flags.add_argument("--force", action="store_true", help="init: replace an existing file")
+    flags.add_argument("--config", metavar="PATH", help="TOML file to use instead of the user's")
+    add_format(flags, json="one object", quiet="show: only values; init and path: the path")
     return flags
 
 
@@ -45,9 +46,9 @@ def main(words: list[str]) -> int:
     flags = parser()
     arguments = flags.read(words)
     if arguments.action != "show" and arguments.key is not None:
-        flags.error("a KEY is for show")
+        flags.error(f"cannot use KEY with {arguments.action}: it is only for show")
     if arguments.action != "init" and arguments.force:
-        flags.error("--force is for init")
+        flags.error(f"cannot use --force with {arguments.action}: it is only for init")
     actions = {"show": _show, "init": _init, "path": _path}
     return perform(actions[arguments.action], arguments)
 
@@ -86,13 +87,13 @@ def _plain(one: config.Setting) -> str:
 
 def _mention_strays() -> None:
     for stray in config.strays():
-        say_aside(as_line(f"banksman: {stray.name} means nothing here; do you mean {stray.nearest}?"))
+        say_aside(as_line(f"banksman: unknown variable {stray.name}; did you mean {stray.nearest}?"))
 
 
 def _init(arguments: argparse.Namespace) -> int:
     path = config.chosen_path(arguments.config).path
     put(path, template(), replaces=arguments.force)
-    _tell_path(arguments, str(path), f"wrote {path}; every key is in it, commented out")
+    _tell_path(arguments, str(path), f"wrote {path} with every key, commented out")
     return OK
 
 
@@ -103,7 +104,7 @@ def _path(arguments: argparse.Namespace) -> int:
         return OK
     say(as_line(place.path))
     if arguments.format == "text" and not place.path.exists():
-        say_aside("banksman: there is none yet; banksman config init makes one")
+        say_aside("banksman: the file does not exist yet; run `banksman config init` to write it")
     return OK
 
 

@@ -24,20 +24,22 @@ GROUPS = {
     "places": "files",
     "stores": "sessions",
     "reach": "server and agents",
-    "leftovers": "what dead hosts left",
+    "leftovers": "leftovers of dead hosts",
 }
 
 _INDENT = 9
 
 _NOTES = """\
-Each line is ok, a note (worth knowing), or wrong, with what to do about it. --sweep ends the processes and removes the
-sockets and files that dead hosts have left, if they are certainly ours and certainly nobody's, and tells each.
+Each line is ok, a note (worth knowing), or wrong, followed by how to fix it. --sweep ends the
+processes and removes the sockets and files that dead hosts have left, and lists each. It touches
+only what certainly belongs to Banksman and is certainly not in use.
 
-Of a store on NATS it looks at each server that the URL names, at the streams and their replicas, and at when what is
-acknowledged is synced. The last is told on the monitoring port alone (http: in the configuration of nats-server): port
-8222 of each server, or what --monitor names.
+For a store on NATS, doctor checks each server that the URL names, the streams and their replicas,
+and when the servers sync acknowledged data to disk. The servers report the last only on their
+monitoring port (http: in the configuration of nats-server): port 8222 of each server, or the URL of
+--monitor.
 
-exit codes: 0 nothing is wrong, 1 something is, 2 wrong usage, 5 stdout could not be written.
+exit codes: 0 nothing is wrong, 1 something is wrong, 2 wrong usage, 5 cannot write to stdout.
 """
 
 
@@ -45,17 +47,24 @@ def parser() -> Parser:
     flags = Parser(
         "doctor",
         "[--sweep] [--store STORE] [--monitor URL]",
-        "Look whether all is well: the kernel, the limits, settings, permissions, the store, the server, leftovers.",
+        "Check the kernel, the limits, the settings, the permissions, the store, the server and the\n"
+        "leftovers of dead hosts, and say how to fix each problem.",
         "banksman doctor --sweep",
         notes=_NOTES,
         is_lenient=True,
     )
-    flags.add_argument("--sweep", action="store_true", help="end and remove what dead hosts have left, first")
-    flags.add_argument("--store", metavar="STORE", help="look at this one, and not at those that the settings name")
     flags.add_argument(
-        "--monitor", metavar="URL", action="append", default=[], help="where a server of a cluster tells how it is"
+        "--sweep", action="store_true", help="first end the processes and remove the files of dead hosts"
     )
-    add_format(flags, json="one object", quiet="what is wrong, and nothing else")
+    flags.add_argument("--store", metavar="STORE", help="check only this store, not the stores in the settings")
+    flags.add_argument(
+        "--monitor",
+        metavar="URL",
+        action="append",
+        default=[],
+        help="URL of the monitoring port of a NATS server; may be repeated",
+    )
+    add_format(flags, json="one object", quiet="only what is wrong")
     return flags
 
 
@@ -72,9 +81,9 @@ def _doctor(arguments: argparse.Namespace) -> int:
         for is_done, what in leftovers.sweep(which.store):
             swept.append((is_done, what))
             if arguments.format == "text":
-                say(as_line(what if is_done else f"could not be swept: {what}"))
+                say(as_line(what if is_done else f"cannot sweep: {what}"))
         if arguments.format == "text":
-            say("" if swept else "nothing was left to sweep\n")
+            say("" if swept else "nothing to sweep\n")
     found: dict[str, list[Finding]] = {}
     for group, title in GROUPS.items():
         found[group] = []
@@ -92,9 +101,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
         case "quiet":
             pass
         case _:
-            say(
-                f"\n{'nothing is wrong' if not count else 'one thing is wrong' if count == 1 else f'{count} are wrong'}"
-            )
+            many = f"{count} things are wrong"
+            say(f"\n{'nothing is wrong' if not count else 'one thing is wrong' if count == 1 else many}")
     return OK if is_well else NOT_DONE
 
 

@@ -15,13 +15,16 @@ def parser() -> ServerParser:
     flags = ServerParser(
         "drain",
         "[HOST] [--timeout SECONDS]",
-        "Tell the server to take nothing new, finish what runs, and exit. Or tell a host, by its name or id, to let\n"
-        "its sessions go on elsewhere, and exit: before an upgrade, say. Where no other host can take them, they wait\n"
-        "until one can. banksman hosts shows who is there, and what is left on it.",
+        "Let the server accept nothing new, finish what is running, and exit. With HOST, let that host of\n"
+        "a shared store exit, for example before an upgrade: its sessions continue on other hosts.\n"
+        "Sessions that no other host can take wait until one can. `banksman hosts` lists the hosts and\n"
+        "the number of sessions on each.",
         "banksman drain build-1 --timeout 60",
     )
-    flags.add_argument("host", nargs="?", metavar="HOST", help="a host of a shared store (the server itself)")
-    flags.add_argument("--timeout", type=float, metavar="SECONDS", help="then end what still runs")
+    flags.add_argument(
+        "host", nargs="?", metavar="HOST", help="name or id of a host of a shared store (default: the server itself)"
+    )
+    flags.add_argument("--timeout", type=float, metavar="SECONDS", help="end what is still running after this time")
     return flags
 
 
@@ -32,9 +35,9 @@ def main(words: list[str]) -> int:
 def _drain(arguments: argparse.Namespace) -> int:
     body = {} if arguments.timeout is None else {"timeout": arguments.timeout}
     if arguments.host is None:
-        client = client_of(arguments, needs_server="a host inside of a verb ends with its verb")
+        client = client_of(arguments, needs_server="an embedded host ends with its verb")
         told = client.post("/v1/drain", body)
-        done = "the server takes nothing new, finishes what runs, and exits"
+        done = "the server accepts nothing new, finishes what is running, and exits"
     else:
         told = client_of(arguments).post(f"/v1/hosts/{quote(arguments.host, safe='')}/drain", body)
         done = outlook(as_line(arguments.host), told)
@@ -52,13 +55,13 @@ def outlook(host: str, told: Shown) -> str:
     """Describe where the sessions of a draining host continue, and how many have to wait."""
     sessions, waiting = told["sessions"], told["waiting"]
     names = as_line(", ".join(told["hosts"]))
-    wait = "until another host can take them, with all that was asked in them"
+    wait = "until another host can take them, with their queued asks"
     if not sessions:
-        return f"{host} takes nothing new, and exits: it has no sessions"
+        return f"{host} accepts nothing new, and exits: it has no sessions"
     if waiting == sessions:
         none = f"No other host can take its sessions now: {sessions} wait {wait}"
-        return f"{host} takes nothing new, finishes what runs, and exits. {none}"
+        return f"{host} accepts nothing new, finishes what is running, and exits. {none}"
     if waiting:
-        some = f"{sessions - waiting} of its sessions go on elsewhere ({names}), {waiting} wait {wait}"
-        return f"{host} takes nothing new, {some}, and it exits"
-    return f"{host} takes nothing new, its sessions go on elsewhere ({names}), and it exits"
+        some = f"{sessions - waiting} of its sessions continue on other hosts ({names}), {waiting} wait {wait}"
+        return f"{host} accepts nothing new, and exits: {some}"
+    return f"{host} accepts nothing new, and exits: its sessions continue on other hosts ({names})"

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 TIMED_OUT, NOT_EXECUTABLE, NOT_FOUND, SIGNALLED = 124, 126, 127, 128
 
 _NOTES = """\
-exit codes: that of the command; 124 after either timeout, 125 if Banksman itself failed, 126 if the command cannot be
-run, 127 if there is none, 128+n after signal n. Ctrl-C and TERM end the whole tree: TERM, then KILL after --grace; a
-second Ctrl-C kills at once.
+exit codes: the code of the command; 124 after either timeout, 125 if Banksman itself failed, 126 if
+the command cannot be run, 127 if it is not found, 128+n after signal n. Ctrl-C and TERM end the
+whole tree: TERM, then KILL after --grace; a second Ctrl-C kills at once.
 
-With a terminal of its own (--pty, and by default when stdin, stdout and stderr are one) the command gets the keys:
-Ctrl-C is for what it has in the foreground, and three within a second end the tree. Its stderr is on that terminal too.
-The file descriptors of make's jobserver, if MAKEFLAGS names some that are open, are passed on to the command.
+With --pty, and by default if stdin, stdout and stderr are terminals, the command runs on a new
+terminal and gets all keys. Ctrl-C then goes to the foreground process of that terminal; three
+Ctrl-C within a second end the tree. The command's stderr goes to the same terminal. If MAKEFLAGS
+names open file descriptors of make's jobserver, the command inherits them.
 """
 
 
@@ -73,7 +74,7 @@ def main(words: list[str]) -> int:
         # and exit with the code for Banksman's failures. A traceback exits with 1, which looks like
         # the command's code.
         _close_stdout()
-        return _report_error(MachineError(f"cannot go on: {exc}", hint="see ulimit -a and df"), is_json=False)
+        return _report_error(MachineError(f"cannot continue: {exc}", hint="check `ulimit -a` and `df`"), is_json=False)
     # A command that exited without being stopped keeps its exit code, however late the signal came.
     if caught is not None and finished.ended == "stopped":
         return SIGNALLED + caught
@@ -102,24 +103,42 @@ def parser() -> Parser:
     flags = Parser(
         "exec",
         "[options] [--] COMMAND …",
-        "Run a command, pass its output through, and end its whole tree when it is over.",
+        "Run a command, pass its output through, and end its whole process tree when it is over.",
         "banksman exec --timeout 600 --idle-timeout 60 -- make test",
         notes=_NOTES,
         # Banksman's failures have a separate code, so that they are not mistaken for the command's.
         usage_code=OWN_FAILURE,
     )
     add = flags.add_argument
-    add("--timeout", type=float, metavar="S", help="end it after S seconds")
-    add("--idle-timeout", type=float, metavar="S", help="end it after S seconds without output")
-    add("--grace", type=float, metavar="S", default=5.0, help="seconds between TERM and KILL (5)")
-    add("--linger", type=float, metavar="S", default=0.3, help="seconds for what it leaves behind to finish (0.3)")
-    add("--drain", type=float, metavar="S", default=2.0, help="seconds to wait for the end of its output (2)")
-    add("--cwd", metavar="D", help="the folder to start in")
-    add("--env", metavar="K=V", action="append", default=[], help="add to its environment; may be repeated")
-    add("--pass-fds", metavar="N,N", help="open file descriptors that the command gets under the same numbers")
-    add("--pty", action="store_true", default=None, help="give it a terminal of its own (default: if we have one)")
-    add("--no-pty", dest="pty", action="store_false", help="pipes for its output, also at a terminal")
-    add("--output-bytes-max", type=int, metavar="N", help="with --json: bytes kept of each stream, head and tail")
+    add("--timeout", type=float, metavar="S", help="end the command after S seconds")
+    add("--idle-timeout", type=float, metavar="S", help="end the command after S seconds without output")
+    add("--grace", type=float, metavar="S", default=5.0, help="seconds between TERM and KILL (default: 5)")
+    add(
+        "--linger", type=float, metavar="S", default=0.3, help="seconds for leftover processes to finish (default: 0.3)"
+    )
+    add("--drain", type=float, metavar="S", default=2.0, help="seconds to wait for the end of the output (default: 2)")
+    add("--cwd", metavar="D", help="working folder of the command")
+    add(
+        "--env",
+        metavar="K=V",
+        action="append",
+        default=[],
+        help="set an environment variable of the command; may be repeated",
+    )
+    add("--pass-fds", metavar="N,N", help="open file descriptors that the command inherits under the same numbers")
+    add(
+        "--pty",
+        action="store_true",
+        default=None,
+        help="run the command on a new terminal (default: if stdin, stdout and stderr are terminals)",
+    )
+    add("--no-pty", dest="pty", action="store_false", help="use pipes for the output, even at a terminal")
+    add(
+        "--output-bytes-max",
+        type=int,
+        metavar="N",
+        help="with --json: bytes to keep of each stream, from its head and tail",
+    )
     add("--json", action="store_true", help="print one JSON object instead of passing the output through")
     add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)
     return flags
@@ -132,7 +151,7 @@ def _order(arguments: argparse.Namespace) -> tuple[Launch, Options]:
 
     command: list[str] = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
-        raise UsageError("no command was given", hint="banksman exec [options] -- COMMAND …")
+        raise UsageError("cannot run a command: none was given", hint="run `banksman exec [options] -- COMMAND …`")
     is_captured: bool = arguments.json
     kept: int = OUTPUT_BYTES_MAX if arguments.output_bytes_max is None else arguments.output_bytes_max
     size = _terminal_size(arguments)
@@ -272,11 +291,12 @@ def _say_what_matters(finished: Finished, caught: int | None) -> None:
         steps = ", ".join(f"{step.rung} at {step.at:.1f} s" for step in finished.ladder)
         print(f"banksman: {finished.ended.value} after {finished.seconds:.1f} s ({steps})", file=sys.stderr)
     elif finished.code is None and finished.signal is None:
-        print("banksman: nobody could see how it ended: its keeper was killed", file=sys.stderr)
+        print("banksman: exit status unknown: the keeper of the command was killed", file=sys.stderr)
     if not finished.drained:
-        print("banksman: somebody outside its tree still holds its output; there may be more of it", file=sys.stderr)
+        reason = "a process outside the command's tree still holds its output"
+        print(f"banksman: output may be missing: {reason}", file=sys.stderr)
     for left in finished.survivors:
-        print(f"banksman: could not end {left.pid} {left.command!r}: {left.why}", file=sys.stderr)
+        print(f"banksman: cannot end process {left.pid} {left.command!r}: {left.why}", file=sys.stderr)
 
 
 def _report_error(error: BanksmanError, *, is_json: bool) -> int:

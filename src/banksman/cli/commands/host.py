@@ -16,18 +16,19 @@ if TYPE_CHECKING:
     from banksman.server.server_settings import ServerSettings
 
 _NOTES = """\
-A host has no port: front ends (banksman serve --store nats://…, or any verb with that --store) ask it over the same
-servers that keep the log. It takes sessions while it has room and what they need: each label of theirs, and their agent
-on its PATH. When it dies, or cannot be heard for as long as the lease (?lease=15), the others take its sessions over,
-if the folder of the session is there too.
+A host has no port. Front ends (banksman serve --store nats://…, or any verb with that --store) reach
+it through the NATS servers that keep the log. A host takes a session if it has room, all labels of
+the session, and the agent on its PATH. If the host dies, or is unreachable for longer than its lease
+(?lease=15), other hosts take its sessions over, if the folder of the session exists there.
 
-Settings, and what callers may start here (programs, roots …), are in the [serve] table, as for banksman serve. A
-password belongs into a file (?creds=FILE), or into BANKSMAN_SERVE_STORE: what is on a command line everybody sees. TERM
-and Ctrl-C: it takes nothing new, each session finishes its turn and goes on elsewhere, and it exits; a second one ends
-what runs at once.
+Settings, and the programs and folders that callers may use (programs, roots …), are in the [serve]
+table, as for banksman serve. Put a password in a file (?creds=FILE) or in BANKSMAN_SERVE_STORE: all
+users of the machine can read a command line. On TERM or Ctrl-C, the host accepts nothing new, each
+session finishes its turn and continues on another host, and the host exits. A second signal ends
+running turns at once.
 
-exit codes: 0 it was told to go, 1 the machine or the store does not let it, and may do so later, 2 it cannot start
-before something is changed: wrong usage or settings, packages that are not installed.
+exit codes: 0 stopped on request, 1 a failure of the machine or the store that may pass, 2 cannot
+start until something is changed: wrong usage or settings, missing packages.
 """
 
 
@@ -35,12 +36,12 @@ def parser() -> Parser:
     flags = Parser(
         "host",
         "--store nats://HOST[,HOST…] [options]",
-        "Take sessions of a store that many machines share.",
+        "Run sessions of a store that many machines share.",
         "banksman host --store nats://10.0.0.1,10.0.0.2,10.0.0.3 --label gpu --label repo=x --room 16",
         notes=_NOTES,
     )
     flags.add_argument("--store", metavar="STORE", help="nats://HOST[:PORT][,…][/PREFIX][?SETTING=…], or tls://…")
-    add_running(flags, room="how many sessions it takes (64)")
+    add_running(flags, room="maximum number of sessions (default: 64)")
     return flags
 
 
@@ -57,6 +58,6 @@ def _checked(settings: ServerSettings) -> ServerSettings:
     from banksman.server.server_settings import ROOM  # noqa: PLC0415
 
     if not settings.is_clustered:
-        hint = "--store nats://HOST; on one machine, banksman serve needs no host beside it"
-        raise UsageError("a host takes sessions of a store that many machines share", hint=hint)
+        hint = "pass --store nats://HOST; on one machine, `banksman serve` needs no host"
+        raise UsageError("cannot start a host: it needs a store that many machines share", hint=hint)
     return settings.with_room(ROOM) if settings.room is None else settings

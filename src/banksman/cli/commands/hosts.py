@@ -20,9 +20,9 @@ def parser() -> ServerParser:
     return ServerParser(
         "hosts",
         "",
-        "List the hosts that share the store, what they have, and how much room is left. A host whose lease has ended\n"
-        "is not among them: its sessions are being taken over. A front end without room asks the others; a program is\n"
-        "one that has sessions of its own, and takes no others.",
+        "List the hosts that share the store, with their labels, agents and free room. A host whose lease\n"
+        "has expired is not listed: other hosts take its sessions over. A front end has no room, and\n"
+        "forwards to the other hosts. A program runs the sessions that it opened, and takes no others.",
         "banksman hosts --store nats://10.0.0.1",
     )
 
@@ -40,7 +40,7 @@ def _hosts(arguments: argparse.Namespace) -> int:
             for host in hosts:
                 say(as_line(host["id"]))
         case _ if not hosts:
-            say("the store is of this machine alone; --store nats://… names one that many share")
+            say("only this machine uses the store; pass --store nats://… for a shared one")
         case _:
             head = ("NAME", "HOST", "STATE", "USED", "ROOM", "LABELS", "AGENTS", "VERSION", "UP")
             table(head, [_row(host) for host in hosts])

@@ -13,11 +13,11 @@ def parser() -> ServerParser:
     flags = ServerParser(
         "interrupt",
         "SESSION [TURN]",
-        "Stop the turn that runs now, or this one: withdraw it if it still waits. Returns when it is over.",
+        "Interrupt the running turn, or TURN. A turn in the queue is withdrawn. Returns when the turn is over.",
         "banksman interrupt fix-ci",
     )
-    flags.add_argument("session", metavar="SESSION", help="its id or its name")
-    flags.add_argument("turn", nargs="?", metavar="TURN", help="the turn (else the one that runs)")
+    flags.add_argument("session", metavar="SESSION", help="id or name of the session")
+    flags.add_argument("turn", nargs="?", metavar="TURN", help="id of the turn (default: the running turn)")
     return flags
 
 

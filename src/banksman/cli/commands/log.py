@@ -23,16 +23,16 @@ def parser() -> ServerParser:
     flags = ServerParser(
         "log",
         "SESSION [--follow] [--raw] [--after CURSOR] [-n LIMIT]",
-        "Print the events of a session. With --follow, go on until Ctrl-C; a server that is started anew in between\n"
-        "is waited for, and nothing is told twice or left out.",
+        "Print the events of a session. With --follow, also print new events, until Ctrl-C. If the server\n"
+        "restarts, log waits for it, and no event is lost or printed twice.",
         "banksman log fix-ci --follow --json | jq .kind",
         streams=True,
     )
-    flags.add_argument("session", metavar="SESSION", help="its id or its name")
-    flags.add_argument("-f", "--follow", action="store_true", help="also what is still to come")
-    flags.add_argument("--raw", action="store_true", help="with the agent's own lines")
-    flags.add_argument("--after", metavar="CURSOR", help="begin after this one (else with the first)")
-    flags.add_argument("-n", "--limit", type=int, metavar="LIMIT", help="stop after so many events")
+    flags.add_argument("session", metavar="SESSION", help="id or name of the session")
+    flags.add_argument("-f", "--follow", action="store_true", help="also print new events")
+    flags.add_argument("--raw", action="store_true", help="include the raw lines of the agent")
+    flags.add_argument("--after", metavar="CURSOR", help="start after this cursor (default: at the first event)")
+    flags.add_argument("-n", "--limit", type=int, metavar="LIMIT", help="stop after this number of events")
     return flags
 
 
@@ -40,7 +40,7 @@ def main(words: list[str]) -> int:
     flags = parser()
     arguments = flags.read(words)
     if arguments.limit is not None and arguments.limit < 1:
-        flags.error("--limit is at least 1")
+        flags.error("--limit must be at least 1")
     return perform(_log, arguments)
 
 
@@ -67,12 +67,12 @@ def _tell_lost(error: ClientError) -> None:
     A pipe gets no message, because no event is lost.
     """
     if stderr_style().is_terminal:
-        say_aside(f"banksman: {as_line(error.args[0])}; it is looked for again, and nothing is left out")
+        say_aside(f"banksman: {as_line(error.args[0])}; reconnecting, no event is lost")
 
 
 def _tell_back() -> None:
     if stderr_style().is_terminal:
-        say_aside("banksman: the connection is back")
+        say_aside("banksman: connected again")
 
 
 def _pages(client: Client, session: str, arguments: argparse.Namespace) -> Iterator[Event]:

@@ -14,13 +14,19 @@ def parser() -> ServerParser:
     flags = ServerParser(
         "open",
         "AGENT [--name NAME] [--cwd FOLDER] [--label LABEL]… [-- COMMAND …]",
-        "Open a session with an agent; of a name that is known, the session that has it. COMMAND replaces the agent's.",
+        "Open a session with an agent, or return the existing session with this name. COMMAND replaces\n"
+        "the agent's command.",
         "banksman open claude --name fix-ci",
     )
-    flags.add_argument("agent", metavar="AGENT", help="one of those that the server knows, such as claude")
-    flags.add_argument("--name", metavar="NAME", help="to be used instead of its id")
+    flags.add_argument("agent", metavar="AGENT", help="an agent that the server knows, such as claude")
+    flags.add_argument("--name", metavar="NAME", help="name to use instead of the session's id")
     add_cwd(flags)
-    flags.add_argument("--label", action="append", metavar="LABEL", help="what its host must have; see banksman hosts")
+    flags.add_argument(
+        "--label",
+        action="append",
+        metavar="LABEL",
+        help="label that the host must have (see banksman hosts); may be repeated",
+    )
     return flags
 
 
@@ -30,7 +36,7 @@ def main(words: list[str]) -> int:
     arguments = flags.read(before)
     arguments.command = command
     if command == []:
-        flags.error("there is no command after --")
+        flags.error("no command after --")
     return perform(_open, arguments)
 
 

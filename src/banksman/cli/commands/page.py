@@ -13,8 +13,8 @@ def parser() -> ServerParser:
     return ServerParser(
         "page",
         "[options]",
-        "Print a link to the server's page that logs a browser in. The link works once, within ten minutes.\n"
-        "The browser stays logged in; each further browser needs a link of its own.",
+        "Print a link that logs a browser in to the server's web page. The link works once, within ten\n"
+        "minutes. The browser stays logged in. Each further browser needs another link.",
         "banksman page",
     )
 
@@ -24,7 +24,7 @@ def main(words: list[str]) -> int:
 
 
 def _page(arguments: argparse.Namespace) -> int:
-    client = client_of(arguments, needs_server="a host inside of a verb has no page")
+    client = client_of(arguments, needs_server="an embedded host has no web page")
     told = client.post("/v1/login/code")
     # If the user named the server by its URL, the link uses that URL: there may be a proxy between
     # the browser and the server.

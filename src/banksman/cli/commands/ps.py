@@ -38,12 +38,12 @@ def parser() -> ServerParser:
     flags = ServerParser(
         "ps",
         "[--all]",
-        "List the sessions, those that need somebody first, and the commands that run. A session that is over wakes\n"
-        "when it is asked something.",
+        "List the sessions, most urgent first, and the running commands. A session that is over starts\n"
+        "again at the next ask.",
         "banksman ps --json",
     )
     flags.add_argument(
-        "-a", "--all", action="store_true", help="also the commands that have ended, and all sessions that are over"
+        "-a", "--all", action="store_true", help="also list ended commands, and all sessions that are over"
     )
     return flags
 
@@ -75,14 +75,14 @@ def _show_all(shown: list[Shown], commands: list[Shown], *, is_all: bool) -> Non
     hidden = [] if is_all else gone[GONE_SHOWN:]
     _show_sessions([each for each in ordered if each not in hidden])
     if hidden:
-        say(f"and {len(hidden)} more that are over: banksman ps --all")
+        say(f"{len(hidden)} more sessions are over: run `banksman ps --all`")
     if commands:
         if shown:
             say()
         head = ("COMMAND", "STATE", "PID", "ARGV")
         table(head, [(each["id"], _state(each), each["pid"], _argv(each["argv"])) for each in commands])
     if not shown and not commands:
-        say("nothing runs here; banksman open AGENT opens a session")
+        say("no sessions and no running commands; run `banksman open AGENT`")
 
 
 def _rank(session: Shown) -> int:

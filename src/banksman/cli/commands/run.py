@@ -37,31 +37,32 @@ def parser() -> ServerParser:
     flags = ServerParser(
         "run",
         "AGENT [PROMPT|-] [options] [-- COMMAND …]",
-        "Open a session, ask one thing, print what the agent says, and close it when the turn is over: 0 if it is\n"
-        "done. PROMPT - or none is read from stdin. COMMAND replaces the agent's. Ctrl-C stops the turn (130, unless\n"
-        "it was done by then); a second one ends the session at once. What the agent asks is answered by a key;\n"
-        "without a terminal it waits for banksman answer.",
+        "Open a session, send one prompt, print the answer, and close the session when the turn is over.\n"
+        "The exit code is 0 if the turn is done. If PROMPT is - or missing, it is read from stdin. COMMAND\n"
+        "replaces the agent's command. Ctrl-C stops the turn (130, unless the turn was done by then); a\n"
+        "second Ctrl-C ends the session at once. A key answers a question of the agent. Without a\n"
+        "terminal, the question waits for `banksman answer`.",
         'banksman run claude "Why is CI red?"',
         streams=True,
         in_memory=True,
     )
+    flags.add_argument("agent", metavar="AGENT", help="a known agent, such as claude; see banksman agents")
     flags.add_argument(
-        "agent", metavar="AGENT", help="one of those that are known, such as claude: see banksman agents"
+        "prompt", nargs="?", metavar="PROMPT", help="the prompt; if it is - or missing, it is read from stdin"
     )
-    flags.add_argument("prompt", nargs="?", metavar="PROMPT", help="what to say; - or none: what is on stdin")
     add_cwd(flags)
     flags.add_argument(
-        "--name", metavar="NAME", help="give the session a name and keep it; of a known one, go on with it"
+        "--name", metavar="NAME", help="name the session and keep it; if the name exists, continue that session"
     )
     flags.add_argument("--keep", action="store_true", help="do not close the session at the end")
-    flags.add_argument("--model", metavar="MODEL", help="the model, in the agent's own words")
-    flags.add_argument("--permission-mode", metavar="MODE", help="how much the agent may do unasked, in its own words")
+    flags.add_argument("--model", metavar="MODEL", help="model, as the agent names it")
+    flags.add_argument("--permission-mode", metavar="MODE", help="permission mode, as the agent names it")
     flags.add_argument("--priority", metavar="P", help="interactive, normal, background, or a number")
     flags.add_argument(
-        "--timeout", type=float, metavar="S", help="stop the turn after so many seconds, questions aside"
+        "--timeout", type=float, metavar="S", help="stop the turn after S seconds, not counting the wait for answers"
     )
     flags.add_argument(
-        "--on-question", choices=ON_QUESTION, help="what becomes of a question (ask); fail: the turn is stopped"
+        "--on-question", choices=ON_QUESTION, help="how to answer a question (default: ask); fail stops the turn"
     )
     return flags
 
@@ -72,13 +73,13 @@ def main(words: list[str]) -> int:
     arguments = flags.read(before)
     arguments.command = command
     if command == []:
-        flags.error("there is no command after --")
+        flags.error("no command after --")
     if arguments.timeout is not None and not 0 < arguments.timeout < 1e8:
-        flags.error("--timeout is a number of seconds, more than 0")
+        flags.error("--timeout must be a number of seconds greater than 0")
     if arguments.prompt is None and is_terminal(sys.stdin):
         flags.error(
-            f'what shall it be asked? banksman run {arguments.agent} "PROMPT", or '
-            f"banksman run {arguments.agent} < FILE, with the prompt on stdin"
+            f'no prompt was given; run `banksman run {arguments.agent} "PROMPT"`, or pass the prompt on stdin: '
+            f"`banksman run {arguments.agent} < FILE`"
         )
     return perform(_run, arguments)
 
@@ -88,7 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
     arguments.priority = found.value("run.priority")
     body = body_of(arguments)
     if not str(body["prompt"]).strip():
-        raise UsageError("there is nothing to ask: the prompt is empty")
+        raise UsageError("cannot ask: the prompt is empty")
     client = client_of(arguments)
     # An embedded host must be started by the main thread, because only that thread can handle
     # signals.
@@ -107,7 +108,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 # An existing session keeps the timeouts of its creation, so this verb measures the
                 # time.
                 seconds_max=None if arguments.name is None else arguments.timeout,
-                twice="once more leaves at once" if _is_kept(arguments) else "once more ends the session",
+                twice="Ctrl-C again exits at once" if _is_kept(arguments) else "Ctrl-C again ends the session",
             )
             watch = TurnWatch(loop, stops, client, session, wishes)
             ended = watch.watch(accepted["turn"], after=str(session["seq"]))
@@ -115,7 +116,7 @@ def _run(arguments: argparse.Namespace) -> int:
             if not _is_kept(arguments):
                 opening.close()
     if arguments.keep and arguments.format == "text":
-        say_aside(as_line(f"the session goes on: banksman attach {session['name'] or session['id']}"))
+        say_aside(as_line(f"the session stays open: banksman attach {session['name'] or session['id']}"))
     if ended["outcome"]["kind"] == "done":
         return OK
     return INTERRUPTED if stops.count else NOT_DONE
@@ -180,7 +181,7 @@ class _Opening:
                 for thing in self._loop.things(TICK_SECONDS):
                     if isinstance(thing, CallDone) and thing.errand == "close":
                         if thing.error is not None:
-                            say_aside(f"banksman: the session {session['id']} was not closed: {as_line(thing.error)}")
+                            say_aside(f"banksman: cannot close session {session['id']}: {as_line(thing.error)}")
                         return
                 screen.tick()
         finally:

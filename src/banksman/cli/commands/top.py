@@ -23,9 +23,9 @@ def parser() -> ServerParser:
     flags = ServerParser(
         "top",
         "[--interval S] [--once]",
-        "Show every session in a table that is kept up to date, those that need somebody first: a question waits,\n"
-        "something is wrong, it runs, it will, it could. j and k or the arrows select, Enter attaches, i interrupts,\n"
-        "? says more, q leaves. Not at a terminal: the table, once.",
+        "Show a live table of all sessions, most urgent first: sessions with a question, with a problem,\n"
+        "running, queued, idle. j, k and the arrow keys select a session, Enter attaches to it, i\n"
+        "interrupts it, ? shows help, q quits. Without a terminal, the table is printed once.",
         "banksman top --once",
     )
     flags.add_argument(
@@ -33,9 +33,9 @@ def parser() -> ServerParser:
         type=float,
         default=INTERVAL_SECONDS,
         metavar="S",
-        help=f"how often memory and processes are looked at ({INTERVAL_SECONDS:g}); all else is told when it happens",
+        help=f"seconds between updates of memory and processes (default: {INTERVAL_SECONDS:g}); the rest is live",
     )
-    flags.add_argument("--once", action="store_true", help="print the table, and leave")
+    flags.add_argument("--once", action="store_true", help="print the table once, and exit")
     return flags
 
 
@@ -43,7 +43,7 @@ def main(words: list[str]) -> int:
     flags = parser()
     arguments = flags.read(words)
     if not 0.5 <= arguments.interval <= 3600:
-        flags.error("--interval is a number of seconds, 0.5 at least")
+        flags.error("--interval must be a number of seconds from 0.5 to 3600")
     return perform(_top, arguments)
 
 
@@ -64,7 +64,7 @@ def _top(arguments: argparse.Namespace) -> int:
             case _ if ordered:
                 table(*session_table.plain(ordered, time.time()))
             case _:
-                say("no sessions; banksman run AGENT PROMPT asks an agent something")
+                say("no sessions; run `banksman run AGENT PROMPT` to ask an agent")
         return OK
     with keyboard, ScreenLoop() as loop:
         return SessionBoard(loop, client, survey, rows, keyboard, interval=arguments.interval).run()

@@ -22,11 +22,11 @@ def parser() -> ServerParser:
     flags = ServerParser(
         "why",
         "[SESSION] [--stacks]",
-        "Say what a session is doing, who has it, who waits, and which clock ends it.",
+        "Explain what a session is doing and waiting for: its owner, queue, questions, clocks and processes.",
         "banksman why fix-ci",
     )
-    flags.add_argument("session", nargs="?", metavar="SESSION", help="its id or its name")
-    flags.add_argument("--stacks", action="store_true", help="where every task and thread of the server stands")
+    flags.add_argument("session", nargs="?", metavar="SESSION", help="id or name of the session")
+    flags.add_argument("--stacks", action="store_true", help="print the stack of every task and thread of the server")
     return flags
 
 
@@ -34,7 +34,7 @@ def main(words: list[str]) -> int:
     flags = parser()
     arguments = flags.read(words)
     if arguments.session is None and not arguments.stacks:
-        flags.error("which session? (or --stacks, for the server itself)")
+        flags.error("pass a session, or --stacks for the server itself")
     return perform(_why, arguments)
 
 
@@ -74,10 +74,11 @@ def _account(found: Shown) -> Iterator[tuple[str, list[str]]]:
     folder = f", in {found['cwd']}" if found.get("cwd") else ""
     yield "session", [f"{found['id']}{name}, {found['agent']}{folder}"]
     yield "state", [as_line(found["state"])] if found.get("state") else []
-    place = ", waits for a place among the processes" if found["waits_for_place"] else ""
+    place = ", waits for a place in the process pool" if found["waits_for_place"] else ""
     yield "phase", [f"{found['phase']}{place}"]
     if found["owner"] is not None:
-        yield "owner", [f"process {found['owner']['pid']} at {found['owner']['address'] or 'this machine'}"]
+        address = found["owner"]["address"]
+        yield "owner", [f"process {found['owner']['pid']} {f'at {address}' if address else 'on this machine'}"]
     if found.get("host"):
         yield "host", [str(found["host"])]
     yield "holder", list(_holder(found))
@@ -95,7 +96,7 @@ def _account(found: Shown) -> Iterator[tuple[str, list[str]]]:
 
 
 def _holder(found: Shown) -> Iterator[str]:
-    yield found["holder"] or (f"hold {found['hold']}" if found["hold"] else "nobody")
+    yield found["holder"] or (f"hold {found['hold']}" if found["hold"] else "none")
     if found["holder"] and found.get("holder_prompt"):
         yield _cut(found["holder_prompt"], PROMPT_CHARACTERS_MAX)
 
@@ -141,7 +142,7 @@ def _cut(text: str, characters_max: int) -> str:
 
 
 def _clock(clock: Shown) -> str:
-    stands = "" if clock["running"] else ", stands still"
+    stands = "" if clock["running"] else ", paused"
     return f"{clock['name']}: {clock['left']:.1f} s left of {clock['seconds']:.1f} s{stands}"
 
 

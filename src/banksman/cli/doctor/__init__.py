@@ -38,7 +38,7 @@ class Finding:
     fix: str = ""
 
     def __post_init__(self) -> None:
-        assert self.fix or self.verdict is not FindingVerdict.WRONG, f"what is wrong can be put right: {self.name}"
+        assert self.fix or self.verdict is not FindingVerdict.WRONG, f"a fault needs a fix: {self.name}"
 
 
 Check = Callable[[], Iterable[Finding]]
@@ -76,6 +76,6 @@ def made(check: Check) -> Iterator[Finding]:
     try:
         yield from check()
     except BanksmanError as exc:
-        yield wrong(name, exc.args[0], exc.hint or "see what it says")
+        yield wrong(name, exc.args[0], exc.hint or "fix the cause that the error names")
     except (OSError, ValueError) as exc:
-        yield wrong(name, f"cannot be looked at: {exc}", "let this user look at it")
+        yield wrong(name, f"cannot check it: {exc}", "give this user access to it")

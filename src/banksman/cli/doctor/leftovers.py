@@ -74,9 +74,9 @@ def find(store: str | None = None) -> Iterator[Leftover]:
         try:
             yield from finder()
         except BanksmanError as exc:
-            yield Leftover(wrong("leftovers", exc.args[0], exc.hint or "see what it says"))
+            yield Leftover(wrong("leftovers", exc.args[0], exc.hint or "fix the cause that the error names"))
         except (OSError, ValueError) as exc:
-            yield Leftover(wrong("leftovers", f"cannot be looked at: {exc}", "let this user look at it"))
+            yield Leftover(wrong("leftovers", f"cannot check them: {exc}", "give this user access to them"))
 
 
 def sweep(store: str | None = None) -> Iterator[tuple[bool, str]]:
@@ -106,11 +106,11 @@ def _sessions(store: str | None) -> Iterator[Leftover]:
         names = ", ".join(_named(each) for each in left[:5]) + (" …" if len(left) > 5 else "")
         if alive:
             pids = ", ".join(f"{pid} ({name_of(pid)[:60]})" for each in alive for pid in _pids(each))
-            seen = f"processes of hosts that have died still run: {pids}, of {names}"
+            seen = f"processes of dead hosts are still running: {pids} (sessions: {names})"
             finding = wrong("leftovers", seen, _SWEEP)
         else:
-            seen = f"{len(left)} sessions of hosts that have died are not settled: {names}"
-            finding = note("leftovers", seen, f"whoever opens one settles it; or {_SWEEP}")
+            seen = f"{len(left)} sessions of dead hosts are not settled: {names}"
+            finding = note("leftovers", seen, f"opening a session settles it; or run `{_SWEEP}`")
         yield Leftover(finding, lambda path=path, left=left: _settle(path, left))
 
 
@@ -153,7 +153,7 @@ def _settle(path: Path, left: tuple[UnsettledSession, ...]) -> list[str]:
     told: list[str] = []
     for each in left:
         if each.session in still:
-            raise BanksmanError(f"session {_named(each)} could not be settled", hint="the lines above say why")
+            raise BanksmanError(f"cannot settle session {_named(each)}", hint="see the lines above")
         ended = ", ".join(f"process {pid} ({name})" for pid, name in running[each.session])
         told.append(f"settled session {_named(each)}{f', ended {ended}' if ended else ''}")
     return told
@@ -174,11 +174,11 @@ def _keepers() -> Iterator[Leftover]:
         if found is None:
             continue
         if found[1] in "Tt":
-            seen = f"the keeper {pid} of process {host}, which has died, is stopped and cannot end what is left"
+            seen = f"keeper {pid} of the dead process {host} is stopped, and cannot end the leftover processes"
             yield Leftover(wrong("leftovers", seen, f"kill -CONT {pid}"))
         else:
-            seen = f"the keeper {pid} is ending what process {host}, which has died, has left"
-            yield Leftover(note("leftovers", seen, "it goes by itself, within the grace of what it ends"))
+            seen = f"keeper {pid} is ending the leftover processes of the dead process {host}"
+            yield Leftover(note("leftovers", seen, "wait: the keeper exits within the grace time of these processes"))
 
 
 def living_keepers() -> Iterator[tuple[int, int]]:
@@ -212,15 +212,15 @@ def _sockets() -> Iterator[Leftover]:
     dead = [name for name in names if not sockets.is_alive(folder / name)]
     ours = [name for name in dead if name.startswith(f"{orphans.boot_id()[:8]}-")]
     if ours:
-        seen = f"{len(ours)} sockets in {folder} that nobody listens at"
+        seen = f"{len(ours)} sockets in {folder} have no listener"
         yield Leftover(
             note("leftovers", seen, _SWEEP), lambda: [f"removed {folder / name}" for name in sockets.sweep(folder)]
         )
     # If another machine shares this folder, its live sockets look dead from here. Only sockets of
     # this boot are removed.
     if len(dead) > len(ours):
-        seen = f"{len(dead) - len(ours)} sockets in {folder} from before the machine was started, or of another one"
-        yield Leftover(note("leftovers", seen, "remove them, if no other machine has this folder"))
+        seen = f"{len(dead) - len(ours)} sockets in {folder} are from before the last boot, or of another machine"
+        yield Leftover(note("leftovers", seen, "remove them, if no other machine uses this folder"))
 
 
 def _announcement() -> Iterator[Leftover]:
@@ -233,11 +233,11 @@ def _announcement() -> Iterator[Leftover]:
         case False:
             return
         case True:
-            seen, fix = f"{path} names a server that has died", f"the next server replaces it; or {_SWEEP}"
+            seen, fix = f"{path} names a dead server", f"the next server replaces it; or run `{_SWEEP}`"
             yield Leftover(note("leftovers", seen, fix), lambda: _remove(path, content))
         case None:
-            seen = f"{path} names a server that is not there, or is one of another machine"
-            fix = "the next server replaces it; or remove it, if no other machine has this folder"
+            seen = f"{path} names a server that does not answer, or is on another machine"
+            fix = "the next server replaces it; or remove it, if no other machine uses this folder"
             yield Leftover(note("leftovers", seen, fix))
 
 
@@ -289,8 +289,8 @@ def _spills() -> Iterator[Leftover]:
     dead = list(output.find_dead(folder))
     if dead:
         count, size = sum(len(each.files) for each in dead), sum(each.size for each in dead)
-        seen = f"{count} files with output of commands, {_mib(size)}, in {folder}, of {len(dead)} killed processes"
-        fix = f"the next process that needs such a file removes them; or {_SWEEP}"
+        seen = f"{count} output files of commands, {_mib(size)}, in {folder}, of {len(dead)} killed processes"
+        fix = f"the next process that needs such a file removes them; or run `{_SWEEP}`"
         yield Leftover(
             note("leftovers", seen, fix), lambda: [f"removed {path}" for each in dead for path in each.remove()]
         )
@@ -311,7 +311,7 @@ def _old_spills(folder: str) -> Iterator[Leftover]:
                 # The entry caches the result of stat, so this is the size at the time of the check.
                 size += entry.stat(follow_symlinks=False).st_size
     if old:
-        seen = f"{len(old)} files with output of commands, {_mib(size)}, in {folder}, older than a day"
+        seen = f"{len(old)} output files of commands, {_mib(size)}, in {folder}, older than a day"
         yield Leftover(note("leftovers", seen, _SWEEP), lambda: unlinked([entry.path for entry in old]))
 
 

@@ -44,12 +44,13 @@ def kernel() -> Iterator[Finding]:
     """Check for pidfds."""
     release = f"{platform.system()} {platform.release()}"
     if sys.platform != "linux":
-        yield note("kernel", f"{release}: a child that calls setsid may outlive its host here", "use Linux for more")
+        seen = f"{release}: a child that calls setsid may outlive its host"
+        yield note("kernel", seen, "use Linux, where every child is ended")
         return
     try:
         os.close(syscalls.pidfd_open(os.getpid()))
     except OSError as exc:
-        fix = "use Linux 5.4 or newer, and a sandbox that lets pidfd_open through"
+        fix = "use Linux 5.4 or newer, and a sandbox that allows pidfd_open"
         yield wrong("kernel", f"{release}, without pidfd_open: {exc.strerror}", fix)
         return
     yield ok("kernel", f"{release}, with pidfds")
@@ -60,40 +61,40 @@ def processes() -> Iterator[Finding]:
     if sys.platform != "linux":
         return
     if os.readlink("/proc/self") != str(os.getpid()):
-        fix = "mount one: mount -t proc proc /proc, or unshare --mount-proc"
+        fix = "mount the right one: mount -t proc proc /proc, or unshare --mount-proc"
         yield wrong("/proc", "it belongs to another pid namespace", fix)
         return
     pids = sum(name.isdigit() for name in os.listdir("/proc"))
     if not os.path.exists(f"/proc/{os.getppid()}/stat") and os.getppid():
-        seen = f"{pids} processes are shown, and our own parent is not among them"
-        yield note("/proc", seen, "mounted with hidepid: processes of other users cannot be seen, nor ended")
+        seen = f"{pids} processes are visible, but not the parent of this process"
+        yield note("/proc", seen, "/proc is mounted with hidepid: processes of other users cannot be seen or ended")
         return
-    yield ok("/proc", f"{pids} processes are shown")
+    yield ok("/proc", f"{pids} processes are visible")
 
 
 def trial() -> Iterator[Finding]:
     """Run a command that leaves a process behind, and check that the process is ended with it."""
     name = "trial"
     if shutil.which("sh") is None or shutil.which("sleep") is None:
-        yield note(name, "there is no sh and no sleep to try it with")
+        yield note(name, "not run: sh or sleep is not on PATH")
         return
     # The child ignores HUP and TERM.
     script = "(trap '' HUP TERM; exec sleep 300) >/dev/null 2>&1 & echo done"
-    fix = "see the hint; in a container or a sandbox, allow prctl, pidfd_open and AF_UNIX sockets"
+    fix = "in a container or a sandbox, allow prctl, pidfd_open and AF_UNIX sockets"
     try:
         finished = asyncio.run(execute(["sh", "-c", script], timeout=TRIAL_SECONDS_MAX, grace=0.2, linger=0.0))
     except BanksmanError as exc:
-        yield wrong(name, f"a command cannot be run: {exc.args[0]}", exc.hint or fix)
+        yield wrong(name, f"cannot run a command: {exc.args[0]}", exc.hint or fix)
         return
     if finished.stdout.text.strip() != "done" or finished.code != 0:
         yield wrong(name, f"a command ended with {finished.ended.value}, code {finished.code}", fix)
     elif finished.survivors:
         left = ", ".join(f"{each.pid} ({each.why})" for each in finished.survivors)
-        yield wrong(name, f"what a command left running could not be ended: {left}", fix)
+        yield wrong(name, f"cannot end the processes that a command left running: {left}", fix)
     elif not finished.swept:
-        yield wrong(name, "what a command left running was not seen", fix)
+        yield wrong(name, "the process that a command left running was not found", fix)
     else:
-        yield ok(name, f"a command, and what it left running, were over in {finished.seconds:.1f} s")
+        yield ok(name, f"a command, and the process that it left running, were ended in {finished.seconds:.1f} s")
 
 
 def python() -> Iterator[Finding]:
@@ -115,7 +116,8 @@ def packages() -> Iterator[Finding]:
     ours = f"banksman {banksman.__version__}"
     if missing:
         fix = "pip install 'banksman[server]'"
-        yield note("packages", f"{ours}; serve, and verbs without a server, need {', '.join(missing)}", fix)
+        needed = f"not installed: {', '.join(missing)} (needed by serve, and by verbs without a server)"
+        yield note("packages", f"{ours}; {needed}", fix)
     else:
         yield ok("packages", f"{ours}, {seen}")
 
@@ -123,11 +125,12 @@ def packages() -> Iterator[Finding]:
 def fds() -> Iterator[Finding]:
     """Check the limit on open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    many = "any number" if hard == resource.RLIM_INFINITY else str(hard)
-    seen = f"{soft} at once, {many} if asked for"
+    many = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+    seen = f"soft limit {soft}, hard limit {many}"
     # The hard limit counts, because a server raises its soft limit to it.
     if hard != resource.RLIM_INFINITY and hard < FDS_LOW:
-        yield wrong("fd limit", seen, "raise the hard limit (ulimit -Hn, LimitNOFILE= of a unit): a client takes one")
+        fix = "raise the hard limit (ulimit -Hn, or LimitNOFILE= of a unit): each client needs an fd"
+        yield wrong("fd limit", seen, fix)
     else:
         yield ok("fd limit", seen)
 
@@ -136,7 +139,7 @@ def words() -> Iterator[Finding]:
     """Check that the locale is UTF-8."""
     spoken = locale.getencoding() if hasattr(locale, "getencoding") else locale.getpreferredencoding(do_setlocale=False)
     if spoken.lower().replace("-", "") not in ("utf8", "utf_8"):
-        yield note("locale", f"{spoken}: letters that it does not have are shown as escapes", "export LC_ALL=C.UTF-8")
+        yield note("locale", f"{spoken}: characters that it lacks are shown as escapes", "export LC_ALL=C.UTF-8")
     else:
         yield ok("locale", spoken)
 
@@ -145,7 +148,7 @@ def temporary_folder() -> Iterator[Finding]:
     """Check that the temporary folder can be written and has free space."""
     folder = tempfile.gettempdir()
     if not os.access(folder, os.W_OK | os.X_OK):
-        yield wrong("temporary folder", f"{folder} cannot be written", "set TMPDIR to one that can")
+        yield wrong("temporary folder", f"cannot write to {folder}", "set TMPDIR to a writable folder")
         return
     yield room("temporary folder", folder)
 

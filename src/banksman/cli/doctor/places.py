@@ -63,10 +63,10 @@ def state() -> Iterator[Finding]:
     if found is None:
         base = next(parent for parent in folder.parents if parent.exists())
         if os.access(base, os.W_OK | os.X_OK):
-            yield ok("state folder", f"{folder} (there is none yet)")
+            yield ok("state folder", f"{folder} (does not exist yet)")
         else:
-            fix = "set XDG_STATE_HOME to a folder that you can write to"
-            yield wrong("state folder", f"{folder} cannot be made: nothing can be written in {base}", fix)
+            fix = "set XDG_STATE_HOME to a writable folder"
+            yield wrong("state folder", f"cannot create {folder}: {base} is not writable", fix)
         return
     yield private("state folder", folder, found, may_be_read=True)
 
@@ -76,13 +76,14 @@ def token() -> Iterator[Finding]:
     path = state_folder() / "token"
     found = _stat(path)
     if found is None:
-        yield ok("token", f"{path} (there is none yet; banksman serve makes one)")
+        yield ok("token", f"{path} (does not exist yet; banksman serve creates it)")
         return
-    fix = f"rm {path}: the next server makes another, since somebody may have read this one"
+    fix = f"rm {path}: the token may have been read, and the next server creates another"
     if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        yield wrong("token", f"others may read {path} ({_mode(found)}), and whoever has it can start anything", fix)
+        seen = f"other users can read {path} ({_mode(found)}), and a client with the token can run any program"
+        yield wrong("token", seen, fix)
     else:
-        yield ok("token", f"{path}, for this user only")
+        yield ok("token", f"{path}, only for this user")
 
 
 def sockets() -> Iterator[Finding]:
@@ -97,11 +98,11 @@ def sockets() -> Iterator[Finding]:
 def private(name: str, path: Path, found: os.stat_result, *, may_be_read: bool) -> Finding:
     """Check that other users cannot change a file, and cannot read it unless `may_be_read`."""
     if found.st_uid != os.geteuid():
-        return wrong(name, f"{path} belongs to the user {found.st_uid}", f"chown -R {os.geteuid()} {path}")
+        return wrong(name, f"{path} belongs to user {found.st_uid}", f"chown -R {os.geteuid()} {path}")
     if found.st_mode & 0o022:
-        return wrong(name, f"others may change {path} ({_mode(found)})", f"chmod go-w {path}")
+        return wrong(name, f"other users can change {path} ({_mode(found)})", f"chmod go-w {path}")
     if not may_be_read and found.st_mode & 0o077:
-        return wrong(name, f"others may read {path} ({_mode(found)})", f"chmod go= {path}")
+        return wrong(name, f"other users can read {path} ({_mode(found)})", f"chmod go= {path}")
     return ok(name, f"{path}, {_mode(found)}")
 
 

@@ -22,16 +22,15 @@ def server() -> Iterator[Finding]:
     place = find()
     chosen = config.load()["url"]
     if place is None:
-        yield ok("server", "none was started here: verbs work on a host of their own")
+        yield ok("server", "none is running: verbs start an embedded host")
         return
     if not is_there(place):
         if chosen.is_set:
-            fix = f"start it, or take the url away from {chosen.origin}"
-            yield wrong("server", f"nobody answers at {place.url}, which {chosen.origin} names", fix)
+            fix = f"start the server, or remove the url from {chosen.origin}"
+            yield wrong("server", f"no server answers at {place.url}, which {chosen.origin} names", fix)
         else:
-            yield note(
-                "server", f"nobody answers at {place.url}: it has gone without a word", "banksman doctor --sweep"
-            )
+            seen = f"no server answers at {place.url}: it died and left its announcement"
+            yield note("server", seen, "banksman doctor --sweep")
         return
     try:
         found = Client(lambda: place).get("/v1/server")
@@ -39,15 +38,14 @@ def server() -> Iterator[Finding]:
         yield wrong("server", exc.args[0], exc.hint or "set BANKSMAN_TOKEN to the token of that server")
         return
     except ClientError as exc:
-        yield wrong("server", exc.args[0], exc.hint or "is it Banksman that listens there?")
+        yield wrong("server", exc.args[0], exc.hint or "check that Banksman listens there")
         return
     seen = f"{place.url}, process {found['pid']}, version {found['version']}"
     if found["version"] != banksman.__version__:
-        yield note(
-            "server", f"{seen}; this is {banksman.__version__}", "restart the server: banksman drain, then serve"
-        )
+        fix = "restart the server: banksman drain, then banksman serve"
+        yield note("server", f"{seen}; this program is version {banksman.__version__}", fix)
     elif found["draining"]:
-        yield note("server", f"{seen}, takes nothing new and is about to go")
+        yield note("server", f"{seen}, is draining and about to exit")
     else:
         yield ok("server", seen)
 
@@ -57,10 +55,10 @@ def agents() -> Iterator[Finding]:
     found = known_agents.find_agents()
     for each in found:
         if each.error is not None:
-            yield wrong("agents", each.error, f"put {each.source} right, or remove it")
+            yield wrong("agents", each.error, f"correct {each.source}, or remove it")
     here = [each.name for each in found if each.path is not None]
     if here:
         yield ok("agents", f"{', '.join(here)}")
     else:
-        fix = "banksman agents says how to install each"
-        yield note("agents", "none of those that are known is on PATH", fix)
+        fix = "run `banksman agents` to see how to install each"
+        yield note("agents", "no known agent is on PATH", fix)

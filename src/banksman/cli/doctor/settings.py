@@ -20,7 +20,7 @@ def settings() -> Iterator[Finding]:
     found = config.load()
     set_here = sum(one.is_set for one in found)
     is_there = found.place.path.exists()
-    where = f"{found.place.path}{'' if is_there else ' (there is none, and none is needed)'}"
+    where = f"{found.place.path}{'' if is_there else ' (does not exist, and is not required)'}"
     yield ok("settings", f"{where}, {set_here} of {len(config.KEYS)} keys are set")
     try:
         from banksman.server import server_settings as of_server  # noqa: PLC0415
@@ -30,7 +30,7 @@ def settings() -> Iterator[Finding]:
     try:
         of_server.of(found)
     except UsageError as exc:
-        yield wrong("server settings", exc.args[0], exc.hint or "see banksman config show")
+        yield wrong("server settings", exc.args[0], exc.hint or "run `banksman config show`")
 
 
 def file_mode() -> Iterator[Finding]:
@@ -41,13 +41,13 @@ def file_mode() -> Iterator[Finding]:
     except FileNotFoundError:
         return
     if mode & 0o022:
-        yield wrong("settings file", f"others may change {path} (mode {mode:o})", f"chmod go-w {path}")
+        yield wrong("settings file", f"other users can change {path} (mode {mode:o})", f"chmod go-w {path}")
     secrets = [one.key.name for one in config.load() if one.key.is_secret and one.value and one.origin == str(path)]
     if secrets and mode & 0o044:
-        yield wrong("settings file", f"others may read {', '.join(secrets)} in {path}", f"chmod 600 {path}")
+        yield wrong("settings file", f"other users can read {', '.join(secrets)} in {path}", f"chmod 600 {path}")
 
 
 def variables() -> Iterator[Finding]:
     """Report `BANKSMAN_*` variables that no key defines."""
     for stray in config.strays():
-        yield note("variables", f"{stray.name} means nothing here", f"do you mean {stray.nearest}?")
+        yield note("variables", f"unknown variable {stray.name}", f"did you mean {stray.nearest}?")

@@ -33,13 +33,14 @@ _KNOWN = ("sqlite:", "memory:", *addresses.SCHEMES)
 PAYLOAD_BYTES_MIN = 1 << 20
 # How many remains of deletions are listed, of each kind.
 REMAINS_MAX = 5
-SEE = "docs/cluster.md has a configuration"
-ALWAYS = "jetstream { sync_interval: always } in the configuration of each server, and restart one after the other"
+SEE = "see the configuration in docs/cluster.md"
+_SETTING = "jetstream { sync_interval: always }"
+ALWAYS = f"set {_SETTING} in the configuration of each server, and restart the servers one by one"
 # The streams that the first host creates together, and the advice if one of them was deleted.
 MADE_AT_ONCE = {
-    "-events": "what was said is gone with it: stop all hosts, and restore it before one of them makes an empty one",
-    "-records": "who has which session is gone with it: stop all hosts, and restore it before one makes an empty one",
-    "-hosts": "restart one host: it makes it anew, and nothing is lost",
+    "-events": "stop all hosts, and restore the stream with its events before a host creates an empty one",
+    "-records": "stop all hosts, and restore the stream with its records before a host creates an empty one",
+    "-hosts": "restart one host: it creates the stream again, and nothing is lost",
 }
 
 
@@ -48,7 +49,9 @@ def checks(which: DoctorOptions) -> list[Check]:
         for path in stores(which.store):
             yield from _sqlite_store(path)
         if which.store is not None and not which.store.startswith(_KNOWN):
-            yield wrong("store", f"there is no store {which.store!r:.100}", "sqlite:PATH, or nats://HOST:4222")
+            yield wrong(
+                "store", f"unknown kind of store: {which.store!r:.100}", "pass sqlite:PATH, or nats://HOST:4222"
+            )
 
     return [store, *cluster_checks(which)]
 
@@ -56,7 +59,7 @@ def checks(which: DoctorOptions) -> list[Check]:
 def _sqlite_store(path: Path) -> Iterator[Finding]:
     found = store_health.look(path)
     if found is None:
-        yield ok("store", f"{path} (there is none yet)")
+        yield ok("store", f"{path} (does not exist yet)")
         folder = next(folder for folder in path.parents if folder.is_dir())
         yield room("disk", str(folder))
         return
@@ -68,7 +71,7 @@ def _sqlite_store(path: Path) -> Iterator[Finding]:
             if verdict.fix:
                 yield verdict
     if not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
-        yield wrong("store", f"{path} cannot be written", f"let this user write it, and its folder {path.parent}")
+        yield wrong("store", f"cannot write to {path}", f"let this user write to it and to its folder {path.parent}")
     yield room("disk", str(path.parent))
 
 
@@ -77,20 +80,20 @@ def _health(found: StoreHealth) -> Iterator[Finding]:
     who = f", in use by process {', '.join(map(str, found.hosts))}" if found.hosts else ""
     seen = f"{found.path}, schema {found.schema}, {found.sessions} sessions, {size / (1 << 20):.1f} MiB{who}"
     if found.faults:
-        fix = "with no program using it, copy it and those beside it (-wal, -shm) to a safe place; restore a backup"
+        fix = "stop all programs that use it, copy it with its -wal and -shm files, and restore a backup"
         yield wrong("store", f"{found.path} is damaged: {'; '.join(found.faults)}", fix)
     for damaged in found.damaged:
-        fix = "restore a backup of the store; or delete the session (banksman close --forget): the others are whole"
+        fix = "restore a backup of the store, or delete the session (banksman close --forget); the others are intact"
         yield wrong("session", f"{found.path}: {damaged}", fix)
     if found.faults:
         return
     if not found.is_checked:
-        seen += f"; not looked at to the end, since that takes longer than {store_health.CHECK_SECONDS_MAX:.0f} s"
-        yield note("store", seen, "sqlite3 FILE 'PRAGMA integrity_check' does, if you have the time")
+        seen += f"; not checked to the end, because that takes longer than {store_health.CHECK_SECONDS_MAX:.0f} s"
+        yield note("store", seen, "run sqlite3 FILE 'PRAGMA integrity_check' for the full check")
     elif size > LARGE_BYTES:
-        yield note("store", seen, "keep less: keep_bytes and keep_seconds in [serve]")
+        yield note("store", seen, "set keep_bytes or keep_seconds in [serve]")
     else:
-        yield ok("store", f"{seen}, whole")
+        yield ok("store", f"{seen}, intact")
 
 
 # A full JetStream rejects every write. Warn at the first share, report a fault at the second.
@@ -114,7 +117,11 @@ def _nats_store(address: StoreAddress, monitors: tuple[str, ...]) -> Iterator[Fi
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "nats":
             raise
-        yield wrong("cluster", f"{address} needs the package nats-py", "pip install 'banksman[cluster]'")
+        yield wrong(
+            "cluster",
+            f"cannot check {address}: the package nats-py is not installed",
+            "pip install 'banksman[cluster]'",
+        )
         return
     found = asyncio.run(cluster_health.look(address, monitors=monitors))
     yield from _servers(found)
@@ -134,7 +141,7 @@ def _nats_store(address: StoreAddress, monitors: tuple[str, ...]) -> Iterator[Fi
 def _servers(found: ClusterHealth) -> Iterator[Finding]:
     for server in found.servers:
         if server.fault:
-            fix = "is nats-server running there, and is its port open to us?"
+            fix = "check that nats-server is running there and that its port is reachable"
             yield wrong("cluster", f"{server.place} does not answer: {server.fault}", fix)
             continue
         yield _server(server)
@@ -144,12 +151,12 @@ def _server(server: NatsServer) -> Finding:
     version = ".".join(map(str, server.version))
     seen = f"{server.place} is {server.name}, nats-server {version}"
     if not server.is_recent:
-        return wrong("cluster", seen, "upgrade it to 2.12 or newer: several records change as one only since then")
+        return wrong("cluster", seen, "upgrade it to 2.12 or newer, which can change several records atomically")
     if not server.has_jetstream:
-        return wrong("cluster", f"{seen}, without JetStream", f"turn it on: {SEE}")
+        return wrong("cluster", f"{seen}, without JetStream", f"turn it on; {SEE}")
     if server.payload_bytes_max < PAYLOAD_BYTES_MIN:
-        seen += f", takes messages of {server.payload_bytes_max} bytes at most"
-        return wrong("cluster", seen, f"max_payload: {PAYLOAD_BYTES_MIN}, the usual, or more")
+        seen += f", accepts messages of at most {server.payload_bytes_max} bytes"
+        return wrong("cluster", seen, f"set max_payload to {PAYLOAD_BYTES_MIN} (the default) or more")
     return ok("cluster", seen)
 
 
@@ -157,17 +164,18 @@ def _size(address: StoreAddress, found: ClusterHealth) -> Iterator[Finding]:
     size = found.cluster_size
     if size > 1 and len(address.servers) < size:
         seen = f"{address} names {len(address.servers)} of {size} servers"
-        yield note("cluster", seen, "name all, HOST:PORT,HOST:PORT: who starts while one is down needs another")
+        fix = "name all (HOST:PORT,HOST:PORT): a host that starts while one is down needs another"
+        yield note("cluster", seen, fix)
     if size == 2:
-        yield wrong("cluster", "of two servers both must be up", "run three: then one of them may be down")
+        yield wrong("cluster", "with two servers, both must be up", "run three servers: then one may be down")
 
 
 def _streams(address: StoreAddress, found: ClusterHealth) -> Iterator[Finding]:
     for stream in found.streams:
         seen = f"stream {stream.name}, {stream.replicas} {'replicas' if stream.replicas > 1 else 'replica'}"
         if not stream.leader:
-            fix = "more than half of its servers must be up; what is acknowledged is kept meanwhile"
-            yield wrong("cluster", f"{seen}: it has no leader, so it takes nothing", fix)
+            fix = "start more than half of its servers; acknowledged data is kept meanwhile"
+            yield wrong("cluster", f"{seen}: it has no leader, and accepts nothing", fix)
         elif stream.late:
             yield wrong("cluster", f"{seen}: {', '.join(stream.late)} lags or is gone", "start it, or let it catch up")
         elif stream.replicas == 1:
@@ -175,10 +183,10 @@ def _streams(address: StoreAddress, found: ClusterHealth) -> Iterator[Finding]:
         else:
             yield ok("cluster", seen)
         if stream.lease is not None and stream.lease != address.lease:
-            seen = f"hosts of {address} are dead after {stream.lease:g} s, and the URL says lease={address.lease:g}"
-            yield wrong("cluster", seen, f"say lease={stream.lease:g}: else two hosts may have one session at a time")
+            seen = f"the lease of hosts of {address} is {stream.lease:g} s, but the URL says lease={address.lease:g}"
+            yield wrong("cluster", seen, f"set lease={stream.lease:g}: otherwise two hosts may own one session")
     if found.missing and not found.streams:
-        yield ok("cluster", f"{address} has no sessions yet: the first host that comes makes its streams")
+        yield ok("cluster", f"{address} has no sessions yet: the first host creates its streams")
     elif found.streams:
         yield from _gone(found)
 
@@ -189,14 +197,14 @@ def _access(address: StoreAddress, found: ClusterHealth) -> Iterator[Finding]:
     A client that may publish under Banksman's subjects can run programs on every host.
     """
     if found.is_open:
-        seen = f"{address} lets clients in without credentials: each of them can run programs on every host"
-        yield wrong("access", seen, f"give it an account with a user and a password, or creds=; {SEE}")
+        seen = f"{address} accepts clients without credentials: each can run programs on every host"
+        yield wrong("access", seen, f"require an account with a user and a password, or creds=; {SEE}")
     else:
-        yield ok("access", f"{address} asks for credentials")
+        yield ok("access", f"{address} requires credentials")
     plain = [server.place for server in found.servers if not (server.fault or server.has_tls or _is_here(server.place))]
     if plain and not address.tls:
-        seen = f"{', '.join(plain)}: without TLS, so the network reads credentials and all that agents say"
-        yield wrong("access", seen, f"turn TLS on and say tls://; {SEE}")
+        seen = f"{', '.join(plain)}: no TLS, so the network can read credentials and all output of agents"
+        yield wrong("access", seen, f"turn TLS on, and use tls:// in the URL; {SEE}")
 
 
 def _is_here(place: str) -> bool:
@@ -217,28 +225,28 @@ def _contents(prefix: str, found: StoreContents) -> Iterator[Finding]:
         yield wrong("session", seen, fix or SEE)
     for part in found.remains[:REMAINS_MAX]:
         subject = f"{prefix}.ev.{part}"
-        seen = f"events under {subject} belong to no session: a deletion was cut short, or is under way"
+        seen = f"events under {subject} belong to no session: a deletion was interrupted, or is in progress"
         yield note("remains", seen, f"nats stream purge {prefix}-events --subject {subject}")
     for name in found.blobs[:REMAINS_MAX]:
-        seen = f"the blob {name} belongs to no session: a deletion was cut short, or is under way"
+        seen = f"the blob {name} belongs to no session: a deletion was interrupted, or is in progress"
         yield note("remains", seen, f"nats object del {prefix}-blobs {name}")
     left = max(0, len(found.remains) - REMAINS_MAX) + max(0, len(found.blobs) - REMAINS_MAX)
     if left:
-        yield note("remains", f"{left} more like these", "remove these, and look again")
+        yield note("remains", f"{left} more of these", "remove these, and check again")
     if not found.is_checked:
-        yield note("session", "not every event was read: there are too many of them for one look")
+        yield note("session", "not all events were checked: there are too many for one run")
     elif not found.faults:
-        yield ok("session", f"{found.sessions} sessions, whole")
+        yield ok("session", f"{found.sessions} sessions, intact")
 
 
 def _room(found: StorageUse) -> Finding:
     used, share = _size_in_words(found.used_bytes), found.share
     if found.limit_bytes is None or share is None:
-        return ok("storage", f"{found.place} keeps {used}, and has no bound of its own")
-    seen = f"{found.place} keeps {used}, {share:.0%} of {_size_in_words(found.limit_bytes)}"
-    fix = "raise max_file_store, or the account's limit; or forget sessions: banksman close --forget"
+        return ok("storage", f"{found.place} stores {used}, without a limit")
+    seen = f"{found.place} stores {used}, {share:.0%} of {_size_in_words(found.limit_bytes)}"
+    fix = "raise max_file_store or the account's limit, or delete sessions (banksman close --forget)"
     if share >= FULL_MAX:
-        return wrong("storage", f"{seen}: when it is full nothing is accepted any more", fix)
+        return wrong("storage", f"{seen}: a full server accepts nothing", fix)
     return note("storage", seen, fix) if share > FULL_HIGH else ok("storage", seen)
 
 
@@ -253,11 +261,11 @@ def _gone(found: ClusterHealth) -> Iterator[Finding]:
     for name in found.missing:
         for kind, fix in MADE_AT_ONCE.items():
             if name.endswith(kind):
-                yield wrong("cluster", f"stream {name} is gone, and others are there", fix)
+                yield wrong("cluster", f"stream {name} is missing, but others exist", fix)
 
 
 def _alone(name: str, cluster_size: int) -> Finding:
-    seen = f"stream {name} has no replica: one node's death stops everything"
+    seen = f"stream {name} has no replica: the death of one server stops everything"
     if cluster_size >= 3:
         return wrong("cluster", seen, f"nats stream edit {name} --replicas 3")
     return note("cluster", seen, f"run three servers; {SEE}")
@@ -269,9 +277,9 @@ def _syncing(found: ClusterHealth) -> Iterator[Finding]:
         if each.seconds == 0:
             yield ok("sync", f"{each.place} syncs before it acknowledges")
         elif each.seconds is not None:
-            seen = f"{each.place} syncs every {each.seconds:g} s: a power cut takes what was acknowledged since then"
+            seen = f"{each.place} syncs every {each.seconds:g} s: a power cut loses what was acknowledged since then"
             yield wrong("sync", seen, ALWAYS)
     if unknown:
-        seen = f"when {', '.join(unknown)} syncs is not known: no client is told, and no monitoring port answers"
-        fix = f"--monitor http://HOST:8222 names one; or look for {ALWAYS.partition(' in ')[0]} yourself"
+        seen = f"sync interval of {', '.join(unknown)} unknown: no monitoring port answers"
+        fix = f"pass --monitor http://HOST:8222, or look for {_SETTING} in the configuration"
         yield note("sync", seen, fix)

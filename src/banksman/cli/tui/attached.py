@@ -80,7 +80,7 @@ class AttachScreen:
                 self._ask_first()
                 self._screen.tick()
             if self._running is not None:
-                goes_on = "what runs is finished first; Ctrl-C stops it" if is_alone else "the session goes on"
+                goes_on = "the running turn finishes first; Ctrl-C stops it" if is_alone else "the session continues"
                 self._screen.line(f"left; {goes_on}")
             return self._code
         finally:
@@ -106,7 +106,7 @@ class AttachScreen:
             case Signalled(number):
                 self._signal(number)
             case Connected(is_there):
-                self._screen.line("back" if is_there else "connection lost, trying again", TextStyle.ASKS)
+                self._screen.line("connected again" if is_there else "connection lost, trying again", TextStyle.ASKS)
             case CallDone(errand, result, error):
                 self._done(errand, result, error)
             case FeedEnded(error):
@@ -137,16 +137,16 @@ class AttachScreen:
         if kind == _ASK:
             line = self._lines_sent.pop(key)
             if error is not None:
-                self._screen.line(f"not asked: {error}", TextStyle.BAD)
+                self._screen.line(f"cannot ask: {error}", TextStyle.BAD)
                 self._editor.put_back(line)
         elif kind == _INTERRUPT:
-            told = receipt_in_words(result) if error is None else f"it could not be stopped: {error}"
+            told = receipt_in_words(result) if error is None else f"cannot stop the turn: {error}"
             self._screen.line(told, TextStyle.ASKS if error is None else TextStyle.BAD)
         elif kind == _QUESTIONS and error is None:
             for asked in result["questions"]:
                 self._add(question_view.question_of(asked, asked["turn"]))
         elif kind == _ANSWER and error is not None:
-            self._screen.line(f"it could not be answered: {error}", TextStyle.BAD)
+            self._screen.line(f"cannot answer the question: {error}", TextStyle.BAD)
 
     # -- keys and signals --------------------------------------------------------------------------
     def _key(self, key: str) -> None:
@@ -187,7 +187,7 @@ class AttachScreen:
         turn = self._running
         if turn is not None and turn != self._stopping:
             self._stopping = turn
-            self._screen.line("stopping the turn; Ctrl-C once more leaves", TextStyle.ASKS)
+            self._screen.line("stopping the turn; Ctrl-C again leaves", TextStyle.ASKS)
             self._loop.send(_INTERRUPT, lambda: interrupt_turn(self._client, self._session["id"], turn))
         elif turn is None and self._editor.text:
             self._editor.clear()
@@ -224,7 +224,7 @@ class AttachScreen:
         if not self._takes_answers:
             line = question.title
         elif self._editor.text:
-            line = f"{question.title} (empty the line to answer by a key)"
+            line = f"{question.title} (clear the line to answer with a key)"
         self._screen.ask(question, line)
 
     def _choose(self, question: question_view.QuestionView, choice: question_view.KeyChoice) -> None:

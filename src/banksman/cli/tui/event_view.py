@@ -209,29 +209,29 @@ class EventPrinter:
                 if self._started:
                     self._note(f"queued: {_cut(prompt, TITLE_CHARACTERS_MAX)}")
             case "turn.interrupted":
-                self._note(f"stopping it: {body.get('cause')}")
+                self._note(f"stopping the turn: {body.get('cause')}")
                 self._screen.busy("stopping")
             case "turn.requeued":
                 self._started.pop(event["turn"], None)
-                self._note("it gave way, and comes again")
+                self._note("the turn was preempted, and is queued again")
                 self._screen.busy(None)
             case "session.closed":
-                self._note("the session is closed; to ask something opens it again")
+                self._note("the session is closed; the next ask opens it again")
             case "session.left":
-                self._note("its host has let go of it; whoever has it next goes on")
+                self._note("the host has released the session; the next owner continues it")
             case "session.context_lost":
                 self._note("the agent has lost the conversation", TextStyle.BAD)
             case "session.context_restored":
                 missing = body.get("missing")
-                note = f"; {missing} turns since are not in it" if missing else ""
+                note = f", without the last {missing} turns" if missing else ""
                 self._note(
-                    f"another host has it, and the agent's transcript{note}",
+                    f"another host has taken the session over, with the agent's transcript{note}",
                     TextStyle.BAD if missing else TextStyle.DIM,
                 )
             case "session.recovered":
-                self._note("the server had died, and has the session again")
+                self._note("the server has recovered the session after a crash")
             case "process.backed_off":
-                self._note("the agent failed to start; it is tried again", TextStyle.BAD)
+                self._note("the agent failed to start; trying again", TextStyle.BAD)
             case "clock.warning":
                 self._note(f"half of the {body.get('clock')} clock has passed")
             case _:

@@ -219,7 +219,7 @@ def question_of(asked: Asked, turn: str | None) -> QuestionView:
     id = str(asked.get("question") or asked.get("id"))
     if asked.get("wants") == "elicitation":
         # The agent wants a form, which a key cannot fill in.
-        said = _mapping(asked.get("details")).get("message") or asked.get("tool") or "something is to be filled in"
+        said = _mapping(asked.get("details")).get("message") or asked.get("tool") or "the agent requests input"
         title = f"{_cut(said)} — fill it in on the page, or"
         return QuestionView(id, turn, title, (KeyChoice("decline", "d", {"decision": "deny"}), _INTERRUPT))
     return QuestionView(id, turn, f"{title_of(asked)} — allow?", (*_offered(asked), _INTERRUPT), subject_of(asked))

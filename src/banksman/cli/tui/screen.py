@@ -406,7 +406,7 @@ class LiveScreen:
             subject = list(itertools.islice(block_rows(self._question.subject, columns), free + 1))
             is_cut = len(subject) > free or len(shown) < len(asked)
             if len(subject) > free:
-                more = cut("┊ … all of it is written above", columns)
+                more = cut("┊ … the full text is above", columns)
                 subject = [*subject[: free - 1], self._style.yellow(more)] if free else []
             bottom = [*subject, *bottom]
         elif self._status.what is not None and room > 1:

@@ -40,14 +40,14 @@ SOME_MAX = 20
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HELP = (
     "j, k, arrows   select a session",
-    "g, G           the first, the last",
-    "Enter          attach to it; Ctrl-D comes back",
-    "i              interrupt what runs in it (asks first)",
-    "q, Ctrl-C      leave",
+    "g, G           select the first, the last session",
+    "Enter          attach to the session; Ctrl-D returns",
+    "i              interrupt its running turn (asks first)",
+    "q, Ctrl-C      quit",
     "",
-    "asks: a question waits for you. wedged: nothing was heard for too long, or the agent does not start.",
-    "DOES: the turn that runs, and FOR: how long. LAST: how long ago something was written to its log.",
-    "What has no room is left out: PIDS, MEMORY, AGENT, LAST, COST, HOST, QUEUE, DOES, ASKS, FOR, in this order.",
+    "asks: a question waits for an answer. wedged: no sign of life for too long, or the agent does not start.",
+    "DOES: the running turn. FOR: its duration. LAST: time since the last event.",
+    "Columns that do not fit are hidden, in this order: PIDS, MEMORY, AGENT, LAST, COST, HOST, QUEUE, DOES, ASKS, FOR.",
 )
 
 
@@ -168,7 +168,7 @@ class SessionBoard:
             case CallDone(errand, result, error) if errand in ("all", "some"):
                 self._seen(errand, result, error)
             case CallDone("interrupt", result, error):
-                self._note = receipt_in_words(result) if error is None else f"it could not be stopped: {error}"
+                self._note = receipt_in_words(result) if error is None else f"cannot stop the turn: {error}"
             case Typed(key):
                 self._key(key)
             case Signalled(signal.SIGINT):
@@ -226,7 +226,7 @@ class SessionBoard:
         if row is None:
             self._note = "select a session first: j or k"
         elif row.turn is None:
-            self._note = f"nothing runs in {row.name}"
+            self._note = f"no turn is running in {row.name}"
         else:
             self._to_stop = row
 
@@ -292,4 +292,4 @@ class SessionBoard:
     def _bottom(self) -> str:
         if self._to_stop is not None:
             return f"interrupt {self._to_stop.name}? y / n"
-        return self._note or "q leaves · j/k select · Enter attaches · i interrupts · ? help"
+        return self._note or "q quits · j/k select · Enter attaches · i interrupts · ? help"

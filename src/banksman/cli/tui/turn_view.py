@@ -93,7 +93,7 @@ class TurnOptions:
     on_question: str = "ask"
     seconds_max: float | None = None
     # The message about the effect of a second Ctrl-C, shown when the turn is being stopped.
-    twice: str = "once more leaves at once"
+    twice: str = "Ctrl-C again exits at once"
 
 
 class TurnWatch:
@@ -170,7 +170,7 @@ class TurnWatch:
                 if not is_there:
                     # Pipes get this line, too: the outage may last minutes, and nothing else would
                     # explain the pause.
-                    self.screen.line("banksman: the connection is lost, and is tried again", TextStyle.ASKS)
+                    self.screen.line("banksman: connection lost, trying again", TextStyle.ASKS)
                 self.screen.busy("waiting for the agent" if is_there else "connection lost, trying again")
             case Typed(key):
                 self._key(key)
@@ -196,9 +196,9 @@ class TurnWatch:
                 if error is None:
                     self.screen.line(receipt_in_words(result), TextStyle.ASKS)
                 else:
-                    self.screen.line(f"banksman: the turn could not be stopped: {error}", TextStyle.BAD)
+                    self.screen.line(f"banksman: cannot stop the turn: {error}", TextStyle.BAD)
             case _ if errand.startswith(_ANSWER) and error is not None:
-                self.screen.line(f"banksman: it could not be answered: {error}", TextStyle.BAD)
+                self.screen.line(f"banksman: cannot answer the question: {error}", TextStyle.BAD)
                 self._ask_again(errand.removeprefix(_ANSWER))
             case _:
                 pass
@@ -245,7 +245,7 @@ class TurnWatch:
                 self._choose(question, question_view.KeyChoice(decision, "", {"decision": decision}))
             case "fail":
                 self.screen.block(question.subject)
-                self.screen.line(f"{question.title} nobody is to be asked, so the turn is stopped", TextStyle.BAD)
+                self.screen.line(f"{question.title} stopping the turn, because on_question is fail", TextStyle.BAD)
                 self._stops.stop()
             case _ if self._can_ask():
                 self._questions.append(question)
@@ -272,7 +272,7 @@ class TurnWatch:
         self._loop.listen(self._keyboard)
         self.screen.block(self._questions[0].subject)
         self.screen.line(self._questions[0].line(), TextStyle.ASKS)
-        self.screen.busy("waits for your answer")
+        self.screen.busy("waiting for your answer")
 
     def _key(self, key: str) -> None:
         if not self._questions:

@@ -194,7 +194,7 @@ class Member:
             await self._cluster.bus.answer_for(session, self._application)
         except StoreError as exc:
             # The cluster is silent, so either a fence or a reconnect follows.
-            log.warning("! session %s is here, and others cannot ask for it: %s", session, exc)
+            log.warning("session %s: cannot receive forwarded requests: %s", session, exc)
 
     async def _answer_for_host(self) -> None:
         await self._answer_for(f"host:{self._cluster.hosts.id}")
@@ -223,13 +223,13 @@ class Member:
             try:
                 job = await self._cluster.placement.next(self._offered)
             except StoreError as exc:
-                log.warning("! no session can be taken now: %s", exc)
+                log.warning("cannot take sessions: %s, retrying in %g s", exc, AGAIN_SECONDS)
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
             except Exception:
                 # A bug in this program. A host that announces room and takes nothing would be
                 # worse.
-                log.exception("! no session can be taken now")
+                log.exception("cannot take sessions, retrying in %g s", AGAIN_SECONDS)
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
             if not self.has_room:
@@ -293,7 +293,7 @@ class Member:
         except BanksmanError as exc:
             # For example, the session was lost just now. The others leave all the same, and this
             # one is offered.
-            log.warning("! session %s has not left in good order: %s", session.id, exc)
+            log.warning("session %s: did not leave cleanly: %s", session.id, exc)
         if self._transcripts is not None:
             await self._transcripts.wait_mirrored(session.id)
 
@@ -308,7 +308,11 @@ class Member:
                 if await is_to_go_on(self._host.log, known._replace(owner=None)):
                     await offer_one(self._host.log, self._cluster, known)
             except BanksmanError as exc:
-                log.warning("! session %s has left, and cannot be offered now: %s", session, exc)
+                log.warning(
+                    "session %s: has left, cannot offer it to other hosts: %s",
+                    session,
+                    exc,
+                )
                 await asyncio.sleep(AGAIN_SECONDS)
             else:
                 return

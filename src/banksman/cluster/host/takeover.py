@@ -118,14 +118,14 @@ class LossAnnouncer:
                 speaks_for = speaker(self._cluster.hosts)
                 await self._offer([known for known in self._lost(gone, is_due) if speaks_for(known.id)])
             except Unreachable as exc:
-                log.debug("! the sessions of dead hosts cannot be offered now: %s", exc)
+                log.debug("cannot offer the sessions of dead hosts: %s, retrying", exc)
                 # Keep the dead hosts: their deaths are not announced a second time.
                 self._gone |= gone
             except BanksmanError as exc:
-                log.warning("! the sessions of dead hosts cannot be offered: %s", exc)
+                log.warning("cannot offer the sessions of dead hosts: %s", exc)
             except Exception:
                 # A bug in this program with one session. No other task searches for the others.
-                log.exception("! the sessions of dead hosts cannot be offered")
+                log.exception("cannot offer the sessions of dead hosts")
 
     def _lost(self, gone: set[str], is_due: bool) -> list[KnownSession]:
         """Return the sessions of hosts in `gone`, or of all dead hosts if the search is due."""
@@ -148,7 +148,11 @@ class LossAnnouncer:
                     failures.append(exc)
                 except BanksmanError as exc:
                     # An unreadable session must not keep the others from being offered.
-                    log.warning("! session %s lost its host, and cannot be offered to another: %s", known.id, exc)
+                    log.warning(
+                        "session %s: its host died, cannot offer it to other hosts: %s",
+                        known.id,
+                        exc,
+                    )
 
         async with asyncio.TaskGroup() as group:
             for known in lost:
@@ -286,18 +290,21 @@ class UnownedScan:
                 if self._is_on():
                     await self._look()
             except Unreachable as exc:
-                log.debug("! sessions that nobody has cannot be looked for now: %s", exc)
+                log.debug("cannot search for sessions without an owner: %s, retrying", exc)
             except BanksmanError as exc:
-                log.warning("! sessions that nobody has cannot be looked for: %s", exc)
+                log.warning("cannot search for sessions without an owner: %s", exc)
             except Exception:
                 # A bug in this program. No other task searches for these sessions.
-                log.exception("! sessions that nobody has cannot be looked for")
+                log.exception("cannot search for sessions without an owner")
 
     async def _look(self) -> None:
         """Release stray sessions, and offer the sessions without an owner."""
         sessions = self._store.sessions()
         for known in self._strays.look(sessions, self._here(), time.monotonic()):
-            log.warning("! session %s is this host's by its record, and is not here: it is let go of", known.id)
+            log.warning(
+                "session %s: its record names this host as owner, but it is not open here: releasing it",
+                known.id,
+            )
             self._store.release(known.id, known.epoch)
         await self._offer_left({known.id: known for known in sessions if known.owner is None})
 
@@ -318,7 +325,7 @@ class UnownedScan:
                 raise
             except BanksmanError as exc:
                 # A session that cannot be offered must not keep the others from it.
-                log.warning("! session %s has no host, and cannot be offered to one: %s", id, exc)
+                log.warning("session %s: has no owner, cannot offer it to other hosts: %s", id, exc)
 
     def _next_of(self, unseen: list[KnownSession]) -> list[KnownSession]:
         """Return the recently changed sessions, and the next `LOOKS_MAX` older ones in turns."""
@@ -341,7 +348,11 @@ class UnownedScan:
         except Unreachable:
             raise
         except BanksmanError as exc:
-            log.warning("! session %s has no host, and who waits in it is not known: %s", known.id, exc)
+            log.warning(
+                "session %s: has no owner, cannot read whether asks wait in it: %s",
+                known.id,
+                exc,
+            )
         return None
 
 
@@ -384,7 +395,7 @@ class JobRunner:
             raise
         except Exception:
             # A bug in this program. Another host may run another version, so return the job.
-            log.exception("! session %s: a job failed (%s)", job.session, job.kind)
+            log.exception("session %s: job failed (kind=%s)", job.session, job.kind)
             await job.again(again_seconds(job.deliveries))
         finally:
             working.cancel()
@@ -408,7 +419,7 @@ class JobRunner:
         try:
             answer = await self._application(job.request)
         except Exception:
-            log.exception("! session %s could not be opened here", job.session)
+            log.exception("session %s: cannot open it on this host", job.session)
             if job.deliveries < OPEN_TRIES_MAX:
                 await job.again(again_seconds(job.deliveries))
                 return
@@ -454,13 +465,13 @@ class JobRunner:
         except (NotOwner, StoreError, Refused) as exc:
             # Another host was faster, which the next delivery shows. Or processes of the last host
             # are still being ended. Or the cluster does not answer at the moment.
-            log.info("session %s cannot be taken over now: %s", job.session, exc)
+            log.info("session %s: cannot take it over now: %s", job.session, exc)
             if isinstance(exc, NotOwner | StoreError) or job.deliveries <= REFUSALS_MAX:
                 await job.again(again_seconds(job.deliveries))
             else:
                 await self._say_stuck(job, str(exc))
         else:
-            log.info("session %s is taken over from its epoch %d", job.session, job.epoch)
+            log.info("session %s: taken over (former_epoch=%d)", job.session, job.epoch)
             await job.done()
 
     async def _check_workspace(self, session: str) -> None:
@@ -477,18 +488,18 @@ class JobRunner:
         if not isinstance(cwd, str) or await asyncio.to_thread(os.path.isdir, cwd):
             return
         if ANY_WORKSPACE not in (opened.get("labels") or ()):
-            raise StuckTakeover(f"its folder {cwd} is not there")
+            raise StuckTakeover(f"its folder {cwd} does not exist")
         try:
             await asyncio.to_thread(os.makedirs, cwd, exist_ok=True)
         except OSError as exc:
-            raise StuckTakeover(f"its folder {cwd} cannot be made: {exc.strerror}") from exc
+            raise StuckTakeover(f"cannot create its folder {cwd}: {exc.strerror}") from exc
 
     async def _say_stuck(self, job: Job, why: str) -> None:
         """Record why this host cannot resume the session, and return the job."""
         said = f"{self._name}: {why}"
         # The job comes back now and then. Do not record the same reason again.
         if self._cluster.records.stuck_of(job.session) != said:
-            log.warning("! session %s cannot be gone on with here: %s", job.session, why)
+            log.warning("session %s: cannot resume it on this host: %s", job.session, why)
             with suppress(BanksmanError):
                 await self._cluster.records.note_stuck(job.session, said)
         await job.again(again_seconds(job.deliveries))

@@ -213,10 +213,10 @@ class TranscriptCopies:
                     # The session was deleted during the copy, and its copy with it.
                     await self._kept.forget(session)
         except (OSError, BanksmanError) as exc:  # TimeoutError is an OSError.
-            why = str(exc) or "it takes too long"
+            why = str(exc) or "timeout"
             if why != mirror.wrong:
                 mirror.wrong = why
-                log.warning("! session %s: its transcript is not copied, and stays on this host: %s", session, why)
+                log.warning("session %s: cannot copy its transcript to the store: %s", session, why)
 
     # -- from the store ----------------------------------------------------------------------------
     async def bring(self, session: str, spec: SessionSpec, past: SessionHistory) -> Sequence[Entry]:
@@ -234,12 +234,12 @@ class TranscriptCopies:
         try:
             put = await asyncio.to_thread(write, path, head, text)
         except OSError as exc:
-            log.warning("! session %s: its transcript cannot be put to %s: %s", session, path, exc)
+            log.warning("session %s: cannot write its transcript to %s: %s", session, path, exc)
             return ()
         missing = 0 if put is CopyResult.KEPT else await self._missing(session, head.seq, past)
         if put is CopyResult.WRITTEN or missing:
             said = {"conversation": conversation, "turn": head.turn, "missing": missing}
-            log.info("session %s: its transcript is brought along, without its last %d turns", session, missing)
+            log.info("session %s: transcript restored (missing_turns=%d)", session, missing)
             return (entry(None, kinds.SESSION_CONTEXT_RESTORED, **said),)
         return ()
 
@@ -251,8 +251,8 @@ class TranscriptCopies:
                     data = await self._kept.get(session)
                 return None if data is None else await asyncio.to_thread(unpack, data)
             except (StoreError, TimeoutError, ValueError) as exc:
-                why = str(exc) or "it takes too long"
-        log.warning("! session %s: the copy of its transcript cannot be read: %s", session, why)
+                why = str(exc) or "timeout"
+        log.warning("session %s: cannot read the copy of its transcript: %s", session, why)
         return None
 
     async def _missing(self, session: str, seq: int, past: SessionHistory) -> int:
@@ -275,7 +275,7 @@ class TranscriptCopies:
 def pack(due: _Due, found: _File, redactor: Redactor | None) -> bytes:
     """Build a copy. Raises `Refused` if the file contains a secret."""
     if redactor is not None and any(redactor.redact(line) is not line for line in found.text.split(b"\n")):
-        raise Refused("it holds a secret")
+        raise Refused("it contains a secret")
     head = TranscriptHead(VERSION, due.conversation, due.seq, due.turn, len(found.text), found.mtime_ns)
     # Compress it: transcripts are repetitive text, and the whole file is sent after each turn.
     return json.dumps(head).encode() + b"\n" + zlib.compress(found.text, 1)
@@ -286,19 +286,19 @@ def unpack(data: bytes) -> tuple[TranscriptHead, bytes]:
     line, _, body = data.partition(b"\n")
     found = json.loads(line)
     if not isinstance(found, list) or found[:1] != [VERSION]:
-        raise ValueError("it is of another version")
+        raise ValueError("it has another version")
     if [type(each) for each in cast(list[object], found)] != [int, str, int, str, int, int]:
-        raise ValueError("its head cannot be read")
+        raise ValueError("its header is invalid")
     head = TranscriptHead(*cast(list[Any], found))
     if head.seq < 0 or not 0 <= head.size <= FILE_BYTES_MAX or not 0 <= head.mtime_ns < 1 << 62:
-        raise ValueError("its head does not make sense")
+        raise ValueError("its header has invalid values")
     inflating = zlib.decompressobj()
     try:
         text = inflating.decompress(body, FILE_BYTES_MAX + 1)
     except zlib.error as exc:
-        raise ValueError(f"it cannot be unpacked: {exc}") from exc
+        raise ValueError(f"cannot decompress it: {exc}") from exc
     if len(text) != head.size or not inflating.eof:
-        raise ValueError("it is not as long as its head says")
+        raise ValueError("its length differs from its header")
     return head, text
 
 
@@ -324,10 +324,10 @@ def read(path: Path, seen: tuple[Path, int, int] | None = None) -> _File | None:
         if now == seen:
             return None
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, f"{path} is no plain file")
+            raise OSError(errno.EINVAL, f"{path} is not a regular file")
         text = file.read(FILE_BYTES_MAX + 1)
     if len(text) > FILE_BYTES_MAX:
-        raise OSError(errno.EFBIG, f"{path} has more than {FILE_BYTES_MAX >> 20} MiB")
+        raise OSError(errno.EFBIG, f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB")
     if path.suffix == ".jsonl":
         # The agent may be in the middle of writing a line.
         text = text[: text.rfind(b"\n") + 1]

@@ -74,9 +74,12 @@ def response_of(data: bytes) -> ForwardedResponse:
     try:
         return msgspec.json.decode(data, type=ForwardedResponse)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        hint = "its version may not fit ours: see /v1/hosts"
+        hint = "compare the versions of the hosts: see /v1/hosts"
         raise Problem(
-            502, "OddAnswer", "the host that has the session answered what cannot be read", hint=hint
+            502,
+            "OddAnswer",
+            "cannot decode the response of the host that owns the session",
+            hint=hint,
         ) from exc
 
 
@@ -106,10 +109,12 @@ class Application:
         try:
             request = request_of(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            return _problem(Problem(400, "BadRequest", f"this is no request: {exc}"))
+            return _problem(Problem(400, "BadRequest", f"invalid forwarded request: {exc}"))
         path, _, query = request.path.partition("?")
         if not any(path == known or path.startswith(f"{known}/") for known in PATHS) or not path.isascii():
-            return _problem(Problem(403, "Forbidden", "this is not asked over the bus", hint="only about sessions"))
+            return _problem(
+                Problem(403, "Forbidden", "this path cannot be forwarded", hint="forward requests about sessions only"),
+            )
         return await self._put_through(request, path, query)
 
     async def _put_through(self, request: ForwardedRequest, path: str, query: str) -> bytes:
@@ -169,7 +174,7 @@ class _Collected:
 
     def answer(self) -> bytes:
         if self._size > ANSWER_BYTES_MAX:
-            detail = f"the answer has {self._size} bytes, and at most {ANSWER_BYTES_MAX} go from host to host"
+            detail = f"the response is too large to forward: {self._size} bytes, at most {ANSWER_BYTES_MAX}"
             return _problem(Problem(500, "AnswerTooLarge", detail))
         return ForwardedResponse(self._status, self._headers, b"".join(self._pieces)).encoded()
 

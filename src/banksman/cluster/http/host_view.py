@@ -149,8 +149,8 @@ class HostView:
         hosts = [host for host in self.all() if host.room > 0]
         lacks = {host.name: session_spec.lacking(need, host.labels, host.agents) for host in hosts}
         if not hosts:
-            hint = "banksman host --store … starts one; try again then"
-            raise Problem(503, "NoHost", "there is no host that takes sessions", hint=hint)
+            hint = "start one with `banksman host --store …`, then try again"
+            raise Problem(503, "NoHost", "no host takes sessions", hint=hint)
         if all(lacks.values()):
             told = "; ".join(f"{name} has no {', '.join(missing)}" for name, missing in sorted(lacks.items()))
             hint = _hint({word for missing in lacks.values() for word in missing})
@@ -160,10 +160,16 @@ class HostView:
         """Build the error for a session that no host took in time."""
         fit = [host for host in self.all() if host.room and not session_spec.lacking(need, host.labels, host.agents)]
         told = ", ".join(
-            f"{host.name} has {host.used} of {host.room}{' and drains' * host.is_draining}" for host in fit
+            f"{host.name} has {host.used} of {host.room} sessions{' and is draining' * host.is_draining}"
+            for host in fit
         )
-        hint = "close a session, or start another host; it was not opened, and will not be"
-        return Problem(503, "NoRoom", f"no host took the session in time: {told or 'none is there'}", hint=hint)
+        hint = "close a session, or start another host, then try again: the session was not opened"
+        return Problem(
+            503,
+            "NoRoom",
+            f"no host took the session in time: {told or 'no suitable host is running'}",
+            hint=hint,
+        )
 
 
 def _hint(missing: Collection[str]) -> str:
@@ -174,7 +180,7 @@ def _hint(missing: Collection[str]) -> str:
     labels = [word for word in missing if not word.startswith(session_spec.agent_word(""))]
     agents = [word for word in missing if word not in labels]
     wanted = ["where that agent is installed"] * bool(agents) + ["that has the labels (--label)"] * bool(labels)
-    return f"start a host {' and '.join(wanted)}{', or ask for less (labels)' * bool(labels)}"
+    return f"start a host {' and '.join(wanted)}{', or ask for fewer labels' * bool(labels)}"
 
 
 # The state of sessions without an owner in a list.

@@ -37,7 +37,7 @@ async def of(context: Context, *, is_front: bool) -> AsyncGenerator[None]:
     from banksman.cluster.host import Member  # noqa: PLC0415
 
     cluster = context.host.cluster
-    assert cluster is not None, "a store that many share has what binds them"
+    assert cluster is not None, "a store that several hosts share has a cluster"
     assert context.application is not None
     card = HostReport(
         name=name_of(settings),

@@ -203,10 +203,10 @@ class OwnerProxy:
                 try:
                     result = await route.handle(sliced)
                     if _is_lost(result):
-                        raise Unreachable("this host has just lost the session")
+                        raise Unreachable("this host has just lost ownership of it")
                 except Unreachable as exc:
                     if not pause.left:
-                        raise away("the session cannot be reached", exc) from exc
+                        raise away(f"cannot reach session {session.id}", exc) from exc
                     await asyncio.sleep(pause.take())
                     continue
                 is_over = not isinstance(result, HttpAnswer) or result.value.outcome is not None
@@ -244,7 +244,7 @@ class OwnerProxy:
             )
             return answered(answer) if isinstance(answer, ForwardedResponse) else answer
         if not is_here(session) and kind is OwnerFallback.NOW:
-            raise Refused("nobody has the session: nothing runs in it", session=session.id)
+            raise Refused(f"no host owns session {session.id}: nothing runs in it", session=session.id)
         if not is_here(session) and await self._needs_owner(session, kind) and not await self._may_take(session):
             try:
                 await self.offer(session)
@@ -252,9 +252,9 @@ class OwnerProxy:
                 # Nothing was done: the session was only offered.
                 return OwnerSilent(str(exc.args[0]))
             if (why := self._stuck(session.id)) is not None:
-                hint = "it waits for a host that can, or to be opened by its name with what it lacks; nothing is lost"
-                raise Problem(503, "NotMovable", f"no host can go on with the session: {why}", hint=hint)
-            return OwnerSilent("no host has taken the session up yet")
+                hint = "start a host that can, or open the session by its name with what is missing; nothing is lost"
+                raise Problem(503, "NotMovable", f"no host can resume session {session.id}: {why}", hint=hint)
+            return OwnerSilent("no host has taken it over yet")
         try:
             return await route.handle(call)
         except LEFT as exc:
@@ -283,18 +283,18 @@ class OwnerProxy:
         try:
             data = await self.cluster.bus.ask_owner(session, request.encoded(), timeout=seconds)
         except NoOwner:
-            return OwnerSilent("nobody answers for the session")
+            return OwnerSilent("no host answers for it")
         except Unanswered as exc:
             if not is_known:
-                return OwnerSilent("the host that has the session does not answer")
-            hint = "look at it, and send it again if it was not done"
-            message = "the host that has the session has not answered in time: whether it was done is not known"
+                return OwnerSilent("its owner does not answer")
+            hint = "check the session, and send the request again if it was not done"
+            message = f"the owner of session {session} did not answer in time: whether the request was done is unknown"
             raise Unanswered(message, hint=hint, session=session) from exc
         except Unreachable as exc:
             return OwnerSilent(str(exc.args[0]))
         response = response_of(data)
         if response.status == NOT_HERE:
-            return OwnerSilent("the host that had the session does not have it any more")
+            return OwnerSilent("its former owner no longer owns it")
         return response
 
     async def offer(self, session: Session) -> None:
@@ -358,13 +358,13 @@ class OwnerProxy:
             owner = None if found.known is None else found.known.owner
             if host is not None:
                 known |= {"host": host.id, "pid": host.pid}
-                told += f"; it is in the hands of {host.name}, heard of {time.monotonic() - host.seen:.1f} s ago"
+                told += f"; its owner is {host.name}, last heartbeat {time.monotonic() - host.seen:.1f} s ago"
             elif owner is not None:
                 known |= {"host": owner.address, "pid": owner.pid}
-                told += f"; it was in the hands of {owner.address}, which is not heard of any more"
+                told += f"; its last owner {owner.address} no longer sends heartbeats"
         return Problem(
-            *(503, "Unreachable", f"the session cannot be reached: {told}"),
-            hint=f"tried for {waited:.0f} s. What was accepted is kept; try again, with the same Idempotency-Key",
+            *(503, "Unreachable", f"cannot reach session {session}: {told}"),
+            hint=f"try again with the same Idempotency-Key; accepted requests are kept (tried for {waited:.0f} s)",
             ids=known,
         )
 
@@ -425,4 +425,4 @@ def _is_about(error: BanksmanError, session: Session) -> bool:
 
 
 def _not_here(session: Session) -> Problem:
-    return Problem(NOT_HERE, "NotHere", "this host does not have the session", ids={"session": session.id})
+    return Problem(NOT_HERE, "NotHere", "this host does not own the session", ids={"session": session.id})

@@ -91,7 +91,7 @@ async def open_session(proxy: OwnerProxy, call: RouteCall, here: Any) -> Result:
             if not is_lost:
                 return answered(answer)
         await proxy.wait_news(id, pause.take())
-        why = "the host that took it does not have it any more"
+        why = "the host that took it no longer owns it"
     raise proxy.unreachable(id, why or "no host has taken it", pause, call.key)
 
 

@@ -120,10 +120,16 @@ async def look(address: StoreAddress, *, monitors: Sequence[str] = ()) -> Cluste
     servers = await asyncio.gather(*(_introduced(server) for server in address.servers))
     up = [server for server in servers if not server.fault]
     if not up:
-        return ClusterHealth(tuple(servers), entered="no server answers", hint="start nats-server, or name another")
+        return ClusterHealth(
+            tuple(servers),
+            entered="no server answers",
+            hint="start nats-server, or pass another address",
+        )
     if not any(server.has_jetstream for server in up):
         return ClusterHealth(
-            tuple(servers), entered="no server has JetStream", hint="turn it on in their configuration"
+            tuple(servers),
+            entered="no server has JetStream",
+            hint="enable JetStream in their configuration",
         )
     usual = [f"http://{urlsplit(server).hostname}:{MONITOR_PORT}" for server in address.servers]
     syncing = await _syncing(up, monitors or usual)
@@ -166,16 +172,16 @@ async def _introduced(url: str) -> NatsServer:
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
             word, _, said = (await reader.readline()).partition(b" ")
         if word != b"INFO":
-            return NatsServer(place, fault="what listens there is no NATS, or wants TLS before it says a word")
+            return NatsServer(place, fault="not a NATS server, or one that requires TLS first")
         return _server(place, json.loads(said))
     except TimeoutError:
-        return NatsServer(place, fault=f"it has said nothing for {LOOK_SECONDS_MAX:g} s")
+        return NatsServer(place, fault=f"no answer within {LOOK_SECONDS_MAX:g} s")
     except OSError as exc:
         # asyncio words system errors differently. An unknown host name has no errno of the system.
         number = exc.errno or 0
         return NatsServer(place, fault=os.strerror(number) if number > 0 else exc.strerror or str(exc))
     except (ValueError, TypeError, AttributeError) as exc:
-        return NatsServer(place, fault=f"what it says of itself cannot be read: {exc}")
+        return NatsServer(place, fault=f"cannot decode its INFO line: {exc}")
     finally:
         if writer is not None:
             writer.close()
@@ -210,7 +216,8 @@ async def _streams(address: StoreAddress) -> tuple[tuple[NatsStream, ...], tuple
             account = await _answer(nats, "INFO")
             if "error" in account:
                 words = account["error"].get("description")
-                raise StoreError(f"JetStream refuses us: {words}", hint="enable it for this account")
+                hint = "enable JetStream for this account"
+                raise StoreError(f"JetStream refused this account: {words}", hint=hint)
             for name in wanted:
                 answer = await _answer(nats, f"STREAM.INFO.{name}")
                 if "error" not in answer:
@@ -220,8 +227,9 @@ async def _streams(address: StoreAddress) -> tuple[tuple[NatsStream, ...], tuple
                 else:
                     raise StoreError(f"{name}: {answer['error'].get('description')}", hint="see docs/cluster.md")
     except TimeoutError as exc:
-        words = f"JetStream has not answered for {ENTER_SECONDS_MAX:g} s"
-        raise Unreachable(words, hint="more than half of the servers must be up, and reach each other") from exc
+        words = f"JetStream did not answer within {ENTER_SECONDS_MAX:g} s"
+        hint = "check the servers: more than half must be up and reach each other"
+        raise Unreachable(words, hint=hint) from exc
     finally:
         await nats.close()
     return tuple(found), tuple(missing)
@@ -333,7 +341,7 @@ async def _account(address: StoreAddress) -> dict[str, Any]:
             await nats.connect()
             return await nats.api("INFO", {}, timeout=USAGE_SECONDS_MAX)
     except TimeoutError as exc:
-        raise Unreachable(f"JetStream has not answered for {USAGE_SECONDS_MAX:g} s") from exc
+        raise Unreachable(f"JetStream did not answer within {USAGE_SECONDS_MAX:g} s") from exc
     finally:
         await nats.close()
 

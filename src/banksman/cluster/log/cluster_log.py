@@ -75,7 +75,7 @@ CLOSE_SECONDS_MAX = 5.0
 # fence them off, and they would end as a report.
 SALVAGE_SECONDS_MAX = 3.0
 # The hint for a call before `ready`: the connection is made in an awaited call.
-_EARLY = "enter the host first (async with), or await something of it"
+_EARLY = "enter the host first (async with), or await one of its methods"
 
 
 class ClusterLog:
@@ -90,7 +90,8 @@ class ClusterLog:
 
     def __init__(self, address: StoreAddress, folder: Path, *, bytes_max: int | None = None) -> None:
         if bytes_max is not None and bytes_max < 1:
-            raise UsageError("a log must keep something", hint="bytes_max is 1 or more", bytes_max=bytes_max)
+            message = f"bytes_max cannot be {bytes_max!r}"
+            raise UsageError(message, hint="pass 1 or more", bytes_max=bytes_max)
         self._loop = asyncio.get_running_loop()
         self._address = address
         self._phase = LogPhase.NEW
@@ -210,7 +211,7 @@ class ClusterLog:
     def _on_ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (exc := task.exception()) is not None:
-            log.error("! what was begun beside the log has failed: %r", exc)
+            log.error("background task of the log failed: %r", exc)
 
     async def close(self) -> None:
         """Release all sessions, and stop."""
@@ -409,7 +410,8 @@ class ClusterLog:
             await self._heads.look(session)
             head = self.head(session)
             if is_known and not head.epoch:
-                raise StoreError("the session was deleted", session=session)
+                message = f"cannot wait for events of session {session}: it was deleted"
+                raise StoreError(message, session=session)
             if head.seq <= seq:
                 await outcome(moved)
 

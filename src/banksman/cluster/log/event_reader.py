@@ -235,7 +235,7 @@ class EventReader:
             # The message at `end` exists unless it was purged, so this replica lags.
             looks += 1
             if looks > LAG_LOOKS_MAX:
-                raise Unanswered("the replicas lag behind what was committed", session=session)
+                raise Unanswered("cannot read committed events: the replicas lag", session=session)
             await asyncio.sleep(LAG_SECONDS)
             if looks % 10 == 0 and not await self._is_there(subject, end):
                 return
@@ -276,7 +276,7 @@ class EventReader:
             if found or not await self._is_there(self._all, begin):
                 return found
             await asyncio.sleep(LAG_SECONDS)
-        raise Unanswered("the replicas lag behind what was committed")
+        raise Unanswered("cannot read committed events: the replicas lag")
 
     async def opened(self, message: StreamMessage) -> StoredMessages:
         """Decode a message, and fetch its blob if it has one."""
@@ -287,7 +287,9 @@ class EventReader:
             data = await self._nats.get_blob(self._names.blobs, place.blob_name)
             if data is None:
                 raise StoreDamaged(
-                    "a part of the history is not there", hint="is the object store whole?", blob=place.blob
+                    "a part of the history is missing from the object store",
+                    hint="restore the object store from a backup",
+                    blob=place.blob,
                 )
         return StoredMessages(message.subject, place, message_codec.body_of(message, data))
 
@@ -295,7 +297,7 @@ class EventReader:
         """Return the last sequence of the event stream, from its leader."""
         info = await self._nats.api(f"STREAM.INFO.{self._names.events}", {})
         if "error" in info:
-            raise Unanswered(f"{self._names.events} cannot be asked: {info['error'].get('description')}")
+            raise Unanswered(f"cannot read the state of {self._names.events}: {info['error'].get('description')}")
         return int(info["state"]["last_seq"])
 
     async def one(self, session: str, seq: int) -> StoredMessages | None:
@@ -307,7 +309,7 @@ class EventReader:
             if looks % 10 == 9 and not await self._is_there(self._names.event(session), seq):
                 return None
             await asyncio.sleep(LAG_SECONDS)
-        raise Unanswered("the replicas lag behind what was committed", session=session)
+        raise Unanswered("cannot read committed events: the replicas lag", session=session)
 
 
 def _page_messages(wanted: int | None, events: int, messages: int) -> int:

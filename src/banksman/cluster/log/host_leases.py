@@ -119,7 +119,8 @@ class HostLeases:
     def check_held(self) -> None:
         """Raise `Unreachable` if the lease is not held."""
         if not self.is_held:
-            raise Unreachable("this host cannot reach its cluster", hint="it goes on as soon as it can")
+            hint = "try again: the host reconnects by itself"
+            raise Unreachable("this host cannot reach its cluster", hint=hint)
 
     def guard(self, guard: OwnershipListener) -> None:
         """Register a listener that must end its processes before the lease ends."""
@@ -191,7 +192,7 @@ class HostLeases:
                 await self._beat(patience)
                 self._refusal = None
             except StoreError as exc:
-                log.debug("host %s: a heartbeat was not acknowledged: %s", self._id, exc)
+                log.debug("host %s: heartbeat not acknowledged: %s", self._id, exc)
                 self._refusal = None if isinstance(exc, Unreachable) else exc
                 if not self.is_held:
                     # An operator may have deleted the stream. Create it again: leases are worthless
@@ -206,7 +207,7 @@ class HostLeases:
                         # that happens.
                         if str(refusal) != told:
                             told = str(refusal)
-                            log.error("! host %s has no lease, and gets none: %s", self._id, told)
+                            log.error("host %s: cannot get a lease: %s", self._id, told)
                 # Retry quickly: the servers are probably electing a leader, and the lease depends
                 # on how soon the first heartbeat is acknowledged.
                 await asyncio.sleep(RETRY_SECONDS)
@@ -283,7 +284,7 @@ class HostLeases:
     def _lose(self, why: str) -> None:
         """Fence this host: take a new id, and notify the callbacks and the guards of the loss."""
         lost, dead_by = self._id, self._dead_by
-        log.error("! host %s: %s, so nothing here is ours any more", lost, why)
+        log.error("host %s: lease lost: %s: stopping its sessions", lost, why)
         # Change the id before any callback runs. From here on `is_held` is false, and no record
         # names the new id as an owner. So a callback can neither claim nor write under the lost
         # lease.
@@ -292,8 +293,8 @@ class HostLeases:
         told, hint = "this host could not reach its cluster", _HINT
         if self._refusal is not None:
             # The cluster is reachable, and refuses to store the heartbeat.
-            told, hint = f"its cluster took no heartbeat of this host: {self._refusal.args[0]}", self._refusal.hint
-        error = NotOwner(f"{told}, and others may have the session", hint=hint, host=lost)
+            told, hint = f"the cluster refused the heartbeat of this host: {self._refusal.args[0]}", self._refusal.hint
+        error = NotOwner(f"{told}, so another host may own the session", hint=hint, host=lost)
         # The callbacks come before the guards: first no answer and no append leaves this host as an
         # owner, then the processes are stopped.
         for callback in self._lost:
@@ -302,7 +303,7 @@ class HostLeases:
             except Exception:
                 # A bug in one callback must not keep the guards from learning of the loss. They
                 # have processes to end.
-                log.exception("! host %s: not everybody could be told that its lease is lost", lost)
+                log.exception("host %s: callback for the lost lease failed", lost)
         for guard in self._guards:
             guard.on_lost(error, dead_by)
         self._hurry.set()
@@ -347,7 +348,7 @@ class HostLeases:
         try:
             said = msgspec.json.decode(message.data, type=Heartbeat)
         except msgspec.DecodeError:
-            log.warning("! host %s says of itself what cannot be understood", id)
+            log.warning("host %s: cannot decode its heartbeat", id)
             return
         self._seen[id] = HostSeen(
             id=id,
@@ -371,4 +372,4 @@ def _version() -> str:
         return "?"
 
 
-_HINT = "is its network well? What was accepted is kept, and goes on where it can"
+_HINT = "check the network of this host; accepted asks are kept, and the next owner continues them"

@@ -91,10 +91,10 @@ class Journal:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = _locked(self.path)
         except OSError as exc:
-            hint = "journal= names a folder that can be written"
-            raise StoreError(f"no journal in {folder}: {exc.strerror or exc}", hint=hint) from exc
+            hint = "pass a writable folder as journal="
+            raise StoreError(f"cannot create a journal in {folder}: {exc.strerror or exc}", hint=hint) from exc
         # The name is a random host id, so no other process can hold its lock.
-        assert self._lock is not None, "the name of a host is given once"
+        assert self._lock is not None, "a host id is unique"
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="banksman-journal", daemon=True)
         self._thread.start()
@@ -109,7 +109,7 @@ class Journal:
             if exc is None:
                 answered.set_result(None)
             else:
-                answered.set_exception(StoreError(f"the journal cannot be written: {exc}", path=str(self.path)))
+                answered.set_exception(StoreError(f"cannot write the journal: {exc}", path=str(self.path)))
 
         def insert(db: sqlite3.Connection) -> None:
             db.execute("insert or replace into pending (subject, id, expected, header, body) values (?,?,?,?,?)", row)
@@ -162,7 +162,7 @@ class Journal:
             if exc is None:
                 found.set_result(None)
             else:
-                found.set_exception(StoreError(f"the journal cannot be read: {exc}", path=str(self.path)))
+                found.set_exception(StoreError(f"cannot read the journal: {exc}", path=str(self.path)))
 
         def select(db: sqlite3.Connection) -> None:
             rows.extend(_rows(db))
@@ -180,7 +180,7 @@ class Journal:
                 _report(self.path, row)
             except OSError as exc:
                 # The message stays in the journal. The rest of its group must still be committed.
-                log.warning("! no report can be written of what is in %s: %s", self.path, exc)
+                log.warning("cannot write a report of the journal %s: %s", self.path, exc)
                 return
             db.execute("delete from pending where id = ?", (row.id,))
 
@@ -232,7 +232,7 @@ class Journal:
             error = exc
         answers = [answer for _, answer in group if answer is not None]
         if error is not None and len(answers) < len(group):
-            log.warning("! the journal %s cannot be written: %s", self.path, error)
+            log.warning("cannot write the journal %s: %s", self.path, error)
         if answers:
             self._tell(answers, error)
 
@@ -326,7 +326,7 @@ def left_behind(folder: Path) -> list[LeftJournal]:
             if lock is not None:
                 found.append(LeftJournal(path, lock))
         except (OSError, sqlite3.Error) as exc:
-            log.warning("! %s is the journal of a dead host, and cannot be read: %s", path, exc)
+            log.warning("cannot read %s, the journal of a dead host: %s", path, exc)
     return found
 
 
@@ -389,7 +389,7 @@ def _report_noted(journal: Path, db: sqlite3.Connection, subject: str, epoch: in
         _write_report(journal, f"{subject.rpartition('.')[2]}.{epoch}.noted-{events[0].seq}", events)
     except OSError as exc:
         # The notes stay in the journal. The rest of their group must still be committed.
-        log.warning("! no report can be written of what is in %s: %s", journal, exc)
+        log.warning("cannot write a report of the journal %s: %s", journal, exc)
         return
     _pass_by(db, subject, epoch, events[-1].seq)
 

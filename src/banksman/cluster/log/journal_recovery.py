@@ -162,7 +162,7 @@ class JournalRecovery:
                     if await asyncio.to_thread(store_of, left) in (store, None):
                         await self._settle(left)
                 except (ValueError, sqlite3.Error, OSError) as exc:
-                    log.warning("! %s was left by a dead host, and cannot be understood: %s", left.path, exc)
+                    log.warning("cannot recover %s, the journal of a dead host: %s", left.path, exc)
         finally:
             for left in found:
                 await asyncio.to_thread(left.close)
@@ -369,4 +369,7 @@ def _packed(waiting: Sequence[JournalEntry], before: MessagePlace) -> tuple[Jour
 
 
 def _tell(what: str) -> None:
-    log.warning("! %s: what its owner said last was not taken any more, and is kept as a report", what)
+    log.warning(
+        "%s: the last events of its former owner were refused and are kept as a report",
+        what,
+    )

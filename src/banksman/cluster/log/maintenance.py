@@ -188,7 +188,8 @@ class HistoryRestore:
                     place = place._replace(first=first)
                 is_last = not following and index == len(held) - 1
                 if is_last and snapshot is not None and not snapshot.is_beside(first, chunk.last):
-                    raise UsageError("the snapshot is not of these events", session=record.id, seq=snapshot.seq)
+                    message = f"cannot restore session {record.id}: the snapshot is of other events"
+                    raise UsageError(message, session=record.id, seq=snapshot.seq)
                 place = await self._store(record.id, place, chunk, snapshot if is_last else None)
             held = following
         deleted, _ = await self._records.epoch_deleted_max()
@@ -234,10 +235,11 @@ class HistoryRestore:
                 last = await self._nats.last(self._names.events, subject)
                 if last is not None and last.headers.get(ID) == id:
                     return message_codec.place(last.seq, header)
-                raise NotOwner("another writer has the session", session=session) from None
+                message = f"cannot write session {session}: another writer owns it"
+                raise NotOwner(message, session=session) from None
             except StoreError:
                 await asyncio.sleep(RETRY_SECONDS)
-        raise StoreError("the history could not be stored: nobody answers", session=session)
+        raise StoreError("cannot store the history: the cluster does not answer", session=session)
 
 
 def _take(iterator: Iterator[Chunk]) -> list[Chunk]:

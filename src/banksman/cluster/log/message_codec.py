@@ -39,8 +39,8 @@ def event(subject: str, seq: int) -> StoreDamaged:
     """
     stream = f"{subject.partition('.ev.')[0]}-events"
     return StoreDamaged(
-        f"message {seq} of {stream}, under {subject}, was not written by Banksman, or not by a whole one",
-        hint=f"`nats stream rmm {stream} {seq}` takes it out, and the session goes on; or delete the session",
+        f"cannot decode message {seq} of {stream} under {subject}: it is foreign or incomplete",
+        hint=f"run `nats stream rmm {stream} {seq}` to remove it, or delete the session",
         subject=subject,
         seq=seq,
     )
@@ -51,14 +51,14 @@ def record(subject: str, seq: int) -> StoreDamaged:
     prefix, _, key = subject.partition(".rec.")
     remove = f"`nats stream rmm {prefix}-records {seq}`"
     hints = {
-        "session": f"put it back from a backup of {prefix}-records; {remove} forgets the session",
-        "name": f"{remove} takes it out: then nobody has the name",
-        "lease": f"{remove} takes it out: then nobody drives the conversation, so see that no process does",
-        "meta": f"write a number there that is past the epoch of every deleted session: `nats pub {subject} 1000000`",
+        "session": f"restore it from a backup of {prefix}-records, or run {remove} to forget the session",
+        "name": f"run {remove} to remove it; the name is then free",
+        "lease": f"check that no process drives the conversation, then run {remove} to remove it",
+        "meta": f"publish a number above the epoch of every deleted session: `nats pub {subject} 1000000`",
     }
     return StoreDamaged(
-        f"the record under {subject} cannot be understood",
-        hint=hints.get(key.partition(".")[0]) or f"{remove} takes it out",
+        f"cannot decode the record under {subject}",
+        hint=hints.get(key.partition(".")[0]) or f"run {remove} to remove it",
         subject=subject,
         seq=seq,
     )
@@ -229,11 +229,11 @@ class LargePayloads:
         if kind == BLOB:
             data = await self._nats.get_blob(self._bucket, rest.decode())
             if data is None:
-                raise Unanswered("what was sent is not there any more")
+                raise Unanswered("the payload no longer exists")
             return data
         if kind == REFUSED:
             raise NoOwner(rest.decode(errors="replace"))
-        raise Unanswered(rest.decode(errors="replace") or "what was sent cannot be understood")
+        raise Unanswered(rest.decode(errors="replace") or "cannot decode the message")
 
     def is_beside(self, message: bytes) -> bool:
         """Return whether the payload of a message is in a blob."""

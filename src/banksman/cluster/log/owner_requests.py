@@ -118,9 +118,12 @@ class ClusterOwnerRequests:
                 question = await self._large_payloads.pack(data)
         except (TimeoutError, Unanswered) as exc:
             # The request was not sent, so nothing was done.
-            raise Unreachable(f"the owner of session {session} could not be asked: {exc}", session=session) from exc
+            raise Unreachable(f"cannot ask the owner of session {session}: {exc}", session=session) from exc
         if not self._nats.is_up:
-            raise Unreachable(f"the owner of session {session} cannot be asked: the cluster is away", session=session)
+            raise Unreachable(
+                f"cannot ask the owner of session {session}: the cluster is not connected",
+                session=session,
+            )
         asking = OutgoingOwnerRequest(loop.create_future(), loop.time() + HAS_IT_SECONDS_MAX)
         key = os.urandom(8).hex()
         self._asking[key] = asking
@@ -145,7 +148,7 @@ class ClusterOwnerRequests:
             await asyncio.wait((asking.answer,), timeout=max(0.0, seconds))
             if asking.answer.done():
                 if asking.answer.result() is None:
-                    raise NoOwner(f"nobody answers for session {session}", session=session)
+                    raise NoOwner(f"no host answers for session {session}", session=session)
                 return asking.answer.result() or b""
             if loop.time() >= min(until, asking.quiet_until):
                 raise Unanswered(f"the owner of session {session} did not answer", session=session)
@@ -264,8 +267,8 @@ class ClusterOwnerRequests:
             answer = await self._large_payloads.pack(await answering.answerer(data))
         except Exception as exc:
             # The caller only learns that the result is unknown. The cause is logged here.
-            log.exception("! a question to a session's owner could not be answered: %s", message.subject)
-            answer = FAILED + f"its owner could not answer: {type(exc).__name__}".encode()
+            log.exception("forwarded request failed (subject=%s)", message.subject)
+            answer = FAILED + f"its owner failed: {type(exc).__name__}".encode()
         # No await lies between this check and the client's buffer. So a responder that fell silent
         # sends nothing.
         if not answering.is_silent:

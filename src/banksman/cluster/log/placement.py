@@ -138,7 +138,10 @@ class PlacedJob:
             except NoOwner:
                 break
             return
-        log.warning("! session %s: whoever wanted it was not told that it is placed", self.session)
+        log.warning(
+            "session %s: placed, but its caller did not acknowledge the answer",
+            self.session,
+        )
         await self._large_payloads.drop(parcel)
 
     async def again(self, seconds: float) -> None:
@@ -225,7 +228,7 @@ class ClusterPlacement:
             if offer.taken_at is None:
                 offer.is_given_up = True
                 self._discard(seq, parcel, wakeup.stop())
-                words = f"session {session} could not be offered to any host: the cluster does not answer"
+                words = f"cannot offer session {session} to any host: the cluster does not answer"
                 raise Unreachable(words, hint="try again", session=session) from exc
         except BaseException:
             offer.is_given_up = True
@@ -346,7 +349,7 @@ class ClusterPlacement:
 
         A cancelled call gives back the jobs that have arrived, and those that still arrive.
         """
-        assert not self._is_taking, "only one can wait for the next"
+        assert not self._is_taking, "only one caller may wait for the next job"
         wanted = frozenset(labels)
         self._is_taking = True
         try:
@@ -360,7 +363,7 @@ class ClusterPlacement:
                 try:
                     until = await self._ask(wanted)
                 except (Unreachable, TimeoutError) as exc:
-                    log.debug("! nothing can be taken now: %s", exc)
+                    log.debug("cannot pull jobs: %s, retrying in %g s", exc, AGAIN_SECONDS)
                     until = asyncio.get_running_loop().time() + AGAIN_SECONDS
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(until):
@@ -375,7 +378,7 @@ class ClusterPlacement:
         try:
             order = msgspec.json.decode(pulled.data, type=PlacementOrder)
         except msgspec.DecodeError as exc:
-            log.error("! a job cannot be understood, and is dropped: %s", exc)
+            log.error("job dropped: cannot decode it: %s", exc)
             await pulled.done()
             return None
         job = PlacedJob(order, pulled, self._nats, self._large_payloads)

@@ -95,8 +95,8 @@ class PlacementQueues:
             self._is_full = True
             await self.read()
         if key not in self._all and len(self._all) >= NEEDS_MAX:
-            hint = f"use fewer labels: each set of them is a queue, for {KEPT_SECONDS // 86400} days after its use"
-            raise Refused(f"there are {NEEDS_MAX} different needs already", hint=hint)
+            hint = f"use fewer label sets: each one keeps a queue for {KEPT_SECONDS // 86400} days after its use"
+            raise Refused(f"too many different label sets: at most {NEEDS_MAX}", hint=hint)
         # No compare-and-set: a concurrent writer of this key writes the same content.
         sent = time.monotonic()
         await self._nats.publish(
@@ -116,7 +116,7 @@ class PlacementQueues:
             await self._ensure_stream(self._stream)
             error = await self._make(key)
         if error and error.get("err_code") not in ALREADY_EXISTS:
-            words = f"a queue cannot be made: {error.get('description')} ({error.get('err_code')})"
+            words = f"cannot create a queue: {error.get('description')} ({error.get('err_code')})"
             raise Unanswered(words) if error.get("code") == 503 else StoreError(words, hint="see docs/cluster.md")
         self._made.add(key)
 
@@ -204,7 +204,7 @@ class PlacementQueues:
             words = json.loads(message.data)
             need = frozenset(str(word) for word in words)
         except (TypeError, ValueError):
-            log.warning("! a need %s cannot be understood", key)
+            log.warning("cannot decode need %s", key)
             return
         self._hear(key, need)
 

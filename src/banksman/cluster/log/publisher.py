@@ -152,7 +152,7 @@ class Publisher(Struct, frozen=True):
                     if short_since is not None and time.monotonic() > short_since + SHORT_SECONDS_MAX:
                         raise _shortened(session, row) from exc
             except Unreachable as exc:
-                log.debug("session %s waits for its cluster: %s", session, exc)
+                log.debug("session %s: append waits for the cluster: %s", session, exc)
                 # From now on an attempt may be stored without an answer. A lag that was seen before
                 # says nothing about the servers that answer next.
                 is_sent, short_since = True, None
@@ -162,8 +162,8 @@ class Publisher(Struct, frozen=True):
                 # An earlier attempt may be stored, or may still get stored, so this refusal does
                 # not prove that the message is absent. Give the session up: the next claim fences
                 # the events and sees the result.
-                message = f"what became of the last append is not known: {exc}"
-                raise NotOwner(message, hint="claim it anew", session=session) from exc
+                message = f"the result of the last append is unknown: {exc}"
+                raise NotOwner(message, hint="claim the session again", session=session) from exc
             await asyncio.sleep(wait)
             wait = min(wait * 2, RETRY_SECONDS_MAX)
 
@@ -184,7 +184,8 @@ class Publisher(Struct, frozen=True):
             # Raises `StoreDamaged` if no writer of this program stored it.
             message_codec.place_of(last)
         session = owned_epoch.record.id
-        raise NotOwner("another writer has the session", hint="claim it anew", session=session, seq=seq)
+        message = f"cannot write session {session}: another writer owns it"
+        raise NotOwner(message, hint="claim the session again", session=session, seq=seq)
 
     async def _is_known_still(self, owned_epoch: OwnedEpoch) -> bool:
         """Return whether the session was not deleted, or claimed again, since this host's claim.
@@ -197,6 +198,6 @@ class Publisher(Struct, frozen=True):
 
 def _shortened(session: str, row: JournalRow) -> StoreDamaged:
     """Build the error for acknowledged messages that the servers have lost."""
-    hint = "restore the stream from a backup, or delete the session; what it said last is kept as a report by its host"
-    message = f"the servers have lost events that they had acknowledged: the message {row.expected} of {row.subject}"
+    hint = "restore the stream from a backup, or delete the session; a report on its host has its last events"
+    message = f"the servers have lost acknowledged events: message {row.expected} of {row.subject}"
     return StoreDamaged(message, hint=hint, session=session)

@@ -223,7 +223,7 @@ class MultiReader:
         """Log an unreadable message once, although every read passes it."""
         if message.seq not in self._damaged and len(self._damaged) < DAMAGED_MAX:
             self._damaged.add(message.seq)
-            log.warning("! who reads all sessions passes by what cannot be read: %s", exc)
+            log.warning("unreadable message skipped: %s", exc)
 
     async def _check(self, position: Position) -> int:
         """Return the sequence up to which events exist.

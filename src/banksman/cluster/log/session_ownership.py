@@ -114,7 +114,8 @@ class SessionOwnership:
             await self._check_free(record)
             await self.purge(session, None)
         if not agent:
-            raise UsageError("there is no such session", hint="was it deleted?", session=session)
+            message = f"cannot claim session {session}: there is no such session"
+            raise UsageError(message, hint="check whether it was deleted", session=session)
         record = await self._new(session, name, agent, owner)
         # The record and the name change in one batch, so two sessions never get the same name.
         writes = [self._records.write(record, found.seq)]
@@ -154,8 +155,9 @@ class SessionOwnership:
                 # session was not written by this program.
                 raise message_codec.record(self._names.record("name", name), seq)
             if holder == session:
-                raise WrongLastSequence(f"{session} has the name {name} by now")
-            raise NameTaken(f"another session has the name {name}", hint="take another name", session=holder)
+                raise WrongLastSequence(f"session {session} already has the name {name}")
+            hint = "use another name"
+            raise NameTaken(f"another session has the name {name}", hint=hint, session=holder)
         return seq
 
     async def _check_free(self, record: SessionRecord) -> None:
@@ -168,8 +170,8 @@ class SessionOwnership:
         # processes are dead.
         if not await self._leases.is_dead(owner.host):
             raise NotOwner(
-                f"another host has the session: {owner.address}",
-                hint="ask there",
+                f"cannot claim session {record.id}: another host owns it: {owner.address}",
+                hint="send the request to that host",
                 session=record.id,
                 pid=owner.pid,
                 address=owner.address,
@@ -244,8 +246,8 @@ class SessionOwnership:
                     await settle(holder.session)
                 if holder is not None and holder.session != owned_epoch.record.id and await self._is_valid(holder):
                     raise NotOwner(
-                        f"{name} is in the hands of session {holder.session}",
-                        hint="close that one first",
+                        f"cannot lease {name}: session {holder.session} holds it",
+                        hint="close that session first",
                         session=holder.session,
                     )
                 mine = LeaseRecord(owned_epoch.record.id, owned_epoch.record.tenure)
@@ -372,13 +374,13 @@ class SessionOwnership:
             found = await self._records.find(session)
             record = found.record
             if record is None or record.is_hidden:
-                raise UsageError("there is no such session", session=session)
+                message = f"cannot rename session {session}: there is no such session"
+                raise UsageError(message, session=session)
             if is_unknown and record.name == name:
                 return  # An earlier attempt was stored without an answer.
             if record.name != expected:
-                raise UsageError(
-                    "the session has another name by now", session=session, name=record.name, expected=expected
-                )
+                message = f"cannot rename session {session}: its name has changed meanwhile"
+                raise UsageError(message, session=session, name=record.name, expected=expected)
             if name == expected:
                 return
             writes = [self._records.write(msgspec.structs.replace(record, name=name), found.seq)]
@@ -424,8 +426,8 @@ class SessionOwnership:
             if tried is not None and found.record == tried:
                 return tried  # An earlier attempt was stored without an answer.
             if found.record is not None and not await self._is_abandoned(found.record):
-                hint = "delete it, or take another id"
-                raise UsageError("there is such a session already", hint=hint, session=session)
+                message = f"cannot restore session {session}: it exists already"
+                raise UsageError(message, hint="delete it, or use another id", session=session)
             if name is not None:
                 await self._free_name(name, session)
             owner = OwnerRecord(self._leases.id, os.getpid(), self._leases.address)
@@ -450,7 +452,8 @@ class SessionOwnership:
             if found.record is not None and not found.record.is_hidden and found.record.created == record.created:
                 return  # An earlier attempt was stored without an answer.
             if found.record is None or found.record.owner is None or not found.record.is_hidden:
-                raise UsageError("the session was deleted meanwhile", session=record.id)
+                message = f"cannot restore session {record.id}: it was deleted meanwhile"
+                raise UsageError(message, session=record.id)
             shown = msgspec.structs.replace(record, name=name, owner=None, is_hidden=False)
             writes = [self._records.write(shown, found.seq)]
             if name is not None:
@@ -467,7 +470,7 @@ class SessionOwnership:
             body["seq"] = before
         answer = await self._nats.api(f"STREAM.PURGE.{self._names.events}", body)
         if "error" in answer:
-            raise Unanswered(f"{self._names.events} cannot be purged: {answer['error'].get('description')}")
+            raise Unanswered(f"cannot purge {self._names.events}: {answer['error'].get('description')}")
 
     async def patiently(self, attempt: Callable[[], Awaitable[T]], seconds: float | None = None) -> T:
         """Retry an attempt while its compare-and-set fails or the servers do not answer.
@@ -482,7 +485,9 @@ class SessionOwnership:
                 return await attempt()
             except WrongLastSequence as exc:
                 if time.monotonic() > give_up:
-                    raise Unanswered("others change the same all the time", hint="try again") from exc
+                    raise Unanswered(
+                        "cannot change the record: other hosts keep changing it", hint="try again"
+                    ) from exc
                 # Another writer made progress. Read its change and try again without a pause.
                 continue
             except Unreachable:
@@ -505,4 +510,5 @@ class SessionOwnership:
 
 
 def _superseded(session: str, epoch: int) -> NotOwner:
-    return NotOwner("another writer has the session", hint="claim it anew", session=session, epoch=epoch)
+    message = f"cannot write session {session}: another writer owns it"
+    return NotOwner(message, hint="claim the session again", session=session, epoch=epoch)

@@ -167,10 +167,10 @@ class SessionQueue:
                 await self._next(self._calls[0])
                 self._doing = ()
         except Exception as exc:
-            log.exception("! session=%s: its log has failed: this is a bug", self._session)
+            log.exception("session %s: log queue failed, a bug in Banksman", self._session)
             # Answer every caller: a queue that dies silently would leave their writers waiting
             # forever.
-            self._fail_all(StoreError(f"a bug of Banksman's own: {exc!r:.200}", session=self._session))
+            self._fail_all(StoreError(f"a bug in Banksman: {exc!r:.200}", session=self._session))
         finally:
             self._task = None
             self._with.hears.on_idle(self._session)
@@ -263,7 +263,7 @@ class SessionQueue:
             # Retry: only the events know the blob names, and they are kept until this succeeds.
             raise
         except StoreError as exc:
-            log.warning("! session=%s deleted, but its blobs were not: %s", self._session, exc)
+            log.warning("session %s: deleted, but its blobs remain: %s", self._session, exc)
 
     async def _claim(self, name: str | None, agent: str | None) -> int:
         owned_epoch = await self._with.ownership.claim(self._session, name, agent)
@@ -286,8 +286,8 @@ class SessionQueue:
         if owned_epoch is None or call.epoch != owned_epoch.epoch:
             current = 0 if owned_epoch is None else owned_epoch.epoch
             return NotOwner(
-                "another writer has the session",
-                hint="claim it anew",
+                f"cannot write session {self._session}: another writer owns it",
+                hint="claim the session again",
                 session=self._session,
                 epoch=call.epoch,
                 current=current,
@@ -295,7 +295,8 @@ class SessionQueue:
         # An earlier call failed after the writer made this one. This call builds on the failed one.
         # A release builds on nothing, and always runs.
         if call.told < self._failure and not isinstance(call, QueuedRelease):
-            return NotOwner("what was called before this was refused", session=self._session, epoch=call.epoch)
+            message = f"cannot write session {self._session}: an earlier call was refused"
+            return NotOwner(message, session=self._session, epoch=call.epoch)
         return None
 
     def _answer(self, call: WriterCall, error: StoreError | NotOwner | None) -> None:
@@ -316,7 +317,7 @@ class SessionQueue:
             call.done(error)
         except Exception:
             # This is a bug of one writer. The other callers wait for their answers.
-            log.exception("! session=%s the callback of a writer failed", self._session)
+            log.exception("callback of a writer failed (session=%s)", self._session)
 
     def _lose_if_superseded(self, error: Exception) -> None:
         """Give up ownership if the error says that another writer owns this session.
@@ -372,8 +373,8 @@ class SessionQueue:
         """Build the error for an append whose expected seq is not the end of the session."""
         assert self.owned_epoch is not None
         return NotOwner(
-            "the session is not where its writer believes",
-            hint="claim it anew",
+            f"cannot append to session {self._session}: its last seq is not {call.expected_seq}",
+            hint="claim the session again",
             session=self._session,
             expected_seq=call.expected_seq,
             seq=self.owned_epoch.seq,

@@ -201,7 +201,7 @@ class SessionQueues:
             try:
                 await self._trimming.trim(session, before)
             except StoreError as exc:
-                log.debug("session %s is not trimmed now: %s", session, exc)
+                log.debug("session %s: cannot trim its log now: %s", session, exc)
 
     async def settle(self, session: str) -> None:
         line = self._all.get(session)
@@ -238,4 +238,5 @@ class SessionQueues:
         self._heads.forget(session)
         self._reading.forget(session)
         self._retention.forget(session)
-        self._waiting.give_up(session, StoreError("the session was deleted", session=session))
+        message = f"cannot wait for events of session {session}: it was deleted"
+        self._waiting.give_up(session, StoreError(message, session=session))

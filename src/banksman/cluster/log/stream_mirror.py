@@ -135,7 +135,7 @@ class StreamMirror:
                 else:
                     await self._read_on(self._rung_for)
             except StoreError as exc:
-                log.debug("%s cannot be read now: %s", self._stream, exc)
+                log.debug("cannot read %s: %s, retrying", self._stream, exc)
                 self._is_stale |= is_stale
                 self._rung.set()
                 await asyncio.sleep(LOOK_SECONDS / 4)
@@ -180,7 +180,7 @@ class StreamMirror:
                 # on the word of a lagging replica would mean never to read it.
                 last = await self._nats.last(self._stream, self._subjects)
                 if last is not None and last.seq > self._read_to:
-                    raise Unanswered(f"{self._stream} is read from a replica that lags")
+                    raise Unanswered(f"cannot read {self._stream}: the replica lags")
                 self._read_to = target
                 return seen
             await asyncio.sleep(LAG_SECONDS)
@@ -304,7 +304,7 @@ class StreamHeads:
             self._wakeups[session] = wakeup
             await self.look_closer(session)
         except StoreError as exc:
-            log.debug("session %s cannot be heard of now: %s", session, exc)
+            log.debug("session %s: cannot subscribe to its events now: %s", session, exc)
         while len(self._wakeups) > KEPT_MAX and self._drop_oldest():
             pass
 
@@ -352,9 +352,9 @@ class StreamHeads:
                 try:
                     await self.look_closer(session)
                 except StoreDamaged as exc:
-                    log.debug("session %s cannot be looked at: %s", session, exc)
+                    log.debug("session %s: cannot read its last event: %s", session, exc)
                 except StoreError as exc:
-                    log.debug("session %s cannot be looked at now: %s", session, exc)
+                    log.debug("session %s: cannot read its last event now: %s", session, exc)
                     break
 
     def _next_of(self, wanted: set[str]) -> list[str]:

@@ -28,7 +28,7 @@ NAME_IN_USE = 10058
 NOT_FOUND = 10059
 NO_JETSTREAM = (10039, 10076)
 TOO_MANY_REPLICAS = (10005, 10074, 10052)
-_HINT = "see docs/cluster.md; `banksman doctor --store …` looks closer"
+_HINT = "run `banksman doctor --store …`, or see docs/cluster.md"
 
 
 def token(text: str) -> str:
@@ -101,7 +101,8 @@ class NatsStreams:
         if found < VERSION_MIN:
             needed = ".".join(map(str, VERSION_MIN))
             raise UsageError(
-                f"{self._address} runs nats-server {self._nats.server_version}", hint=f"it must be {needed} or newer"
+                f"cannot use {self._address}: its nats-server {self._nats.server_version} is too old",
+                hint=f"install nats-server {needed} or newer",
             )
         names = self.names
         await self._check_whole()
@@ -121,8 +122,8 @@ class NatsStreams:
 
     def _damaged(self, missing: str, left: str) -> StoreDamaged:
         return StoreDamaged(
-            f"{self._address} has {left}, with sessions in it, and no {missing}: it was deleted",
-            hint=f"restore {missing} from a backup; or delete {left} as well, with all sessions (docs/cluster.md)",
+            f"cannot use {self._address}: {missing} was deleted, and {left} still has sessions",
+            hint=f"restore {missing} from a backup, or delete {left} as well, with all sessions (docs/cluster.md)",
             stream=missing,
         )
 
@@ -167,10 +168,10 @@ class NatsStreams:
         if error is None:
             return found
         if error.get("err_code") in NO_JETSTREAM:
-            hint = "turn it on for this account: see docs/cluster.md"
+            hint = "enable JetStream for this account: see docs/cluster.md"
             raise UsageError(f"{self._address} has no JetStream: {error.get('description')}", hint=hint)
         if error.get("err_code") != NOT_FOUND:
-            raise Unanswered(f"JetStream cannot be asked for {name}: {error.get('description')}", hint=_HINT)
+            raise Unanswered(f"cannot get {name} from JetStream: {error.get('description')}", hint=_HINT)
         return None
 
     def _check_lease(self, found: dict[str, Any]) -> None:
@@ -183,8 +184,8 @@ class NatsStreams:
         kept = nanoseconds / 1e9
         if nanoseconds != _nanoseconds(self._address.lease):
             raise UsageError(
-                f"{self._address} has a lease of {kept:g} s, and not of {self._address.lease:g} s",
-                hint=f"all hosts of a cluster have the same: ?lease={kept:g}, or another prefix",
+                f"{self._address} has a lease of {kept:g} s, this host has one of {self._address.lease:g} s",
+                hint=f"pass ?lease={kept:g} as the other hosts do, or use another prefix",
             )
 
     async def _make(self, name: str) -> None:
@@ -197,11 +198,16 @@ class NatsStreams:
                 if replicas == 1 and len(self._address.servers) > 1:
                     # This is permanent until an operator edits the stream. Perhaps not all servers
                     # were up.
-                    log.warning("! %s has one replica: the death of one server stops it (nats stream edit)", name)
+                    log.warning(
+                        "%s has one replica: the death of one server stops it; add replicas with `nats stream edit`",
+                        name,
+                    )
                 return
             if wanted is not None or replicas == 1 or error.get("err_code") not in TOO_MANY_REPLICAS:
                 raise StoreError(
-                    f"{name} cannot be made: {error.get('description')}", hint=_HINT, code=error["err_code"]
+                    f"cannot create {name}: {error.get('description')}",
+                    hint=_HINT,
+                    code=error["err_code"],
                 )
 
     def _config(self, name: str) -> dict[str, Any]:

@@ -97,12 +97,12 @@ def no_json(value: object) -> SchemaFault | None:
                     return SchemaFault("", f"must not have more than {STEPS_MAX} parts")
                 if is_object(item):
                     if not all(isinstance(name, str) for name in item):
-                        return SchemaFault(path, "must have text for its names")
+                        return SchemaFault(path, "must have text as names")
                     below += [(member(path, name), each) for name, each in item.items() if type(each) not in LEAVES]
                 else:
                     below += [(f"{path}[{index}]", each) for index, each in enumerate(item) if type(each) not in LEAVES]
             elif not (item is None or isinstance(item, str | bool) or is_number(item)):
-                return SchemaFault(path, f"must be a value of JSON, not {shown(item)}")
+                return SchemaFault(path, f"must be a JSON value, not {shown(item)}")
         level = below
     return None
 
@@ -155,7 +155,7 @@ def shown(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int):
-        return f"{value}" if value.bit_length() < 128 else "a number that long"
+        return f"{value}" if value.bit_length() < 128 else "a very long number"
     if isinstance(value, float):
         return f"{value}"
     return "a list" if is_list(value) else "an object" if is_object(value) else f"a {type(value).__name__}"

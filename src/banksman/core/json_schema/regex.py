@@ -32,7 +32,10 @@ STEPS_MAX = 1_000_000
 # character.
 REMEMBERED_MAX = 10_000
 
-HINT = "as Python's re writes them, without references, looking ahead or behind, or flags but (?i), (?m) and (?s)"
+HINT = (
+    "use the syntax of Python's re, without backreferences, lookahead, lookbehind,"
+    " and flags other than (?i), (?m) and (?s)"
+)
 
 
 class BadPattern(Exception):
@@ -81,7 +84,7 @@ class Pattern:
             self._ignores_case = bool(flags & re.IGNORECASE)
             self._start = self._sequence(tree, 0)
         except (re.error, RecursionError, OverflowError, Warning) as exc:
-            raise BadPattern(f"is no pattern: {exc}") from exc
+            raise BadPattern(f"is not a pattern: {exc}") from exc
         except (AttributeError, LookupError, TypeError, ValueError) as exc:
             # The flags exclude each other, or the tree has a shape that this module does not know.
             raise BadPattern(f"cannot be read: {exc}") from exc
@@ -142,7 +145,7 @@ class Pattern:
     def _new_state(self) -> int:
         self._count += 1
         if self._count > STATES_MAX:
-            raise self._refused("so many places")
+            raise self._refused("too many states")
         return self._count - 1
 
     def _sequence(self, parts: Any, following: int) -> int:
@@ -248,7 +251,7 @@ class Pattern:
 
     @staticmethod
     def _refused(what: str) -> BadPattern:
-        return BadPattern(f"cannot be followed in a bounded time: {what}")
+        return BadPattern(f"cannot be matched in bounded time: {what}")
 
 
 def _is_any(_: str) -> bool:

@@ -80,9 +80,11 @@ def _check(schema: object, root: object, place: str, depth: int, refs: dict[str,
     if isinstance(schema, bool):
         return
     if not _is_mapping(schema):
-        raise UsageError(f"{place}: a schema cannot be {shown(schema)}", hint="a mapping, true or false")
+        hint = "use a mapping, true or false"
+        raise UsageError(f"{place}: a schema cannot be {shown(schema)}", hint=hint)
     if depth > SCHEMA_DEPTH_MAX:
-        raise UsageError(f"{place[:100]}…: a schema cannot be nested this deep", hint=f"at most {SCHEMA_DEPTH_MAX}")
+        hint = f"use at most {SCHEMA_DEPTH_MAX} levels"
+        raise UsageError(f"{place[:100]}…: the schema is nested too deep", hint=hint)
     for keyword, given in schema.items():
         here = f"{place}/{keyword}"
         if keyword in _FORMS:
@@ -103,7 +105,7 @@ def _check(schema: object, root: object, place: str, depth: int, refs: dict[str,
                 _check(inner, root, f"{here}/{name}", depth + 1, refs)
         elif keyword not in _ANNOTATIONS:
             known = ", ".join(sorted(_ONE | _MANY | _NAMED | _FORMS.keys()))
-            raise UsageError(f"{here}: this keyword is not supported", hint=f"supported are {known}")
+            raise UsageError(f"{here}: this keyword is not supported", hint=f"use one of: {known}")
 
 
 def _check_form(keyword: str, given: Any, root: object, place: str, refs: dict[str, str]) -> None:
@@ -118,7 +120,7 @@ def _check_form(keyword: str, given: Any, root: object, place: str, refs: dict[s
 
 
 def _wrong(place: str, given: object, words: str) -> UsageError:
-    return UsageError(f"{place} cannot be {shown(given)}", hint=words)
+    return UsageError(f"{place} cannot be {shown(given)}", hint=f"use {words}")
 
 
 def _check_pattern(place: str, pattern: str) -> None:
@@ -132,7 +134,8 @@ def target(ref: str, root: object, place: str) -> object:
     """Return the schema to which a `$ref` leads."""
     match = _REF.fullmatch(ref)
     if match is None:
-        raise _wrong(place, ref, '"#", "#/$defs/name" or "#/definitions/name": nothing is fetched, nothing else found')
+        words = '"#", "#/$defs/name" or "#/definitions/name": other references are not resolved'
+        raise _wrong(place, ref, words)
     home, name = match.groups()
     if home is None:
         return root
@@ -140,7 +143,8 @@ def target(ref: str, root: object, place: str) -> object:
     # RFC 6901 defines the order: `~01` means `~1`, not a slash.
     name = name.replace("~1", "/").replace("~0", "~")
     if not _is_mapping(homes) or name not in homes:
-        raise UsageError(f"{place}: there is no {ref:.60}", hint=f"definitions stand under {home} at the root")
+        hint = f"define it under {home} at the root"
+        raise UsageError(f"{place}: there is no {ref:.60}", hint=hint)
     return homes[name]
 
 
@@ -150,7 +154,8 @@ def _height(ref: str, root: object, place: str, above: tuple[str, ...], heights:
     Every loop goes through a `$ref`.
     """
     if ref in above:
-        raise UsageError(f"{place}: {ref} leads back to itself", hint="recursion must go through properties or items")
+        hint = "recurse through properties or items"
+        raise UsageError(f"{place}: {ref} leads back to itself", hint=hint)
     if ref not in heights:
         deeper = (*above, ref)
         # The bound also applies on the way down: the recursion must end before the sum is known.
@@ -159,7 +164,8 @@ def _height(ref: str, root: object, place: str, above: tuple[str, ...], heights:
             inner = _refs_in_place(target(ref, root, place))
             height = 1 + max((_height(each, root, place, deeper, heights) for each in inner), default=0)
         if height > SCHEMA_DEPTH_MAX:
-            raise UsageError(f"{place}: too many $ref lead to each other", hint=f"at most {SCHEMA_DEPTH_MAX} in a row")
+            hint = f"use at most {SCHEMA_DEPTH_MAX} in a row"
+            raise UsageError(f"{place}: the chain of $ref is too long", hint=hint)
         heights[ref] = height
     return heights[ref]
 
@@ -215,8 +221,8 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), (is_number, "a number")),
     "multipleOf": (lambda given: is_number(given) and given > 0, "a number above 0"),
     "type": (_is_types, f"one of {', '.join(TYPES)}, or a list of them"),
-    "enum": (_is_choices, "a list of values of JSON that is not empty"),
-    "const": (lambda given: no_json(given) is None, "a value of JSON"),
+    "enum": (_is_choices, "a list of JSON values that is not empty"),
+    "const": (lambda given: no_json(given) is None, "a JSON value"),
     "required": (_is_names, "a list of names"),
     "uniqueItems": (lambda given: isinstance(given, bool), "true or false"),
     "pattern": (is_text, "text"),
@@ -282,9 +288,9 @@ class _Holding:
     def hold(self, at: _Place) -> SchemaFault | None:
         self.spend(1)
         if at.nested > NESTED_MAX:
-            raise MatchTooCostly(f"cannot be checked: more than {NESTED_MAX} schemas apply within each other")
+            raise MatchTooCostly(f"cannot be checked: more than {NESTED_MAX} nested schemas apply")
         if isinstance(at.schema, bool):
-            return None if at.schema else SchemaFault(at.path, "must not be there")
+            return None if at.schema else SchemaFault(at.path, "is not allowed")
         # The wrong type is the best reason, because other faults follow from it.
         if "type" in at.schema and not _is_typed(at.value, at.schema["type"]):
             return _exceeded(at, "type", at.schema["type"])
@@ -365,7 +371,7 @@ def _enum(holding: _Holding, at: _Place, among: Sequence[Any]) -> SchemaFault | 
 def _unique(holding: _Holding, at: _Place, is_wanted: bool) -> SchemaFault | None:
     if not is_wanted or not is_list(at.value) or len(set(map(holding.compared, at.value))) == len(at.value):
         return None
-    return SchemaFault(at.path, "must not have an item twice")
+    return SchemaFault(at.path, "must not have duplicate items")
 
 
 def _ref(holding: _Holding, at: _Place, ref: str) -> SchemaFault | None:
@@ -398,7 +404,7 @@ def _one_of(holding: _Holding, at: _Place, schemas: Sequence[Any]) -> SchemaFaul
             reasons.append(found.words(at.path))
     fitting = len(schemas) - len(reasons)
     if fitting > 1:
-        return SchemaFault(at.path, f"must fit one alternative, and fits {fitting}")
+        return SchemaFault(at.path, f"must match one alternative, but matches {fitting}")
     return None if fitting else _none_fits(at, reasons)
 
 
@@ -406,13 +412,13 @@ def _none_fits(at: _Place, reasons: list[str]) -> SchemaFault:
     # Cut the text, because reasons nest: a reason may contain the reasons of inner alternatives.
     words = "; ".join(dict.fromkeys(reasons))
     cut = words if len(words) <= REASONS_CHARS_MAX else f"{words[:REASONS_CHARS_MAX]}…"
-    return SchemaFault(at.path, f"fits no alternative ({cut})")
+    return SchemaFault(at.path, f"matches no alternative ({cut})")
 
 
 def _not(holding: _Holding, at: _Place, schema: object) -> SchemaFault | None:
-    return (
-        SchemaFault(at.path, "must not fit what stands under not") if holding.hold(at.under(schema)) is None else None
-    )
+    if holding.hold(at.under(schema)) is not None:
+        return None
+    return SchemaFault(at.path, "must not match the schema under not")
 
 
 def _if(holding: _Holding, at: _Place, schema: object) -> SchemaFault | None:

@@ -59,7 +59,7 @@ QUIET_TIMES_MAX = 10
 # After this many overflows in a row the conversation is too long, not the prompt.
 OVERFLOWS_MAX = 2
 # Only a boundary says whether the turn succeeded. Without a boundary the outcome is an error.
-_UNTOLD = TurnOver(is_error=True, error="the agent was done with the prompt, and gave no result")
+_UNTOLD = TurnOver(is_error=True, error="the agent finished the prompt without a result")
 
 
 def read_frames(work: Transition, fact: FramesRead) -> None:
@@ -145,7 +145,7 @@ def hear(work: Transition, meaning: Meaning) -> None:
             work.set_process(has_forgotten=True)
             work.stop_process(AgentError(error))
         case NeedsConversation():
-            raise AssertionError("it is resolved where it is read")
+            raise AssertionError("the reader resolves this meaning")
 
 
 # -- replies ---------------------------------------------------------------------------------------------------------

@@ -65,10 +65,11 @@ def _refusal(state: Session, ask: Ask) -> BanksmanError | None:
     if state.mode is not Mode.OPEN:
         return not_open(state, turn=ask.id)
     if ask.on_busy == "reject" and state.is_busy and (state.hold is None or ask.hold != state.hold.id):
-        return Busy("the session is busy", hint='on_busy="enqueue" waits', turn=ask.id)
+        return Busy("the session is busy", hint='use on_busy="enqueue" to wait', turn=ask.id)
     assert ask.on_busy != "steer" or state.config.dialect.can_steer, "the shell refuses to steer an agent that cannot"
     if ask_queue.count(state.queue) >= state.config.queue_max and _dispensable(state, ask) is None:
-        return QueueFull(f"{state.config.queue_max} asks are waiting", hint="try again later", turn=ask.id)
+        message = f"the queue is full: {state.config.queue_max} asks are waiting"
+        return QueueFull(message, hint="try again later", turn=ask.id)
     return None
 
 
@@ -81,7 +82,8 @@ def _make_place(work: Transition, ask: Ask) -> None:
     if ask_queue.count(state.queue) >= state.config.queue_max:
         dropped = _dispensable(state, ask)
         assert dropped is not None
-        drop(work, dropped, Kind.REFUSED, QueueFull("its place was needed for a more urgent ask"))
+        error = QueueFull("the queue is full, and a more urgent ask came")
+        drop(work, dropped, Kind.REFUSED, error)
 
 
 def _log_queued(work: Transition, ask: Ask, leader: Turn | None = None) -> None:
@@ -246,7 +248,8 @@ def hold(work: Transition, hold: Hold) -> None:
     elif work.state.store is not Store.WORKING:
         work.do(EndHold(hold.id, work.state.store_error))
     elif sum(isinstance(waiting, Hold) for waiting in work.state.queue) >= work.state.config.queue_max:
-        work.do(EndHold(hold.id, QueueFull(f"{work.state.config.queue_max} holds are waiting", hint="try again later")))
+        message = f"the queue is full: {work.state.config.queue_max} holds are waiting"
+        work.do(EndHold(hold.id, QueueFull(message, hint="try again later")))
     else:
         work.set(queue=ask_queue.enqueue(work.state.queue, hold))
 

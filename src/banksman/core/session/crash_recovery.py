@@ -26,8 +26,8 @@ from banksman.core.session.outcome import By, Kind
 from banksman.core.session.turn import Turn
 from banksman.core.wire.redaction import REDACTED
 
-MAIMED = "its prompt held a secret, which is not kept: ask again"
-ERROR = "the host died while the turn was open: the agent may have done it, or a part of it"
+MAIMED = "the log does not keep the secret in the prompt: ask again"
+ERROR = "the host died during the turn: the agent may have done all or part of it"
 
 
 def settle(past: SessionHistory, *, swept: Sequence[str] = ()) -> list[Entry]:

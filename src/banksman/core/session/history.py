@@ -413,14 +413,14 @@ def decode(data: bytes, config: Config) -> SessionHistory:
     try:
         return _decode(data, config)
     except RecursionError as exc:
-        raise ValueError("it is nested too deep for anything that was ever encoded") from exc
+        raise ValueError("nested too deep") from exc
 
 
 def _decode(data: bytes, config: Config) -> SessionHistory:
     version = _form_decoder.decode(data).version
     if version != VERSION:
-        hint = "a newer Banksman has written it: use that one"
-        raise StoreTooNew(f"the session's snapshot has the form {version}, and {VERSION} is known here", hint=hint)
+        message = f"cannot read the session's snapshot: its version is {version}, not {VERSION}"
+        raise StoreTooNew(message, hint="use the newer version of Banksman that wrote it")
     saved = _decoder.decode(data)
     session = Session(
         config=config,

@@ -121,7 +121,8 @@ def drop_saving(work: Transition) -> None:
     """Drop the save prompt of a process that is gone. The next process has nothing to save yet."""
     for turn in _turns(work.state):
         if turn.phase is TurnPhase.QUEUED and turn.ask is not None and turn.ask.is_last:
-            asks.drop(work, turn, Kind.REFUSED, AgentError("the process that was to save is gone"))
+            error = AgentError("the process ended before it got the save prompt")
+            asks.drop(work, turn, Kind.REFUSED, error)
 
 
 def _turns(state: Session) -> list[Turn]:

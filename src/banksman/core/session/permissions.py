@@ -39,7 +39,7 @@ def parse(wanted: Any) -> Rules:
     """Parse a caller's mapping from tool names to verdicts."""
     if wanted is None:
         return ()
-    hint = 'a mapping from names of tools (a * at the end: all that begin so) to "allow", "deny" or "ask"'
+    hint = 'use a mapping from tool names (a final * matches any end) to "allow", "deny" or "ask"'
     if not isinstance(wanted, Mapping):
         raise UsageError(f"rules cannot be {wanted!r:.60}", hint=hint)
     rules: list[tuple[str, Verdict]] = []
@@ -50,7 +50,8 @@ def parse(wanted: Any) -> Rules:
             raise UsageError(f"a rule for {name} cannot be {word!r:.60}", hint=hint)
         rules.append((name, Verdict(word)))
     if len(rules) > RULES_MAX:
-        raise UsageError(f"there are {len(rules)} rules", hint=f"at most {RULES_MAX}; a * stands for many")
+        hint = f"use at most {RULES_MAX}; a * stands for many"
+        raise UsageError(f"too many rules: {len(rules)}", hint=hint)
     return tuple(rules)
 
 

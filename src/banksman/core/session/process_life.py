@@ -85,7 +85,7 @@ def gone(work: Transition, fact: ProcessGone) -> None:
             survivors=[{"pid": left.pid, "command": left.command, "why": left.why} for left in fact.survivors],
             drained=fact.drained,
         )
-    exited_how = f"the agent exited ({process.exit or 'nobody saw how'})"
+    exited_how = f"the agent exited ({process.exit or 'exit status unknown'})"
     message = exited_how if process.error is None else f"{process.error.args[0]}; {exited_how}"
     has_forgotten = process.has_forgotten or work.state.config.dialect.has_forgotten(fact.stderr.text)
     stderr = fact.stderr.text[-STDERR_CHARACTERS_MAX:].strip()
@@ -154,7 +154,7 @@ def _lose_memory(work: Transition, error: BanksmanError) -> AgentError:
     work.log(None, kinds.SESSION_CONTEXT_LOST, conversation=conversation, error=str(error))
     work.set(conversation=None, fork_of=None, spent=0.0, resume_failures=0, is_adopted=False)
     work.do(HoldConversation(None))
-    return AgentError(f"the agent knows no conversation {conversation!r}", hint=str(error))
+    return AgentError(f"the agent does not know the conversation {conversation!r}", hint=str(error))
 
 
 def _begin_again(work: Transition, turn: Turn, error: BanksmanError) -> None:

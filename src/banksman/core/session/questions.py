@@ -80,7 +80,7 @@ def _serve(work: Transition, asked: Requested) -> None:
     verdict = _verdict(work, asked, work.state.speaking) if asked.tool else None
     match verdict:
         case Verdict.DENY:
-            _refuse(work, asked, f"a rule of this session says no to {asked.tool!r}")
+            _refuse(work, asked, f"a rule of this session denies {asked.tool!r}")
         case Verdict.ASK:
             _ask(work, asked)
         case _:
@@ -124,7 +124,7 @@ def _ask(work: Transition, asked: Requested) -> None:
     # answer.
     kept = decision_for(work, asked)
     if verdict in (Verdict.ALLOW, Verdict.DENY):
-        message = None if verdict is Verdict.ALLOW else "a rule says no"
+        message = None if verdict is Verdict.ALLOW else "denied by a rule"
         answer(work, id, Decision(allows=verdict is Verdict.ALLOW, message=message, by="rule"))
         return
     if kept is not None:
@@ -172,7 +172,7 @@ def expire(work: Transition, id: str) -> None:
     seconds = work.state.config.question_seconds
     if seconds is None:
         return  # The session was reopened without a limit, so questions wait forever now.
-    message = f"nobody answered within {seconds:g} s"
+    message = f"no answer within {seconds:g} s"
     question = next((question for question in work.state.questions if question.id == id), None)
     # A default can stand in for a decision, but not for a user's input.
     is_permission = question is not None and question.asked.wants is RequestPurpose.PERMISSION

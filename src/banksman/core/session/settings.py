@@ -33,7 +33,8 @@ def ask(work: Transition, fact: SettingAsked) -> None:
     elif state.store is not Store.WORKING:
         work.do(SettingTaken(fact.change, state.store_error))
     elif len(process.changes) >= CHANGES_MAX:
-        work.do(SettingTaken(fact.change, QueueFull(f"{CHANGES_MAX} changes are waiting", hint="try again later")))
+        message = f"{CHANGES_MAX} changes of settings are waiting"
+        work.do(SettingTaken(fact.change, QueueFull(message, hint="try again later")))
     elif process.phase is ProcessPhase.STARTING and not process.is_there:
         # The process may still wait for its place; it then starts with this setting. Or it was
         # started a moment ago, and gets the change when it is ready. So both are prepared.
@@ -99,7 +100,8 @@ def on_reply(work: Transition, reply: Replied) -> None:
         return
     _forget(work, change)
     if reply.error is not None:
-        _told(work, change, AgentError(f"the agent refuses {change.name} {change.value!r}: {reply.error}"))
+        message = f"the agent refused {change.name} {change.value!r}: {reply.error}"
+        _told(work, change, AgentError(message))
         return
     changes = work.state.process.changes
     for older in changes:
@@ -124,7 +126,8 @@ def expire(work: Transition, request: str) -> None:
         # This agent takes settings only as requests, and another process would get the very same
         # one.
         seconds = work.state.config.setting_seconds
-        _told(work, change, AgentError(f"the agent did not answer to {change.name} {change.value!r} in {seconds:g} s"))
+        what = f"{change.name} {change.value!r}"
+        _told(work, change, AgentError(f"the agent did not confirm {what} within {seconds:g} s"))
 
 
 def forget_all(work: Transition) -> None:
@@ -134,7 +137,7 @@ def forget_all(work: Transition) -> None:
         if work.keeps_queue:
             _take(work, change, by="respawn")
         else:
-            _told(work, change, Closed("the session was closed before the agent had it"))
+            _told(work, change, Closed("the session was closed before the agent got the setting"))
 
 
 def _find(work: Transition, request: str) -> PendingSetting | None:

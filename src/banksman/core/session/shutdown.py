@@ -125,7 +125,7 @@ def _refuse_queue(work: Transition) -> None:
 
 
 def _closing() -> Closed:
-    return Closed("the session was closed before this was sent", hint="ask again")
+    return Closed("the session was closed before the ask was sent", hint="ask again")
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------

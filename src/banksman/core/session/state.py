@@ -305,6 +305,7 @@ def not_open(state: Session, **ids: object) -> Refused:
     is_over = state.mode in OVER
     if state.mode in KEEPING:
         where = "has left this host" if is_over else "is leaving this host"
-        return Moving(f"the session {where}, and this was not accepted", hint="ask again in a moment", **ids)
-    where = "is closed" if is_over else "is being closed and takes nothing new"
-    return Closed(f"the session {where}", hint="open another", **ids)
+        message = f"the session {where} and did not accept the request"
+        return Moving(message, hint="ask again in a moment", **ids)
+    where = "is closed" if is_over else "is closing and accepts nothing new"
+    return Closed(f"the session {where}", hint="open another session", **ids)

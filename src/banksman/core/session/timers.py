@@ -81,7 +81,7 @@ def _of_process(work: Transition, timer: Timer, subject: str) -> None:
         case Timer.WRITE:
             if subject == f"{process.number}.{process.frames_sent}" and process.stdin is Stdin.BUSY:
                 seconds = config.write_seconds
-                work.break_stdin(AgentError(f"the agent did not take its stdin for {seconds:g} s"))
+                work.break_stdin(AgentError(f"the agent did not read its stdin for {seconds:g} s"))
         case Timer.IDLE:
             idle_process.on_idle_long(work, subject)
         case Timer.AGE:

@@ -93,4 +93,5 @@ def expire(work: Transition, subject: str) -> None:
     """Stop the process if a sweep takes too long."""
     process = work.state.process
     if process.sweeps and subject == str(process.number):
-        work.stop_process(AgentError(f"what an interrupted turn left was not ended within {SWEEP_SECONDS_MAX:g} s"))
+        message = f"the tools of an interrupted turn did not end within {SWEEP_SECONDS_MAX:g} s"
+        work.stop_process(AgentError(message))

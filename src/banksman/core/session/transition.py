@@ -120,7 +120,7 @@ class Transition:
             case TellAnswer():
                 self.do(replace(deferred, error=self.state.store_error))
             case LeaveInLog():
-                raise AssertionError("whoever waited has an end when the log fails")
+                raise AssertionError("the failure of the log has answered all callers")
             case _:
                 pass  # Without a log, no ask is accepted and no prompt is sent.
 
@@ -198,7 +198,8 @@ class Transition:
         if process.stdin is Stdin.FREE:
             self._write(data)
         elif len(process.outbox) >= OUTBOX_FRAMES_MAX:
-            self.break_stdin(AgentError(f"the agent does not take its stdin: {OUTBOX_FRAMES_MAX} frames wait for it"))
+            message = f"the agent does not read its stdin: {OUTBOX_FRAMES_MAX} frames are waiting"
+            self.break_stdin(AgentError(message))
         else:
             self.set_process(outbox=(*process.outbox, data))
 

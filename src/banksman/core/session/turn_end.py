@@ -116,7 +116,7 @@ def end_by_boundary(work: Transition, turn: Turn, boundary: TurnOver) -> None:
             # The answer may be in the text. But the caller asked for a value, and did not get one.
             kind = Kind.FAILED
             told = "the agent gave no value for the schema" if boundary.structured is None else fault
-            error = AgentError(f"the answer does not fit its schema: {told}", turn=turn.id)
+            error = AgentError(f"the answer does not match its schema: {told}", turn=turn.id)
     end(work, turn, kind, By.BOUNDARY, boundary=boundary, error=error)
 
 
@@ -259,7 +259,8 @@ def _requeue(work: Transition, ask: Ask) -> None:
         work.log(ask.id, kinds.TURN_REQUEUED, attempt=2)
         work.set(queue=ask_queue.requeue(work.state.queue, replace(turns.queued(ask), attempt=2)))
     else:
-        end_queued(work, ask, Kind.REFUSED, error=Closed("the session was closed before this was sent"))
+        error = Closed("the session was closed before the ask was sent")
+        end_queued(work, ask, Kind.REFUSED, error=error)
 
 
 def give_back(work: Transition, turn: Turn, ask: Ask) -> None:

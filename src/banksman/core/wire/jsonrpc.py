@@ -185,7 +185,7 @@ def decode_head(head: bytes, tail: bytes = b"") -> Message:
     members = split(head)
     if not members.is_object:
         array = _ARRAY.match(head)
-        return InvalidMessage("no object") if array is None else _unread(holds_message=array[1] is not None)
+        return InvalidMessage("not an object") if array is None else _unread(holds_message=array[1] is not None)
     last = _last_members(tail)
     found = {name: members.get(name) for name in members.found if name in _Envelope.__struct_fields__} | last
     if members.cut is not None:
@@ -196,7 +196,7 @@ def decode_head(head: bytes, tail: bytes = b"") -> Message:
         # The members that identify the message are in the missing middle.
         return RpcReply(None, is_cut=True)
     if "method" not in found and "params" in found:
-        return InvalidMessage("a request that names no method")
+        return InvalidMessage("a request without a method")
     message = _message(_Envelope(**found), is_cut=True)
     return RpcReply(None, is_cut=True) if isinstance(message, InvalidMessage) and "method" not in found else message
 
@@ -225,7 +225,7 @@ def _message(envelope: _Envelope, *, is_cut: bool = False) -> Message:
     method = envelope.method
     if method is not msgspec.UNSET:
         if not isinstance(method, str):
-            return InvalidMessage("the method is no text", is_request=True, id=as_id(envelope.id))
+            return InvalidMessage("the method is not text", is_request=True, id=as_id(envelope.id))
         # JSON-RPC 1.0 marked a notification with a null id.
         if envelope.id is msgspec.UNSET or envelope.id is None:
             return Notification(method, envelope.params, is_cut)
@@ -263,8 +263,8 @@ def _salvaged(line: bytes) -> tuple[Message, ...]:
     except UNDECODABLE as exc:
         # A number that is too large to represent is a fault inside a message. The other errors here
         # mean that the line is no JSON.
-        message = _from_members(line) if array is None else InvalidMessage("no object")
-        return (InvalidMessage(f"no JSON: {exc}"[:200]) if isinstance(message, InvalidMessage) else message,)
+        message = _from_members(line) if array is None else InvalidMessage("not an object")
+        return (InvalidMessage(f"not JSON: {exc}"[:200]) if isinstance(message, InvalidMessage) else message,)
     return _from_batch(cast(list[Any], value)) if isinstance(value, list) else (_from_value(value),)
 
 
@@ -277,12 +277,14 @@ def _from_batch(items: list[Any]) -> tuple[Message, ...]:
 
 def _unread(*, holds_message: bool) -> Message:
     """Return the stand-in for a batch that is not taken apart."""
-    return RpcReply(None, is_cut=True) if holds_message else InvalidMessage("an array that begins with no message")
+    if holds_message:
+        return RpcReply(None, is_cut=True)
+    return InvalidMessage("an array that does not begin with a message")
 
 
 def _from_value(value: Any) -> Message:
     if not isinstance(value, dict):
-        return InvalidMessage("no object")
+        return InvalidMessage("not an object")
     members = cast(dict[str, Any], value)
     return _message(_Envelope(**{name: members[name] for name in _Envelope.__struct_fields__ if name in members}))
 
@@ -293,7 +295,7 @@ def _from_members(line: bytes) -> Message:
         return decode_head(line[:HEAD_BYTES], line[-HEAD_BYTES:])
     members = split(line)
     if not members.is_whole:
-        return InvalidMessage("no object")
+        return InvalidMessage("not an object")
     found = {name: members.get(name) for name in members.found if name in _Envelope.__struct_fields__}
     # The line has an error that cannot be decoded. It must still count as an error.
     if "error" in found and found["error"] is None and members.found["error"] != b"null":
@@ -366,10 +368,11 @@ class RpcWriter(msgspec.Struct, frozen=True):
         try:
             line = msgspec.json.encode(message)
         except UnicodeEncodeError as exc:
-            hint = "half of a surrogate pair is no text; decode with errors='replace'"
-            raise UsageError(f"this cannot be sent as UTF-8: {exc.reason}", hint=hint) from exc
+            hint = "a lone surrogate is not text; decode with errors='replace'"
+            raise UsageError(f"cannot encode the frame as UTF-8: {exc.reason}", hint=hint) from exc
         except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-            raise UsageError(f"this cannot be sent as JSON: {exc}", hint="text, numbers, lists and dicts") from exc
+            hint = "use text, numbers, lists and dicts"
+            raise UsageError(f"cannot encode the frame as JSON: {exc}", hint=hint) from exc
         assert b"\n" not in line
         return line + b"\n"
 

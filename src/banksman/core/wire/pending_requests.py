@@ -39,7 +39,7 @@ OURS_MAX = 256
 # Limit on open requests from the agent. A request beyond it is refused immediately, and that
 # refusal is its reply.
 THEIRS_MAX = 256
-NO_ROOM = "the agent has left too many requests without an answer"
+NO_ROOM = "too many requests to the agent have no answer yet"
 
 
 class OutgoingRequests(Struct, Generic[Purpose], frozen=True):

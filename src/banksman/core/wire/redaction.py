@@ -251,24 +251,27 @@ def _is_string(token: bytes) -> bool:
 def _listed(secrets: Iterable[str]) -> list[Any]:
     # A string is an iterable of strings, and surely not meant as that many secrets.
     if isinstance(secrets, str | bytes) or not isinstance(cast(Any, secrets), Iterable):
-        raise UsageError(f"secrets cannot be of type {type(secrets).__name__}", hint="a list of texts")
+        message = f"secrets cannot be of type {type(secrets).__name__}"
+        raise UsageError(message, hint="use a list of texts")
     return list(secrets)
 
 
 def _checked(secret: Any) -> str:
     """Check a secret. The error never contains the secret, because errors are logged."""
     if not isinstance(secret, str):
-        raise UsageError(f"a secret cannot be of type {type(secret).__name__}", hint="text")
+        raise UsageError(f"a secret cannot be of type {type(secret).__name__}", hint="use text")
     if len(secret) < SECRET_CHARS_MIN:
-        hint = f"{SECRET_CHARS_MIN} characters or more: a shorter one stands in ordinary text by chance"
+        hint = f"use {SECRET_CHARS_MIN} characters or more: shorter ones occur by chance"
         raise UsageError(f"a secret of {len(secret)} characters is too short to be replaced", hint=hint)
     if len(secret) > SECRET_CHARS_MAX:
-        hint = f"at most {SECRET_CHARS_MAX} characters; a part of it is enough to make the rest worthless"
+        hint = f"use at most {SECRET_CHARS_MAX} characters: a part of the secret is enough"
         raise UsageError(f"a secret of {len(secret)} characters is too long to be searched for", hint=hint)
     if any(secret in word for word in _OUR_WORDS):
-        raise UsageError("a secret is a word that the log itself needs", hint="it is none that anybody could keep")
+        message = "a secret cannot be a word that the log itself needs"
+        raise UsageError(message, hint="choose another secret")
     if _SURROGATE.search(secret):
-        raise UsageError("a secret is no text: it has half of a surrogate pair", hint="decode it with errors='strict'")
+        message = "a secret is not text: it has a lone surrogate"
+        raise UsageError(message, hint="decode it with errors='strict'")
     return secret
 
 

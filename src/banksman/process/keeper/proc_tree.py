@@ -193,8 +193,8 @@ def enumerate_children() -> list[int]:
 
 
 # Stands for processes that must exist but cannot be named.
-UNSEEN = (0, "", "not to be seen in /proc")
-_WHY = {"D": "in uninterruptible sleep", "Z": "dead, but its tracer has not let it go"}
+UNSEEN = (0, "", "not visible in /proc")
+_WHY = {"D": "in uninterruptible sleep", "Z": "dead, but not reaped by its tracer"}
 
 
 def survey(root: int, denied: dict[Member, str], *, but: Container[int] = ()) -> list[tuple[int, str, str]]:
@@ -217,7 +217,7 @@ def explain(rows: list[Row], denied: Container[Member]) -> list[tuple[int, str, 
         # Checked first: the process may be in another state too, but permission is the reason that
         # an operator can fix.
         if (pid, start) in denied:
-            why = "not ours to signal"
+            why = "no permission to signal it"
         else:
             why = _WHY.get(state, "still dying")
         left.append((pid, name_of(pid), why))

@@ -24,11 +24,16 @@ async def health(call: RouteCall) -> HttpAnswer:
     """
     context: Context = call.context
     if context.is_closing or (context.member is not None and context.member.is_draining):
-        raise Problem(503, "Draining", "the server takes nothing new and ends", hint="send new work to another one")
+        raise Problem(
+            503,
+            "Draining",
+            "the server is shutting down and accepts no new work",
+            hint="send new work to another server",
+        )
     is_cut_off = context.proxy is not None and not context.proxy.cluster.hosts.is_held
     if is_cut_off or not has_working_store(context.host):
-        hint = "see the server's log; /livez tells whether the server itself answers"
-        raise Problem(503, "StoreBroken", "the store cannot be read or written", hint=hint)
+        hint = "see the server's log; /livez shows whether the server itself answers"
+        raise Problem(503, "StoreBroken", "cannot read or write the store", hint=hint)
     return HttpAnswer(messages.Health("ok"))
 
 
@@ -86,7 +91,7 @@ async def make_code(call: RouteCall) -> HttpAnswer:
     """Make a one-time code: `URL/#code=CODE` opens the page in a browser and logs it in."""
     context: Context = call.context
     if not context.url:
-        raise Problem(409, "NoPage", "this host has no page", hint="run `banksman serve`")
+        raise Problem(409, "NoPage", "this host serves no web page", hint="run `banksman serve`")
     assert context.authentication is not None
     return HttpAnswer(messages.LoginCode(context.authentication.pages.make_code(), CODE_SECONDS_MAX, context.url), 201)
 
@@ -96,12 +101,18 @@ async def login(call: RouteCall) -> HttpAnswer:
     body: messages.Login = call.body
     authentication = call.context.authentication
     if (body.code is None) == (body.token is None):
-        raise Problem(400, "BadRequest", "give either a code or a token", hint="see /openapi.json")
+        hint = "see /openapi.json"
+        raise Problem(400, "BadRequest", "cannot log in: pass exactly one of code and token", hint=hint)
     if body.code is not None and not authentication.pages.take_code(body.code):
         hint = "run `banksman page` for a new link"
-        raise Problem(401, "NotLetIn", "this link was used already, or is too old", hint=hint)
+        raise Problem(401, "NotLetIn", "cannot log in: this link was used already or has expired", hint=hint)
     if body.token is not None and not authentication.knows(body.token):
-        raise Problem(401, "NotLetIn", "that is not the token", hint="run `banksman page` for a link that needs none")
+        raise Problem(
+            401,
+            "NotLetIn",
+            "cannot log in: the token is wrong",
+            hint="run `banksman page` for a link that needs no token",
+        )
     return HttpAnswer(messages.LoggedIn(*authentication.pages.make()))
 
 

@@ -97,7 +97,7 @@ async def look(call: RouteCall) -> HttpAnswer:
 
 
 async def read(call: RouteCall) -> HttpAnswer:
-    """Read the output of a command from an offset on."""
+    """Read the output of a command from an offset."""
     command = _command(call)
     query: messages.ReadOutput = call.query
     _one_of("encoding", query.encoding, "text", "base64")
@@ -215,20 +215,25 @@ def _stdin(given: str | messages.Given | None) -> Any:
         return _bytes(given)
     if given not in (None, "pipe"):
         raise Problem(
-            400, "BadRequest", 'stdin is null, "pipe", {"text": …} or {"base64": …}', hint="see /openapi.json"
+            400,
+            "BadRequest",
+            'stdin must be null, "pipe", {"text": …} or {"base64": …}',
+            hint="see /openapi.json",
         )
     return given
 
 
 def _bytes(given: messages.Given) -> bytes:
     if (given.text is None) == (given.base64 is None):
-        raise Problem(400, "BadRequest", "either text or base64 is given", hint="one of the two")
+        hint = "see /openapi.json"
+        raise Problem(400, "BadRequest", "pass exactly one of text and base64", hint=hint)
     if given.text is not None:
         return given.text.encode()
     try:
         return base64.b64decode(given.base64 or "", validate=True)
     except (binascii.Error, ValueError) as exc:
-        raise Problem(400, "BadRequest", f"this is not base64: {exc}", hint="see RFC 4648") from exc
+        hint = "see RFC 4648"
+        raise Problem(400, "BadRequest", f"cannot decode base64: {exc}", hint=hint) from exc
 
 
 def _signal(given: int | str) -> int:
@@ -239,7 +244,10 @@ def _signal(given: int | str) -> int:
         return signal.Signals[f"SIG{name}"].value
     except KeyError as exc:
         raise Problem(
-            422, "UsageError", f"there is no signal {given!r:.40}", hint='such as "INT", or a number'
+            422,
+            "UsageError",
+            f"unknown signal {given!r:.40}",
+            hint='pass a name such as "INT", or a number',
         ) from exc
 
 
@@ -252,7 +260,8 @@ def _cut(data: bytes) -> int:
 
 def _one_of(name: str, value: str, *known: str) -> None:
     if value not in known:
-        raise Problem(400, "BadRequest", f"there is no {name} {value!r:.40}", hint=" or ".join(known))
+        hint = f"pass {' or '.join(known)}"
+        raise Problem(400, "BadRequest", f"unknown {name} {value!r:.40}", hint=hint)
 
 
 ID = "/v1/commands/{id}"
@@ -279,7 +288,7 @@ ROUTES = (
         method="POST",
         path="/v1/commands/ended",
         handle=take_ended,
-        summary="Take the commands that have ended and were not reported before, each once.",
+        summary="Return the commands that have ended and were not reported before, each once.",
         body=messages.TakeEnded,
         answer=messages.Commands,
         has_key=True,
@@ -300,7 +309,7 @@ ROUTES = (
         method="GET",
         path=f"{ID}/output",
         handle=read,
-        summary="Read the output of a command from an offset on.",
+        summary="Read the output of a command from an offset.",
         query=messages.ReadOutput,
         answer=messages.OutputPiece,
         problems=(409, 422),
@@ -347,7 +356,7 @@ ROUTES = (
         method="POST",
         path=f"{ID}/stop",
         handle=stop,
-        summary="Stop a command and all its processes; the answer comes when it is over.",
+        summary="Stop a command and all its processes; the response comes when all have ended.",
         body=messages.StopCommand,
         answer=messages.Command,
         problems=(409,),

@@ -134,9 +134,11 @@ async def of_session(call: RouteCall) -> HttpAnswer | Asgi:
     wanted = PageRequest(limit=min(query.limit, EVENTS_MAX), raw=query.raw, partial=query.partial, frames=query.frames)
     if query.before is not None:
         if query.after is not None:
-            raise Problem(422, "BadRequest", "a page is after a cursor or before one", hint="after=, or before=")
+            hint = "pass one of them"
+            raise Problem(422, "BadRequest", "a page cannot have both after= and before=", hint=hint)
         if form is not None:
-            raise Problem(422, "BadRequest", "a stream leads forward", hint="before= is for a page: ask for JSON")
+            hint = "leave before= out, or ask for JSON"
+            raise Problem(422, "BadRequest", "a stream cannot have before=", hint=hint)
         return HttpAnswer(await page_before(session, query.before, wanted))
     after = query.after if query.after is not None else call.header("last-event-id")
     if form is not None:
@@ -153,7 +155,12 @@ async def of_many(call: RouteCall) -> Asgi:
     if query.sessions is not None:
         names = _names(query.sessions, "sessions")
         if not names:
-            raise Problem(400, "BadRequest", f"sessions names 1 to {SESSIONS_MAX} sessions", hint="sessions=a,b")
+            raise Problem(
+                400,
+                "BadRequest",
+                f"sessions= must name 1 to {SESSIONS_MAX} sessions",
+                hint="pass sessions=a,b",
+            )
         wanted = frozenset(context.session(name).id for name in names)
     frames_of = None if query.frames_of is None else _known(context, _names(query.frames_of, "frames_of"))
     after = query.after if query.after is not None else call.header("last-event-id")
@@ -169,8 +176,8 @@ async def of_many(call: RouteCall) -> Asgi:
 def _names(listed: str, parameter: str) -> list[str]:
     names = [name for name in listed.split(",") if name]
     if len(names) > SESSIONS_MAX:
-        hint = f"{parameter}=a,b"
-        raise Problem(400, "BadRequest", f"{parameter} names at most {SESSIONS_MAX} sessions", hint=hint)
+        hint = f"pass fewer names, as in {parameter}=a,b"
+        raise Problem(400, "BadRequest", f"{parameter}= can name at most {SESSIONS_MAX} sessions", hint=hint)
     return names
 
 
@@ -198,7 +205,7 @@ ROUTES = (
         method="GET",
         path="/v1/sessions/{id}/events",
         handle=of_session,
-        summary="Read the events of a session: a page, or a stream with `Accept`.",
+        summary="Read the events of a session: a page, or a stream if `Accept` asks for one.",
         query=messages.ReadEvents,
         answer=messages.Events,
         streams=STREAMS,

@@ -60,8 +60,14 @@ async def drain(call: RouteCall) -> Result:
     answer = await proxy.ask(f"{HOST}{host.id}", request, DRAIN_SECONDS_MAX)
     if isinstance(answer, ForwardedResponse):
         return HttpAnswer(outlook, 202) if answer.status == 202 else answered(answer)
-    hint = "try again; it may have gone already, or is silent: then its sessions are taken over when its lease ends"
-    raise Problem(503, "Unreachable", f"{host.name} does not answer", hint=hint, ids={"host": host.id})
+    hint = "try again; if the host has died, other hosts take its sessions over when its lease ends"
+    raise Problem(
+        503,
+        "Unreachable",
+        f"cannot drain host {host.name}: it does not answer",
+        hint=hint,
+        ids={"host": host.id},
+    )
 
 
 async def _outlook(context: Context, proxy: OwnerProxy, host: HostSeen) -> messages.HostDraining:
@@ -95,7 +101,12 @@ def _host(context: Context, id_or_name: str) -> HostSeen:
         raise NotFound(f"there is no host {id_or_name!r:.100}", hint="see /v1/hosts")
     if len(found) > 1:
         ids = ", ".join(host.id for host in found)
-        raise Problem(409, "ManyHosts", f"several hosts are called {id_or_name!r:.100}: {ids}", hint="say it by the id")
+        raise Problem(
+            409,
+            "ManyHosts",
+            f"several hosts have the name {id_or_name!r:.100}: {ids}",
+            hint="use the id of the host",
+        )
     return found[0]
 
 
@@ -129,7 +140,7 @@ ROUTES = (
         method="POST",
         path="/v1/hosts/{id}/drain",
         handle=drain,
-        summary="Shut a host down; its sessions go on at other hosts.",
+        summary="Shut a host down; other hosts take over its sessions.",
         body=Drain,
         answer=messages.HostDraining,
         status=202,

@@ -137,20 +137,20 @@ _WORDS = {
     401: "The token is missing or wrong.",
     403: "The request comes from a foreign site, or is not allowed here.",
     404: "Not found.",
-    405: "The path does not take this method.",
+    405: "The path does not support this method.",
     408: "The request was sent too slowly.",
-    409: "It cannot be done now: the session is busy, closed, or another host has it.",
-    410: "The store does not have this history any more: begin again from the first event.",
+    409: "Conflict: the session is busy or closed, or another host owns it.",
+    410: "The store no longer has this history: start again from the first event.",
     413: "The body is too large.",
     414: "The URL is too long.",
     415: "The body is not JSON.",
-    422: "The request is well-formed, and cannot be done.",
-    429: "Too many are waiting already: try again later.",
+    422: "The request is well-formed but cannot be carried out.",
+    429: "The queue is full, or too many streams are open: try again later.",
     431: "The headers are too large.",
     500: "A bug in Banksman.",
     502: "The agent failed.",
-    503: "The server is shutting down, the store or the machine has no room, or the session's host is silent.",
-    504: "The host that has the session did not answer: whether it was done is not known.",
+    503: "The server is shutting down, the store or the machine has no room, or the session's host does not answer.",
+    504: "The host that owns the session did not answer: whether the request was done is unknown.",
 }
 
 # Prefixes of operation ids. Generated clients have functions of these names, so the prefixes must
@@ -166,8 +166,8 @@ _GROUPS = {
 _TAGS = {
     "sessions": "Conversations with an agent. A session outlives the agent's process and the server.",
     "turns": "Asks and their outcomes. One turn of a session runs at a time.",
-    "questions": "What an agent asks: permissions, and things to be entered.",
-    "events": "The log of sessions: pages, and streams.",
+    "questions": "Questions of agents: permissions and input.",
+    "events": "The event log of sessions, as pages and as streams.",
     "commands": "Programs that run in the background of the server.",
     "hosts": "The hosts that share a store.",
     "server": "The server itself.",
@@ -186,7 +186,7 @@ _KEY = {
     "in": "header",
     "required": False,
     "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
-    "description": "A request that is sent again with the same key is done once.",
+    "description": "Key of the request: requests with the same key are done once.",
 }
 _LAST_EVENT_ID = {
     "name": "Last-Event-ID",
@@ -198,7 +198,7 @@ _LAST_EVENT_ID = {
 # Text without an end. Each `data:` of it, or each line, is JSON.
 _STREAM = {
     "type": "string",
-    "description": "A stream of `StreamItem`: one in each event's `data:`, or one a line in NDJSON.",
+    "description": "A stream of `StreamItem`: one in each event's `data:`, or one per line in NDJSON.",
     "contentMediaType": "application/json",
     "contentSchema": {"$ref": REF.format(name="StreamItem")},
 }
@@ -249,7 +249,7 @@ def _events(components: dict[str, Any]) -> dict[str, Any]:
             "discriminator": {"propertyName": "kind", "mapping": kinds},
         },
         "StreamItem": {
-            "description": "What a stream sends: events of the log, and marks for this one client.",
+            "description": "An item of a stream: an event of the log, or a mark for this client only.",
             "oneOf": [reference(Event), *(reference(mark) for mark in MARKS)],
         },
     }
@@ -310,7 +310,7 @@ def _accept(route: Route) -> dict[str, Any]:
         "in": "header",
         "required": False,
         "schema": {"type": "string", "enum": media_types},
-        "description": f"What is answered. Without it: `{media_types[0]}`.",
+        "description": f"Media type of the response. Default: `{media_types[0]}`.",
     }
 
 
@@ -325,7 +325,7 @@ def _success(route: Route) -> dict[str, Any]:
     if content:
         answer["content"] = content
     # A session that was deleted with `forget` has nothing to show.
-    gone = {"204": {"description": "Success, with nothing to show."}} if route.method == "DELETE" else {}
+    gone = {"204": {"description": "Success, without content."}} if route.method == "DELETE" else {}
     return {str(route.status): answer, **gone}
 
 

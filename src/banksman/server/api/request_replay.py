@@ -70,8 +70,8 @@ class RequestReplay:
         name, wanted = _digest(msgspec.json.encode((place, key))), _digest(msgspec.json.encode(body))
         while (entry := self._entries.get(name)) is not None:
             if entry.body != wanted:
-                hint = "another request needs another key"
-                raise Problem(422, "KeyUsed", "this Idempotency-Key came with another body before", hint=hint)
+                hint = "use a new key for another request"
+                raise Problem(422, "KeyUsed", "this Idempotency-Key was already used with another body", hint=hint)
             if isinstance(entry.answer, asyncio.Future):
                 # That request may fail or be cancelled. Then this one, or another waiter before it,
                 # calls `do`.
@@ -130,8 +130,8 @@ def _encoded(answer: HttpAnswer) -> HttpAnswer:
     try:
         return answer.encoded()
     except UnicodeEncodeError:
-        hint = "it was done; look at it by another way, and rename what has a name that is not UTF-8"
-        problem = Problem(500, "NotText", "the answer has a name that is not UTF-8", hint=hint)
+        hint = "the request was done: do not repeat it, and rename the file or folder whose name is not UTF-8"
+        problem = Problem(500, "NotText", "cannot encode the response: a name in it is not UTF-8", hint=hint)
         return HttpAnswer(problem.body(), problem.status, answer.headers, MEDIA_TYPE)
 
 

@@ -155,9 +155,13 @@ class Endpoint:
         response: Result
         try:
             if route is None:
-                hint = f"this path takes {self._allow}"
+                hint = f"use {self._allow}"
                 raise Problem(
-                    405, "WrongMethod", f"there is no {method} here", hint=hint, headers={"Allow": self._allow}
+                    405,
+                    "WrongMethod",
+                    f"this path does not support {method}",
+                    hint=hint,
+                    headers={"Allow": self._allow},
                 )
             call = await self._taken_apart(route, request)
             handling = _handled(route, call)
@@ -171,7 +175,7 @@ class Endpoint:
         except OSError as exc:
             if exc.errno not in _NO_ROOM:
                 raise
-            response = problem_of(no_room("answer this", exc)).response()
+            response = problem_of(no_room("answering the request", exc)).response()
         if isinstance(response, HttpAnswer) and response.on_unsent is not None and request.state.connection.lost.done():
             # Check as late as possible: the response is written next. A client that disconnects
             # after that may have read it.
@@ -182,7 +186,8 @@ class Endpoint:
     async def _taken_apart(self, route: Route, request: Request) -> RouteCall:
         key = request.headers.get("idempotency-key")
         if key is not None and _KEY.fullmatch(key) is None:
-            raise Problem(400, "BadKey", "this cannot be an Idempotency-Key", hint="1 to 255 visible ASCII characters")
+            hint = "use 1 to 255 visible ASCII characters"
+            raise Problem(400, "BadKey", "invalid Idempotency-Key", hint=hint)
         data = b"" if route.body is None else await self._read(request)
         return RouteCall(
             context=self._context,
@@ -198,11 +203,13 @@ class Endpoint:
     def _body(self, kind: type[B], request: Request, data: bytes) -> B:
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if data and content_type != "application/json":
-            raise Problem(415, "NotJson", "the body must be JSON", hint="Content-Type: application/json")
+            hint = "send `Content-Type: application/json`"
+            raise Problem(415, "NotJson", "the body must be JSON", hint=hint)
         try:
             return msgspec.json.decode(data or b"{}", type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            raise Problem(400, "BadRequest", f"the body is not as it must be: {exc}", hint="see /openapi.json") from exc
+            hint = "see /openapi.json"
+            raise Problem(400, "BadRequest", f"invalid body: {exc}", hint=hint) from exc
         except RecursionError as exc:
             raise Problem(400, "BadRequest", "the body is nested too deeply", hint="see /openapi.json") from exc
 
@@ -211,8 +218,10 @@ class Endpoint:
         is_admitted = getattr(request.state, "is_admitted", True)
         size_max = self._body_bytes_max if is_admitted else min(self._body_bytes_max, STRANGER_BODY_BYTES_MAX)
         seconds_max = BODY_SECONDS_MAX if is_admitted else min(BODY_SECONDS_MAX, STRANGER_BODY_SECONDS_MAX)
-        hint = "send less, or raise body_bytes_max in the settings" if is_admitted else "send a token, or less"
-        too_large = Problem(413, "BodyTooLarge", f"a body has at most {size_max} bytes", hint=hint)
+        hint = "send less, or raise body_bytes_max in the settings"
+        if not is_admitted:
+            hint = "send a token, or a smaller body"
+        too_large = Problem(413, "BodyTooLarge", f"the body is too large: at most {size_max} bytes", hint=hint)
         length = request.headers.get("content-length", "0")
         if length.isdecimal() and int(length) > size_max:
             raise too_large
@@ -226,7 +235,7 @@ class Endpoint:
                         raise too_large
                     pieces.append(piece)
         except TimeoutError as exc:
-            raise Problem(408, "TooSlow", f"a body takes at most {seconds_max:g} s") from exc
+            raise Problem(408, "TooSlow", f"the body arrived too slowly: at most {seconds_max:g} s") from exc
         return b"".join(pieces)
 
 
@@ -237,7 +246,7 @@ async def _handled(route: Route, call: RouteCall) -> Result:
         try:
             await proxy.know(call.path["id"])
         except Unreachable as exc:
-            raise away(f"whether there is a session {call.path['id']!r:.100} is not known here now", exc) from exc
+            raise away(f"cannot look up session {call.path['id']!r:.100}", exc) from exc
     try:
         if route.to_owner is None or proxy is None:
             return await route.handle(call)
@@ -245,7 +254,7 @@ async def _handled(route: Route, call: RouteCall) -> Result:
     except Unanswered as exc:
         if route.method != "GET":
             raise
-        raise away("it cannot be read now", exc) from exc
+        raise away("cannot complete the read", exc) from exc
 
 
 async def _while_there(work: Coroutine[Any, Any, R], request: Request) -> R:
@@ -273,4 +282,4 @@ def _query(kind: type[Q], request: Request) -> Q:
     try:
         return msgspec.convert(dict(request.query_params), kind, strict=False)
     except msgspec.ValidationError as exc:
-        raise Problem(400, "BadRequest", f"the query is not as it must be: {exc}", hint="see /openapi.json") from exc
+        raise Problem(400, "BadRequest", f"invalid query: {exc}", hint="see /openapi.json") from exc

@@ -83,7 +83,7 @@ FRAME_CHARACTERS_MAX = 500
 
 
 async def open_session(call: RouteCall) -> Result:
-    """Open a session with an agent, or open the session of this name again."""
+    """Open a session with an agent, or reopen the session of this name."""
     context: Context = call.context
     if context.proxy is not None and not call.is_forwarded:
         return await session_placement.open_session(context.proxy, call, _open_here)
@@ -210,7 +210,7 @@ async def change(call: RouteCall) -> HttpAnswer:
 
 
 async def close(call: RouteCall) -> HttpAnswer:
-    """Close a session and stop its process; with `forget`, delete its log, too."""
+    """Close a session and stop its process; with `forget`, also delete its log."""
     session = call.context.session(call.path["id"])
     query: messages.DeleteSession = call.query
     if query.forget:
@@ -231,8 +231,8 @@ def _check_not_elsewhere(session: sessions.Session) -> None:
     if status.phase == "elsewhere" and status.owner is not None:
         pid, address = status.owner.pid, status.owner.address
         raise NotOwner(
-            f"the session {session.id} is in the hands of a live host, process {pid}{' at ' * bool(address)}{address}",
-            hint="close it there, or end that process",
+            f"cannot close session {session.id}: a live host owns it, process {pid}{' at ' * bool(address)}{address}",
+            hint="close the session there, or end that process",
             session=session.id,
             pid=pid,
             address=address,
@@ -269,7 +269,7 @@ ROUTES = (
         method="POST",
         path="/v1/sessions",
         handle=open_session,
-        summary="Open a session with an agent, or open the session of this name again.",
+        summary="Open a session with an agent, or reopen the session of this name.",
         body=messages.OpenSession,
         answer=messages.Session,
         status=201,
@@ -308,7 +308,7 @@ ROUTES = (
         path=ID,
         handle=close,
         to_owner=OwnerFallback.ENDS,
-        summary="Close a session; with `forget`, delete its log, too.",
+        summary="Close a session; with `forget`, also delete its log.",
         query=messages.DeleteSession,
         answer=messages.Session,
         problems=(409,),

@@ -157,7 +157,7 @@ class _Queue:
             return True
         if not self._was_full:
             told = (self._count, len(self._strangers))
-            log.warning("there is no room for more connections (open=%d, unauthenticated=%d)", *told)
+            log.warning("connection limit reached (open=%d, unauthenticated=%d)", *told)
         self._was_full = True
         return bool(self._strangers) and self._close_stranger()
 
@@ -193,7 +193,7 @@ class _Queue:
         try:
             await self._loop.connect_accepted_socket(lambda: connection, peer)
         except OSError as exc:
-            log.warning("connection lost while it was accepted: %s", exc)
+            log.warning("connection lost during accept: %s", exc)
             peer.close()
             self._on_lost(connection)
             return

@@ -126,7 +126,7 @@ class PageTokens:
 
     def revoke(self, given: str) -> None:
         """Refuse this page token from now on, and also after a restart."""
-        assert self.is_valid(given), "only a page token that was let in can be logged out"
+        assert self.is_valid(given), "only a valid page token can be revoked"
         id, expires, _mac = given.removeprefix("bmp_").split(".")
         self._known_revoked().add(id)
         if self._path is None:
@@ -153,7 +153,11 @@ class PageTokens:
         except FileNotFoundError:
             pass
         except OSError as exc:
-            log.warning("cannot read which page tokens were logged out: %s (path=%s)", exc.strerror, self._path)
+            log.warning(
+                "cannot read the revoked page tokens: %s (path=%s)",
+                exc.strerror,
+                self._path,
+            )
         return self._revoked
 
 
@@ -241,7 +245,10 @@ class AuthMiddleware:
         # A proxy may terminate TLS: the page then has an https origin, and the request has not.
         if origins and origins not in ([f"{scope['scheme']}://{host}"], [f"https://{host}"]):
             raise Problem(
-                403, "ForeignOrigin", "a page of another site has sent this", hint="use a program, or our page"
+                403,
+                "ForeignOrigin",
+                "a page of another site sent this request",
+                hint="use the page of this server, or a client program",
             )
         address = (scope.get("client") or ("",))[0]
         given = bearer(headers)
@@ -251,27 +258,33 @@ class AuthMiddleware:
             return f"page {address}"
         if self._is_open(path):
             return f"{_STRANGER}{address}"
-        hint = "send `Authorization: Bearer TOKEN`; it is in the file banksman/token of the state folder of its user"
-        raise Problem(401, "NotLetIn", "there is no token, or not the right one", hint=hint, headers=_CHALLENGE)
+        hint = (
+            "send `Authorization: Bearer TOKEN`; the token is in the file banksman/token of the state folder"
+            " of the server's user"
+        )
+        raise Problem(401, "NotLetIn", "the token is missing or wrong", hint=hint, headers=_CHALLENGE)
 
     @staticmethod
     def _admit_local(connection: Connection, headers: Headers) -> str:
         if not sockets.is_ours(connection.uid):
-            hint = "ask by its URL, with the token"
-            raise Problem(403, "NotLetIn", "this socket is for the user of the server alone", hint=hint)
+            hint = "use the URL of the server, with the token"
+            raise Problem(403, "NotLetIn", "only the user of the server may use this socket", hint=hint)
         if connection.standing is PeerIdentity.AGENTS:
-            hint = "run it yourself, in a terminal of your own: an agent must not answer its own questions"
+            hint = "run it in a terminal that no agent has started: an agent must not answer its own questions"
             raise Problem(
                 403, "AgentNotLetIn", "this process belongs to an agent, or to a command of this server", hint=hint
             )
         if connection.standing is PeerIdentity.UNCLEAR:
-            hint = "ask by its URL, with the token"
+            hint = "use the URL of the server, with the token"
             raise Problem(
-                403, "NotLetIn", "cannot tell which process this is: it is gone, or in another container", hint=hint
+                403,
+                "NotLetIn",
+                "cannot identify the client process: it is gone, or in another container",
+                hint=hint,
             )
         if any(name in headers for name in _NOT_LOCAL):
-            hint = "a proxy is put before the server's URL, with the token"
-            raise Problem(403, "ForeignOrigin", "neither browsers nor proxies come in by this socket", hint=hint)
+            hint = "put the proxy in front of the server's URL, with the token"
+            raise Problem(403, "ForeignOrigin", "this socket accepts neither browsers nor proxies", hint=hint)
         return f"user {connection.uid}"
 
     def _check_host(self, headers: Headers) -> str:
@@ -280,7 +293,7 @@ class AuthMiddleware:
         match = _HOST.fullmatch(host)
         if match is None or plain(match[1]) not in self._names:
             hint = "use 127.0.0.1 or localhost, or name the proxy's host in the settings (hosts = […])"
-            raise Problem(403, "ForeignHost", "this server is not known by that name", hint=hint)
+            raise Problem(403, "ForeignHost", "the Host header does not name this server", hint=hint)
         return host
 
     def knows(self, token: str) -> bool:

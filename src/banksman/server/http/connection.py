@@ -107,8 +107,8 @@ class AwaitedInput(enum.Enum):
     """The input that the client owes while no request runs."""
 
     HEAD = "the head of a request"
-    REST = "the end of a body whose answer it has"
-    NEXT = "another request, or that it goes"
+    REST = "the rest of a body that is already answered"
+    NEXT = "another request, or a disconnect"
 
 
 class Connection(HttpToolsProtocol):
@@ -201,7 +201,7 @@ class Connection(HttpToolsProtocol):
                 None if awaited is None else self.loop.call_later(self._seconds(awaited), self._on_late, awaited)
             )
         is_running = self._running is not None and not self._running.response_complete
-        assert (self._timer is None) == is_running, "a connection that nobody ends"
+        assert (self._timer is None) == is_running, "a timer runs exactly while no request runs"
 
     def _what_is_awaited(self) -> AwaitedInput | None:
         """Return the input that is awaited; None while a request runs.
@@ -226,12 +226,14 @@ class Connection(HttpToolsProtocol):
         assert awaited is self._awaited
         # Browsers open connections in advance. A client that sent nothing gets no response.
         if awaited is AwaitedInput.HEAD and self._has_said_something and not self.transport.is_closing():
-            self._refuse(Problem(408, "TooSlow", f"the head of a request takes at most {HEAD_SECONDS_MAX:g} s"))
+            self._refuse(
+                Problem(408, "TooSlow", f"the request head arrived too slowly: at most {HEAD_SECONDS_MAX:g} s"),
+            )
         else:
             self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        assert self._running is None or self._running.response_complete, "two answers at once"
+        assert self._running is None or self._running.response_complete, "two responses at once"
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
@@ -260,7 +262,7 @@ class Connection(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
         if len(self.url) > URL_BYTES_MAX:
-            raise self._remember(Problem(414, "UrlTooLong", f"a URL has at most {URL_BYTES_MAX} bytes"))
+            raise self._remember(Problem(414, "UrlTooLong", f"the URL is too long: at most {URL_BYTES_MAX} bytes"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._fields_bytes += len(name) + len(value)
@@ -369,7 +371,7 @@ class Connection(HttpToolsProtocol):
 
 
 def _too_large() -> Problem:
-    return Problem(431, "HeadersTooLarge", f"the head of a request has at most {HEAD_BYTES_MAX} bytes")
+    return Problem(431, "HeadersTooLarge", f"the request head is too large: at most {HEAD_BYTES_MAX} bytes")
 
 
 def config_for(app: Any) -> Config:

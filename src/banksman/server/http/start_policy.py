@@ -32,7 +32,7 @@ class StartPolicy:
         self._roots = None if settings.roots is None else [os.path.realpath(root) for root in settings.roots]
         for root in self._roots or ():
             if not os.path.isdir(root):
-                log.warning("! roots names %r, and there is no such folder: nothing can be started there", root)
+                log.warning("folder %r in roots does not exist: nothing can be started there", root)
         self._env = frozenset(settings.env)
         self._allowed: list[list[str]] | None = None
         if settings.programs is not None:
@@ -41,7 +41,10 @@ class StartPolicy:
                 program, *words = [entry] if isinstance(entry, str) else entry
                 resolved = _resolve(program)
                 if resolved is None:
-                    log.warning("! programs names %r, and there is no such program: nobody can start it", program)
+                    log.warning(
+                        "program %r in programs not found: clients cannot start it",
+                        program,
+                    )
                 else:
                     self._allowed.append([resolved, *words])
 
@@ -54,7 +57,8 @@ class StartPolicy:
             if resolved == allowed[0] and list(words[1 : len(allowed)]) == allowed[1:]:
                 return [resolved, *words[1:]]
         raise _forbidden(
-            f"this server does not start {words[0]!r:.200}", "programs = […] in its settings says what it does"
+            f"cannot start {words[0]!r:.200}: the settings do not allow this program",
+            "add it to programs = […] in the settings",
         )
 
     def env(self, env: Mapping[str, str] | None) -> Mapping[str, str] | None:
@@ -62,7 +66,10 @@ class StartPolicy:
         if self._allowed is not None:
             for name in env or ():
                 if name not in self._env:
-                    raise _forbidden(f"{name!r:.200} cannot be set here", "env = […] in the settings says what can be")
+                    raise _forbidden(
+                        f"cannot set {name!r:.200}: the settings do not allow this variable",
+                        "add it to env = […] in the settings",
+                    )
         return env
 
     def user(self, user: str | None) -> str | None:
@@ -72,7 +79,7 @@ class StartPolicy:
         another user's program.
         """
         if self._allowed is not None and user is not None:
-            raise _forbidden("nothing is started as another user here", "leave user out")
+            raise _forbidden("cannot start a program as another user: the settings restrict programs", "leave user out")
         return user
 
     def reopen(self, record: Mapping[str, Any]) -> None:
@@ -83,7 +90,10 @@ class StartPolicy:
         # would resolve differently there than in the check above.
         is_certain = os.path.isabs(command[0]) or ("/" not in command[0] and record["inherit_env"])
         if self._allowed is not None and not is_certain:
-            raise _forbidden("the session was opened with a program of its folder", "open it by its name")
+            raise _forbidden(
+                "cannot reopen the session: the path of its program is not absolute",
+                "open the session by its name",
+            )
         self.folder(record["cwd"])
 
     def folder(self, cwd: str | None) -> str | None:
@@ -98,9 +108,12 @@ class StartPolicy:
         try:
             found = os.path.realpath(cwd or ".")
         except (OSError, ValueError) as exc:
-            raise _forbidden("this is no folder", "one that is in the roots") from exc
+            raise _forbidden("invalid folder", "pass a folder inside roots = […] of the settings") from exc
         if not any(found == root or found.startswith(root.rstrip("/") + "/") for root in self._roots):
-            raise _forbidden("nothing is started in that folder", "roots = […] in the settings says where something is")
+            raise _forbidden(
+                "cannot start anything in that folder: it is outside the roots",
+                "pass a folder inside roots = […] of the settings",
+            )
         return found
 
     def servers(self, servers: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -113,9 +126,9 @@ class StartPolicy:
         args: Any = server.get("args") or []
         words: list[Any] = [server["command"], *(cast("list[Any]", args) if isinstance(args, list) else [None])]
         if not all(isinstance(word, str) for word in words):
-            raise _forbidden("this is no MCP server", "a name, a command and its args, all of them text")
+            raise _forbidden("invalid MCP server", "pass a name, a command and its args, all as text")
         if server.get("env"):
-            raise _forbidden("an MCP server cannot be given an environment here", "leave env out")
+            raise _forbidden("cannot set env of an MCP server: the settings restrict programs", "leave env out")
         resolved, *args = self.command(words)
         return {**server, "command": resolved, "args": args}
 
@@ -129,7 +142,8 @@ class StartPolicy:
         try:
             words = usual if command is None else shlex.split(command) if isinstance(command, str) else command
         except ValueError as exc:
-            raise UsageError(f"this is no command: {exc}", hint="a list of words says it exactly") from exc
+            hint = "pass a list of words"
+            raise UsageError(f"cannot parse the command: {exc}", hint=hint) from exc
         return self.command(words)
 
 

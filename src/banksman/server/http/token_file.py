@@ -50,11 +50,14 @@ def load_or_make(path: Path) -> str:
             token = _load(path)
     except OSError as exc:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO):
-            raise MachineError(f"cannot keep the token in {path}: {exc.strerror}", number=exc.errno) from exc
-        hint = "make it yours to read and write, or set token_file to another path"
-        raise UsageError(f"cannot keep the token in {path}: {exc.strerror or exc}", hint=hint, path=str(path)) from exc
+            raise MachineError(f"cannot store the token in {path}: {exc.strerror}", number=exc.errno) from exc
+        hint = "make it readable and writable by this user, or set token_file to another path"
+        raise UsageError(f"cannot store the token in {path}: {exc.strerror or exc}", hint=hint, path=str(path)) from exc
     if token is None:
-        raise UsageError(f"the token {path} is removed as soon as it is made", hint="who does that? take another path")
+        raise UsageError(
+            f"cannot create the token file {path}: another process keeps deleting it",
+            hint="set token_file to another path",
+        )
     return token
 
 
@@ -80,8 +83,8 @@ def make_private_folder(folder: Path) -> None:
     found = os.stat(folder)
     is_writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
     if found.st_uid not in (os.geteuid(), 0) or is_writable:
-        hint = f"chmod 700 {folder}, as its owner; or take a folder of your own"
-        raise UsageError(f"others may change what is in {folder}", hint=hint, path=str(folder))
+        hint = f"run `chmod 700 {folder}` as its owner, or use another folder"
+        raise UsageError(f"cannot use {folder}: other users can replace files in it", hint=hint, path=str(folder))
 
 
 def write_beside(path: Path, data: bytes) -> Path:
@@ -146,21 +149,33 @@ def _load(path: Path) -> str | None:
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise _refusal(path, "is no regular file", "remove it, or set token_file to another path")
+            raise _refusal(path, "is not a regular file", "remove it, or set token_file to another path")
         if found.st_uid != os.geteuid():
-            raise _refusal(path, f"belongs to the user {found.st_uid}", "remove it as that user, or take another path")
+            raise _refusal(
+                path,
+                f"belongs to user {found.st_uid}",
+                "remove it as that user, or set token_file to another path",
+            )
         if found.st_mode & 0o077:
-            raise _refusal(path, "may be read by others", "remove it, and a new one is made; who read it has it")
+            raise _refusal(
+                path,
+                "is readable by other users",
+                "remove it to get a new token; the old one may have leaked",
+            )
         data = os.read(fd, FILE_BYTES_MAX + 1)
     finally:
         os.close(fd)
     if len(data) > FILE_BYTES_MAX:
-        raise _refusal(path, f"is longer than {FILE_BYTES_MAX} bytes", "remove it, and a new one is made")
+        raise _refusal(path, f"is longer than {FILE_BYTES_MAX} bytes", "remove it to get a new token")
     token = data.strip(b" \t\r\n")
     if not token:
-        raise _refusal(path, "is empty", "remove it, and a new one is made")
+        raise _refusal(path, "is empty", "remove it to get a new token")
     if not all(0x21 <= byte <= 0x7E for byte in token):
-        raise _refusal(path, "holds what cannot be in a header", "visible ASCII without blanks, or remove it")
+        raise _refusal(
+            path,
+            "contains characters that a header cannot hold",
+            "use visible ASCII without spaces, or remove it",
+        )
     return token.decode()
 
 

@@ -47,7 +47,7 @@ def announce(folder: Path, url: str, socket_path: Path | None = None) -> None:
     """
     if (other := _living(Path(os.path.abspath(folder)) / NAME)) is not None:
         log.warning(
-            "! clients of this user find the server at %s; for this one they need --url %s and BANKSMAN_TOKEN",
+            "another server of this user is announced at %s; clients of this one need --url %s and BANKSMAN_TOKEN",
             other,
             url,
         )
@@ -85,7 +85,7 @@ def withdraw(folder: Path) -> None:
     except FileNotFoundError:
         pass
     except OSError as exc:
-        log.warning("! %s could not be removed: %s", path, exc)
+        log.warning("cannot remove %s: %s", path, exc)
 
 
 def _living(path: Path) -> str | None:

@@ -47,9 +47,9 @@ _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "ta
 def configure(format: str, level: str, secrets: Sequence[str] = ()) -> None:  # noqa: A002
     """Send all log records of this process to stderr only. May be called again."""
     if format not in FORMATS:
-        raise UsageError(f"there is no log format {format!r:.60}", hint=" or ".join(FORMATS))
+        raise UsageError(f"unknown log format {format!r:.60}", hint=f"use {' or '.join(FORMATS)}")
     if level not in LEVELS:
-        raise UsageError(f"there is no log level {level!r:.60}", hint=", ".join(LEVELS))
+        raise UsageError(f"unknown log level {level!r:.60}", hint=f"use {', '.join(LEVELS)}")
     root = logging.getLogger()
     for handler in list(root.handlers):
         root.removeHandler(handler)
@@ -210,7 +210,7 @@ class StderrHandler(logging.Handler):
                 return
             if self._lost:
                 lost, self._lost = self._lost, 0
-                message = f"! {lost} log lines were lost: there were too many at once, or stderr was not read"
+                message = f"{lost} log lines lost: too many at once, or stderr is not read"
                 told = {"name": "banksman", "levelname": "WARNING", "msg": message}
                 data = self.form.line(logging.makeLogRecord(told)).encode() + data
             self._put_bytes += len(data)

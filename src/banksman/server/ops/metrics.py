@@ -62,7 +62,11 @@ class _Collector(Collector):
 
 
 def _build() -> Metric:
-    family = GaugeMetricFamily("banksman_build_info", "Always 1: what runs here", labels=("version", "python"))
+    family = GaugeMetricFamily(
+        "banksman_build_info",
+        "Always 1; the labels are the versions of Banksman and Python",
+        labels=("version", "python"),
+    )
     family.add_metric((__version__, platform.python_version()), 1)
     return family
 
@@ -81,12 +85,12 @@ def _sessions(stats: HostStats) -> Iterator[Metric]:
     yield GaugeMetricFamily("banksman_questions", "Questions of agents that wait for an answer", value=stats.questions)
     yield GaugeMetricFamily(
         "banksman_waiting_for_place",
-        "Sessions that are to start a process and have no place for it",
+        "Sessions that wait for a free place in the process pool",
         value=stats.waiting_for_place,
     )
     yield _gauges(
         "banksman_clock_seconds_left",
-        "Of the running watchdogs of a name, the least that one has left",
+        "Seconds left of the running watchdog closest to its end, by name",
         "clock",
         stats.clocks,
     )
@@ -108,14 +112,16 @@ def _traffic(stats: HostStats) -> Iterator[Metric]:
             {way: counted.get(f"{name}_{way}", 0) for way in ways},
         )
     yield CounterMetricFamily(
-        "banksman_noise_lines", "Lines of agents that were no frames", value=counted.get("noise", 0)
+        "banksman_noise_lines",
+        "Lines from agents that are not frames",
+        value=counted.get("noise", 0),
     )
     yield CounterMetricFamily(
         "banksman_spilled_frames", "Frames that were too large to keep", value=counted.get("spilled", 0)
     )
     yield _counters(
         "banksman_dropped_bytes",
-        "Bytes that are lost: of frames that were too large, of commands' output beyond its bounds",
+        "Dropped bytes: of frames that were too large, and of command output beyond its limit",
         "what",
         {"frames": counted.get("dropped", 0), "output": stats.output_dropped},
     )
@@ -128,12 +134,10 @@ def _store(stats: HostStats) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "banksman_store_bytes", "Bytes of events and snapshots that were appended", value=written.get("bytes", 0)
     )
-    yield CounterMetricFamily(
-        "banksman_commit_failures", "Commits that the store did not take", value=written.get("failures", 0)
-    )
+    yield CounterMetricFamily("banksman_commit_failures", "Commits that failed", value=written.get("failures", 0))
     yield SummaryMetricFamily(
         "banksman_commit_seconds",
-        "What commits took",
+        "Duration of commits in seconds",
         count_value=int(written.get("commits", 0)),
         sum_value=written.get("commit_seconds", 0.0),
     )
@@ -144,21 +148,29 @@ def _streams(counts: StreamCounts) -> Iterator[Metric]:
     yield CounterMetricFamily("banksman_stream_events", "Events that were written to streams", value=counts.events)
     yield CounterMetricFamily("banksman_stream_bytes", "Bytes that were written to streams", value=counts.bytes)
     yield CounterMetricFamily(
-        "banksman_streams_cut", "Streams that were cut off because nobody took their bytes", value=counts.cut
+        "banksman_streams_cut",
+        "Streams that were closed because their client did not read them",
+        value=counts.cut,
     )
     yield CounterMetricFamily(
-        "banksman_stream_gaps", "Times a follower was told that retention had taken what it wanted", value=counts.gaps
+        "banksman_stream_gaps",
+        "Gaps reported to followers because retention had deleted the events",
+        value=counts.gaps,
     )
 
 
 def _processes(stats: HostStats) -> Iterator[Metric]:
     yield _gauges("banksman_commands", "Commands by state; ended: those that are still kept", "state", stats.commands)
-    yield _counters("banksman_commands_ended", "Commands that ended, by how", "ended", stats.commands_ended)
+    yield _counters("banksman_commands_ended", "Commands that ended, by reason", "ended", stats.commands_ended)
     yield CounterMetricFamily(
-        "banksman_agent_processes", "Processes of agents that were started", value=stats.counters.get("processes", 0)
+        "banksman_agent_processes",
+        "Agent processes that were started",
+        value=stats.counters.get("processes", 0),
     )
     yield CounterMetricFamily(
-        "banksman_swept", "Processes that had to be ended besides a command or an agent", value=stats.swept
+        "banksman_swept",
+        "Leftover processes of commands and agents that were ended",
+        value=stats.swept,
     )
     yield CounterMetricFamily("banksman_survivors", "Processes that could not be ended", value=stats.survivors)
 

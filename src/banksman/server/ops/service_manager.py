@@ -77,7 +77,7 @@ class Notifier:
                 sender.settimeout(SEND_SECONDS_MAX if waits else 0.0)
                 sender.sendto(message, where)
         except (OSError, ValueError) as exc:
-            log.debug("! the service manager was not told %s: %s", lines[0], exc)
+            log.debug("cannot notify the service manager of %s: %s", lines[0], exc)
 
 
 def take(environ: MutableMapping[str, str] | None = None) -> Notifier:
@@ -88,7 +88,7 @@ def take(environ: MutableMapping[str, str] | None = None) -> Notifier:
     )
     if not address.startswith(("/", "@")) or len(address) < 2:
         if address:
-            log.warning("! NOTIFY_SOCKET is no socket that we know how to reach; nobody is told that we are ready")
+            log.warning("NOTIFY_SOCKET is not a supported address: readiness is not reported")
         return Notifier(None)
     return Notifier(address, _watchdog(microseconds, pid))
 
@@ -161,7 +161,7 @@ class OrphanReaper:
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
                 self.reaped += 1
-                log.debug("x an orphan was reaped: pid %s, status %s", pid, status)
+                log.debug("orphan reaped (pid=%s, status=%s)", pid, status)
 
 
 def install(loop: asyncio.AbstractEventLoop) -> OrphanReaper | None:

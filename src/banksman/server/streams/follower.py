@@ -183,7 +183,8 @@ class EventStreams:
         opened. So it is checked again.
         """
         if self.is_revoked(token):
-            raise Problem(401, "NotLetIn", "this token was logged out", hint="log in again")
+            hint = "log in again"
+            raise Problem(401, "NotLetIn", "this page token was revoked by a logout", hint=hint)
         mine = self.by_token.setdefault(token, set())
         mine.add(connection)
         try:

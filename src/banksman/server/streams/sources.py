@@ -251,10 +251,10 @@ class OneSession:
         while not (page := await self._after(place)).events:
             await self._session.wait_past(place.seq)
         before = place.seq if page.gap is None else page.gap[1]
-        assert page.events[0].seq == before + 1, "a page begins right after its place"
+        assert page.events[0].seq == before + 1, "a page begins right after its cursor"
         data, shown, taken = _joined(self._line(event, form) for event in page.events)
         end = page.events[taken - 1]
-        assert end.seq > place.seq, "a page leads on"
+        assert end.seq > place.seq, "a page moves forward"
         gaps = {} if page.gap is None else {self._session.id: page.gap}
         return EncodedPage(data, shown, Cursor(end.epoch, end.seq), gaps)
 
@@ -272,14 +272,15 @@ class OneSession:
             # The event of this place is not kept. The gap for this reader begins after it.
             return store.Page(page.events, (place.seq + 1, page.gap[1]) if page.gap[1] > place.seq else None)
         if not page.events or page.events[0].epoch != place.epoch:
-            raise self._lost(f"the store has no event {place.epoch}.{place.seq} any more")
+            raise self._lost(f"the store no longer has event {place.epoch}.{place.seq}")
         if len(page.events) == 1:
             # The event may fill the whole page. Then the following events are on the next page.
             return await self._session.page(f"{place.epoch}.{place.seq}", limit=self._page_events_max)
         return store.Page(page.events[1:], None)
 
     def _lost(self, message: str) -> HistoryLost:
-        return HistoryLost(message, hint="begin again from the first event", session=self._session.id)
+        hint = "start again from the first event"
+        return HistoryLost(message, hint=hint, session=self._session.id)
 
     def shown(self, place: Cursor) -> str | None:
         if not place.seq:
@@ -333,7 +334,7 @@ class ManySessions:
         gaps = {session: (1, last) for session, last in page.gaps.items()}
         data, shown, taken = _joined(self._line(one, form) for one in page.events)
         position = page.position if taken == len(page.events) else page.events[taken - 1].position
-        assert position != place, "a page leads on"
+        assert position != place, "a page moves forward"
         return EncodedPage(data, shown, position, gaps)
 
     def _line(self, one: store.PositionedEvent, form: StreamForm) -> bytes | None:

@@ -68,7 +68,7 @@ def _type_of(name: str) -> str | None:
 def _with_modules(page: bytes, names: list[str]) -> bytes:
     """Insert a preload link for each module into the page."""
     links = "".join(f'<link rel="modulepreload" href="page/{name}">\n' for name in names if name.endswith(".js"))
-    assert page.count(_MODULES) == 1, "the page says once where its modules are named"
+    assert page.count(_MODULES) == 1, "the page has one marker for its modules"
     return page.replace(_MODULES, links.rstrip("\n").encode())
 
 
@@ -87,7 +87,7 @@ def _route(path: str, name: str, data: bytes) -> Route:
             return Response(status_code=304, headers=headers)
         return Response(data, headers=headers, media_type=media_type)
 
-    return Route(method="GET", path=path, handle=show, summary=f"The page: {name}.", is_open=True)
+    return Route(method="GET", path=path, handle=show, summary=f"File of the web page: {name}.", is_open=True)
 
 
 def _routes() -> Iterator[Route]:

@@ -79,7 +79,7 @@ function setAll(dataset, values) {
  */
 function setOne(element, name, value, onlyAttributes) {
   const plain = name.toLowerCase();
-  if (REFUSED.has(plain) || plain.startsWith("on")) throw new Error(`${name} cannot be set: text and functions can`);
+  if (REFUSED.has(plain) || plain.startsWith("on")) throw new Error(`cannot set ${name}: only text and functions can be set`);
   if (ADDRESSES.has(plain) && value && !HARMLESS.test(String(value).replace(/[\x00-\x20]/g, ""))) value = null;
   if (value === null || value === undefined) {
     element.removeAttribute(name);

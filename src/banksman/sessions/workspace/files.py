@@ -50,7 +50,8 @@ def read(root: Root, path: str, *, line: int = 1, limit: int | None = None) -> s
     try:
         text = data.decode()
     except UnicodeDecodeError as exc:
-        raise UsageError(f"{shown(path)} is not UTF-8 text", hint="a command can read other files") from exc
+        message = f"cannot read {shown(path)}: not UTF-8 text"
+        raise UsageError(message, hint="read it with a command") from exc
     return text if line <= 1 and limit is None else _lines(text, line, limit)
 
 
@@ -89,7 +90,8 @@ def _read(folder: int, name: str, path: str) -> bytes:
     finally:
         os.close(fd)
     if not left:
-        raise UsageError(f"{shown(path)} is larger than {FILE_BYTES_MAX} bytes", hint="a command can read parts of it")
+        message = f"cannot read {shown(path)}: larger than {FILE_BYTES_MAX} bytes"
+        raise UsageError(message, hint="read parts of it with a command")
     return b"".join(pieces)
 
 
@@ -118,9 +120,10 @@ def _check_regular(found: os.stat_result, path: str) -> None:
     if stat.S_ISLNK(found.st_mode):
         raise PathChanged
     if stat.S_ISDIR(found.st_mode):
-        raise UsageError(f"{shown(path)} is a folder", hint="the path of a file")
+        raise UsageError(f"{shown(path)} is a folder", hint="use the path of a file")
     if not stat.S_ISREG(found.st_mode):
-        raise UsageError(f"{shown(path)} is not a regular file", hint="no device, no fifo, no socket")
+        hint = "use a regular file, not a device, FIFO or socket"
+        raise UsageError(f"{shown(path)} is not a regular file", hint=hint)
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -133,7 +136,7 @@ class _New(Struct, frozen=True):
 
     def check_wanted(self) -> None:
         if not self.is_wanted():
-            raise Closed("nobody waits for this write any more; nothing was written")
+            raise Closed("the write was cancelled: nothing was written")
 
 
 def _write(folder: int, name: str, new: _New) -> None:
@@ -205,8 +208,8 @@ def _make_like(fd: int, old: os.stat_result) -> bool:
 
 def _overwrite(fd: int, new: _New) -> None:
     if os.fstat(fd).st_nlink > 1:
-        hint = "its folder takes no new file"
-        raise Refused(f"{shown(new.path)} has another name, and cannot be replaced", hint=hint)
+        hint = "write to another path: a new file cannot replace it in its folder"
+        raise Refused(f"cannot write {shown(new.path)}: it has another hard link", hint=hint)
     new.check_wanted()
     try:
         os.ftruncate(fd, 0)

@@ -40,7 +40,7 @@ def text(params: Mapping[str, Any], name: str) -> str:
     """Return a required text."""
     value = params.get(name)
     if not isinstance(value, str):
-        raise _wrong(name, value, "text")
+        raise _wrong(name, value, "use text")
     return value
 
 
@@ -50,7 +50,7 @@ def number(params: Mapping[str, Any], name: str) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _wrong(name, value, "a whole number, 0 or more")
+        raise _wrong(name, value, "use a whole number, 0 or more")
     return value
 
 
@@ -64,7 +64,7 @@ def variables(params: Mapping[str, Any], name: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for item in _items(params, name):
         if not isinstance(item, Mapping):
-            raise _wrong(name, item, '{"name": …, "value": …}, both text')
+            raise _wrong(name, item, 'use {"name": …, "value": …}, both text')
         pair = cast(Mapping[str, Any], item)
         found[_text(name, pair.get("name"))] = _text(name, pair.get("value"))
     return found
@@ -76,13 +76,13 @@ def _items(params: Mapping[str, Any], name: str) -> Sequence[Any]:
         return ()
     items = cast(Sequence[Any], value) if isinstance(value, list | tuple) else None
     if items is None or len(items) > COUNT_MAX:
-        raise _wrong(name, cast(object, value), f"a list of at most {COUNT_MAX}")
+        raise _wrong(name, cast(object, value), f"use a list of at most {COUNT_MAX}")
     return items
 
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise _wrong(name, value, "text")
+        raise _wrong(name, value, "use text")
     return value
 
 
@@ -132,7 +132,7 @@ class BlockingCalls:
         # under the lock.
         async with self._one_at_a_time:
             if given_up.is_set():
-                raise Closed("nobody waits for this any more; nothing was done")
+                raise Closed("the request was cancelled: nothing was done")
             return await asyncio.to_thread(call, lambda: not given_up.is_set())
 
     def _over(self, task: asyncio.Task[Any]) -> None:
@@ -155,7 +155,8 @@ class BlockingCalls:
         if self._calls:
             _, late = await asyncio.wait(set(self._calls), timeout=ENDING_SECONDS_MAX)
             if late:
-                log.warning("! %d calls to the file system go on after the end of their session", len(late))
+                message = "file system calls still run after the end of their session (calls=%d)"
+                log.warning(message, len(late))
 
 
 def _discard(task: asyncio.Task[T], discard: Callable[[T], None]) -> None:
@@ -220,11 +221,13 @@ class Workspace:
     async def _serve(self, method: str, given: Any, generation: int) -> Result:
         methods = {name: call for name, call in self._methods().items() if name.partition("/")[0] in self.serves}
         if method not in methods:
-            raise UsageError(f"{method[:60]!r} is not served here", hint=f"only {', '.join(methods) or 'nothing'}")
+            hint = f"served methods: {', '.join(methods) or 'none'}"
+            raise UsageError(f"{method[:60]!r} is not served here", hint=hint)
         if self._is_over:
-            raise Closed("the session's process is gone, and so is what it worked in")
+            raise Closed("the session's process has ended, and its workspace is closed")
         if not isinstance(given, Mapping):
-            raise UsageError(f"the params of {method} cannot be {type(given).__name__}", hint="an object")
+            message = f"the params of {method} cannot be {type(given).__name__}"
+            raise UsageError(message, hint="use an object")
         return await methods[method](cast(Params, given), generation)
 
     def _methods(self) -> dict[str, Callable[[Params, int], Awaitable[Result]]]:
@@ -254,9 +257,12 @@ class Workspace:
         try:
             data = content.encode()
         except UnicodeEncodeError as exc:
-            raise UsageError("the content holds half a character", hint="text that can be encoded") from exc
+            message = f"cannot write {safe_paths.shown(path)}: the content has a lone surrogate"
+            raise UsageError(message, hint="use text that can be encoded as UTF-8") from exc
         if len(data) > files.FILE_BYTES_MAX:
-            raise UsageError(f"the content is larger than {files.FILE_BYTES_MAX} bytes", hint="less of it")
+            reason = f"the content is larger than {files.FILE_BYTES_MAX} bytes"
+            message = f"cannot write {safe_paths.shown(path)}: {reason}"
+            raise UsageError(message, hint="write less")
         await self._blocking.run(lambda is_wanted: files.write(root, path, data, is_wanted))
         return {}
 
@@ -267,7 +273,7 @@ class Workspace:
         folder = root.path if cwd is None else safe_paths.check(root, cwd)
         command = text(given, "command")
         if len(command) > COMMAND_CHARS_MAX:
-            hint = f"at most {COMMAND_CHARS_MAX} characters; a longer script can be written to a file"
+            hint = f"use at most {COMMAND_CHARS_MAX} characters, or write the script to a file"
             raise UsageError("the command is too long", hint=hint)
         order = TerminalOrder(
             command=command,

@@ -66,7 +66,7 @@ class Folder:
         """Return a new file descriptor of the folder, which the caller must close."""
         with self._lock:
             if self.fd < 0:
-                raise Closed("the session's process is gone, and so is what it worked in")
+                raise Closed("the session's process has ended, and its workspace is closed")
             return os.dup(self.fd)
 
     def close(self) -> None:
@@ -111,15 +111,18 @@ def open_root(path: str) -> Root:
 def check(root: Root, path: object) -> str:
     """Return the agent's path if it is an absolute and valid path, or raise `UsageError`."""
     if not isinstance(path, str) or not path:
-        raise UsageError(f"a path cannot be {path!r:.60}", hint="text, and an absolute path")
+        raise UsageError(f"a path cannot be {path!r:.60}", hint="use an absolute path")
     try:
         encoded = os.fsencode(path)
     except UnicodeEncodeError as exc:
-        raise UsageError(f"no path can be {shown(path)}", hint="text that can be encoded") from exc
+        hint = "use text that can be encoded"
+        raise UsageError(f"a path cannot be {shown(path)}", hint=hint) from exc
     if b"\0" in encoded or len(encoded) > PATH_BYTES_MAX:
-        raise UsageError(f"no path can be {shown(path)}", hint=f"at most {PATH_BYTES_MAX} bytes, and none of them NUL")
+        hint = f"use at most {PATH_BYTES_MAX} bytes without NUL"
+        raise UsageError(f"a path cannot be {shown(path)}", hint=hint)
     if not path.startswith("/"):
-        raise UsageError(f"the path {shown(path)} is not absolute", hint=f"it begins with {root.path}")
+        hint = f"use a path that begins with {root.path}"
+        raise UsageError(f"the path {shown(path)} is not absolute", hint=hint)
     return path
 
 
@@ -131,7 +134,8 @@ def at(root: Root, path: str, act: Callable[[int, str], Result], *, creates: boo
     create missing folders.
     """
     if path.endswith("/"):
-        raise UsageError(f"{shown(path)} is the path of a folder", hint="a file's path ends with its name")
+        hint = "end the path with the name of a file"
+        raise UsageError(f"{shown(path)} is the path of a folder", hint=hint)
     for _ in range(ATTEMPTS_MAX):
         walk = _Walk(root, path, creates=creates)
         try:
@@ -192,7 +196,7 @@ class _Walk:
             if target is None:
                 return name
             self._follow(target)
-        raise UsageError(f"{shown(self._path)} is a folder", hint="the path of a file")
+        raise UsageError(f"{shown(self._path)} is a folder", hint="use the path of a file")
 
     def to_folder(self) -> None:
         while self._ahead:
@@ -217,7 +221,8 @@ class _Walk:
             os.close(self._folders.pop())
             return
         if len(self._folders) >= FOLDERS_MAX:
-            raise UsageError(f"{shown(self._path)} is too deep", hint=f"at most {FOLDERS_MAX} folders")
+            hint = f"use at most {FOLDERS_MAX} folders"
+            raise UsageError(f"{shown(self._path)} is too deep", hint=hint)
         try:
             self._folders.append(os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=self.here))
             self._attempts = 0
@@ -269,16 +274,16 @@ class _Walk:
     def _follow(self, target: str) -> None:
         self._links += 1
         if self._links > LINKS_MAX:
-            raise UsageError(f"{shown(self._path)} goes through more than {LINKS_MAX} links", hint="do they go round?")
+            message = f"{shown(self._path)} goes through more than {LINKS_MAX} links"
+            raise UsageError(message, hint="check the links for a loop")
         if target.startswith("/"):
             self._go_to(target)
         else:
             self._ahead += reversed(_names(target))
 
     def _outside(self) -> BanksmanError:
-        return Refused(
-            f"{shown(self._path)} is not inside the session's folder", hint=f"only what is below {self._root.path}"
-        )
+        message = f"{shown(self._path)} is not inside the session's folder"
+        return Refused(message, hint=f"use a path below {self._root.path}")
 
 
 def refusal(verb: str, path: str, exc: OSError) -> BanksmanError:
@@ -300,4 +305,5 @@ def _names(path: str) -> list[str]:
 
 
 def _restless(path: str) -> BanksmanError:
-    return Refused(f"{shown(path)} changes while it is looked at", hint="try again when nobody else works there")
+    hint = "try again when no other process changes it"
+    return Refused(f"cannot open {shown(path)}: it keeps changing", hint=hint)

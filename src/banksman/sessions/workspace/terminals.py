@@ -228,14 +228,16 @@ class Terminals:
     def _find(self, id: str) -> Terminal:
         terminal = self._terminals.get(id)
         if terminal is None:
-            raise NotFound(f"there is no terminal {id[:60]!r}", hint="it was released, or ended long ago, or never was")
+            hint = "it was released, ended long ago, or never existed"
+            raise NotFound(f"there is no terminal {id[:60]!r}", hint=hint)
         return terminal
 
     def _make_room(self) -> None:
         self._commands = [(at, command) for at, command in self._commands if not command.is_over]
         if len(self._commands) >= TERMINALS_MAX:
             hint = "kill or release some, and wait until they have ended"
-            raise Refused(f"{TERMINALS_MAX} terminals are running already", hint=hint)
+            message = f"cannot start another terminal: {TERMINALS_MAX} are running"
+            raise Refused(message, hint=hint)
         if len(self._terminals) >= TERMINALS_MAX:
             # An agent that never releases a terminal must not run out of them. Fewer than
             # `TERMINALS_MAX` commands run, so at least one of these terminals has ended.
@@ -329,7 +331,7 @@ async def _stop(command: Command) -> None:
         finished = await command.stop()
         if finished.survivors:
             left = ", ".join(f"{survivor.pid} ({survivor.why})" for survivor in finished.survivors)
-            log.warning("! a terminal's command is over, and these are left of it: %s", left)
+            log.warning("terminal command ended, but some of its processes survived: %s", left)
 
 
 def _seen_from(held: bytes, launch: Launch) -> bytes:

@@ -149,8 +149,8 @@ class GroupedAppends:
                 append.error = error
             return
         error = NotOwner(
-            "the session is not where its writer believes",
-            hint="claim it anew",
+            f"cannot append to session {first.session}: its last seq is not {first.expected_seq}",
+            hint="claim the session again",
             session=first.session,
             expected_seq=first.expected_seq,
         )
@@ -163,14 +163,16 @@ def no_owner(work: WriterContext, session: str, epoch: int) -> NotOwner | None:
     """Explain why this host does not own the session under this epoch; None if it does."""
     row = work.row("SELECT epoch, owner FROM sessions WHERE id = ?", session)
     current, owner = row or (0, None)
+    hint = "claim the session again"
     if current != epoch:
-        return NotOwner(
-            "another writer has the session", hint="claim it anew", session=session, epoch=epoch, current=current
-        )
+        message = f"cannot write session {session}: another writer owns it"
+        return NotOwner(message, hint=hint, session=session, epoch=epoch, current=current)
     if owner is None:
-        return NotOwner("the session was released", hint="claim it anew", session=session, epoch=epoch)
+        message = f"cannot write session {session}: it was released"
+        return NotOwner(message, hint=hint, session=session, epoch=epoch)
     if owner != work.host:
-        return NotOwner("another host has the session", hint="claim it anew", session=session, epoch=epoch)
+        message = f"cannot write session {session}: another host owns it"
+        return NotOwner(message, hint=hint, session=session, epoch=epoch)
     return None
 
 

@@ -151,7 +151,7 @@ class HostLocks:
             if is_taken:
                 raise StoreError(
                     f"another host holds the id {host_id} in {self._path}",
-                    hint="was a copy of the store put in its place while a host had it open? Close that host",
+                    hint="close that host; a copy may have replaced the store that it had open",
                     host=host_id,
                 )
             shared.held.add(host_id)
@@ -163,7 +163,7 @@ class HostLocks:
         The module docstring explains the second check.
         """
         assert host_id > 0, f"not an id of a host: {host_id}"
-        with _lock, self._translated("ask for a lock of"):
+        with _lock, self._translated("query a lock of"):
             shared = self._usable()
             if host_id in shared.held or is_locked(shared.fd, host_id):
                 return True
@@ -184,7 +184,7 @@ class HostLocks:
 
         Hosts that start later use another file and do not see the locks in this one.
         """
-        with _lock, self._translated("look at"):
+        with _lock, self._translated("check"):
             self._usable()
             self._check_file()
 
@@ -211,15 +211,16 @@ class HostLocks:
                 self._release(host_id)
             shared.users -= 1
             if shared.users == 0:
-                assert not shared.held, f"nobody is left to hold {shared.held}"
+                assert not shared.held, f"closed while it holds {shared.held}"
                 del _files[self._key]
                 shared.close()
 
     def _usable(self) -> _Shared:
         assert _lock.locked()
         if self._is_closed or self._shared.is_inherited:
-            why = "is closed" if self._is_closed else "was opened before a fork, and is its parent's"
-            raise StoreError(f"{self._path} {why}", hint="open the store in this process")
+            why = "is closed" if self._is_closed else "was opened by the parent, before a fork"
+            message = f"cannot use {self._path}: it {why}"
+            raise StoreError(message, hint="open the store in this process")
         return self._shared
 
     def _is_held_here(self, host_id: int, process: HostProcess) -> bool:

@@ -36,9 +36,11 @@ def rename(work: WriterContext, session: str, name: str | None, expected: str | 
     """Change the session's name if the current one is `expected`, see `Log.rename`."""
     row = work.row("SELECT name FROM sessions WHERE id = ?", session)
     if row is None:
-        raise UsageError("there is no such session", session=session)
+        message = f"cannot rename session {session}: there is no such session"
+        raise UsageError(message, session=session)
     if row[0] != expected:
-        raise UsageError("the session has another name by now", session=session, name=row[0], expected=expected)
+        message = f"cannot rename session {session}: its name has changed meanwhile"
+        raise UsageError(message, session=session, name=row[0], expected=expected)
     check_name(work, name, session)
     work.execute("UPDATE sessions SET name = ? WHERE id = ?", (name, session))
 
@@ -166,7 +168,8 @@ def restore(  # noqa: PLR0917
 ) -> None:
     """Create a session from the attached spool."""
     if work.row("SELECT 1 FROM sessions WHERE id = ?", session) is not None:
-        raise UsageError("there is such a session already", hint="delete it, or take another id", session=session)
+        message = f"cannot restore session {session}: it exists already"
+        raise UsageError(message, hint="delete it, or use another id", session=session)
     check_name(work, name, session)
     deleted_sessions.clear(work, session)
     work.execute(

@@ -91,10 +91,12 @@ def checked_path(path: object) -> str:
     try:
         name = os.fspath(cast("os.PathLike[Any]", path))
     except TypeError as exc:
-        raise UsageError("the store needs a path", hint="a str or a PathLike", path=path) from exc
+        message = "cannot open the store: it needs a path"
+        raise UsageError(message, hint="pass a str or a PathLike", path=path) from exc
     # SQLite gives an empty name and ":memory:" a special meaning, so neither is a path.
     if not isinstance(name, str) or name in ("", ":memory:") or "\0" in name:
-        raise UsageError("the store needs the path of a file", hint="for one in memory use MemoryLog", path=path)
+        message = "cannot open the store: it needs the path of a file"
+        raise UsageError(message, hint="use MemoryLog for a store in memory", path=path)
     return os.path.realpath(name)
 
 
@@ -191,11 +193,15 @@ class StoreOpening:
         """
         found = os.stat(self.path)
         if not stat.S_ISREG(found.st_mode):
-            raise StoreError(f"the store {self.path} is no regular file", hint="take another path", path=self.path)
+            message = f"cannot open the store {self.path}: it is not a regular file"
+            raise StoreError(message, hint="use another path", path=self.path)
         if not found.st_size and found.st_uid == os.geteuid():
             os.chmod(self.path, 0o600)
         elif found.st_mode & 0o077:
-            log.warning("! the store %s may be read by others: chmod 600, also those beside it", self.path)
+            log.warning(
+                "store may be read by others: chmod 600 it and the files beside it (store=%s)",
+                self.path,
+            )
 
     def _look(self) -> None:
         """Determine the access rights. A store that this user cannot write can still be read."""

@@ -137,7 +137,7 @@ class WriterContext:
             try:
                 self._hosts.close()
             except StoreError as exc:
-                log.warning("! store=%s could not let go of its locks: %s", self._path, exc)
+                log.warning("release of the host lock failed: %s (store=%s)", exc, self._path)
 
     def _lazy_hosts(self) -> HostLocks:
         if self._hosts is None:
@@ -354,4 +354,5 @@ class WriterFailures:
 
 def behind(session: str, epoch: int) -> NotOwner:
     """Build the error for a call that follows a failed one."""
-    return NotOwner("what was called before this was refused", session=session, epoch=epoch)
+    message = f"cannot write session {session}: an earlier call was refused"
+    return NotOwner(message, session=session, epoch=epoch)

@@ -58,7 +58,8 @@ def _claimed_epoch(work: WriterContext, session: str, name: str | None, agent: s
     row = work.row("SELECT epoch, owner FROM sessions WHERE id = ?", session)
     if row is None:
         if not agent:
-            raise UsageError("there is no such session", hint="was it deleted?", session=session)
+            message = f"cannot claim session {session}: there is no such session"
+            raise UsageError(message, hint="check whether it was deleted", session=session)
         check_name(work, name, session)
         deleted_sessions.clear(work, session)
         # A session of the same id may have been deleted, and its writer may still append. The new
@@ -115,7 +116,7 @@ class ReleaseOperation(Operation):
 
     def _settled(self) -> None:
         if self.error is not None:
-            log.warning("! session=%s could not be released yet: %s", self._session, self.error)
+            log.warning("session release failed: %s, retrying (session=%s)", self.error, self._session)
 
 
 def lease(work: WriterContext, session: str, epoch: int, name: str | None) -> None:
@@ -126,9 +127,8 @@ def lease(work: WriterContext, session: str, epoch: int, name: str | None) -> No
         if row is not None:
             holder, owner = row
             if owner is not None and (owner == work.host or work.is_alive(owner)):
-                raise NotOwner(
-                    f"{name} is in the hands of session {holder}", hint="close that one first", session=holder
-                )
+                message = f"cannot lease {name}: session {holder} holds it"
+                raise NotOwner(message, hint="close that session first", session=holder)
             # The holder has no live owner, so its lease is void.
             work.execute("UPDATE sessions SET lease = NULL WHERE id = ?", (holder,))
     work.execute("UPDATE sessions SET lease = ? WHERE id = ?", (name, session))
@@ -138,7 +138,8 @@ def check_name(work: WriterContext, name: str | None, session: str) -> None:
     """Raise `NameTaken` if another session has the name."""
     row = None if name is None else work.row("SELECT id FROM sessions WHERE name = ? AND id != ?", name, session)
     if row is not None:
-        raise NameTaken(f"another session has the name {name}", hint="take another name", session=row[0])
+        message = f"another session has the name {name}"
+        raise NameTaken(message, hint="use another name", session=row[0])
 
 
 def check_free(work: WriterContext, session: str, owner: int | None) -> None:
@@ -148,7 +149,7 @@ def check_free(work: WriterContext, session: str, owner: int | None) -> None:
     pid, address = work.row("SELECT pid, address FROM hosts WHERE id = ?", owner) or (0, "")
     where = f" at {address}" if address else ""
     raise NotOwner(
-        f"the session {session} is in the hands of a live host, process {pid}{where}",
+        f"session {session} is owned by a live host, process {pid}{where}",
         hint="close it there, or end that process",
         session=session,
         pid=pid,

@@ -70,7 +70,7 @@ def unpacked(  # noqa: PLR0917  The columns of a row, in their order.
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise _damaged(session, first, last, str(exc)) from exc
     if len(entries) != last - first + 1:
-        raise _damaged(session, first, last, f"there are {len(entries)} of them")
+        raise _damaged(session, first, last, f"their chunk has {len(entries)} events")
     return entries
 
 

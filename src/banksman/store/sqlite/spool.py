@@ -118,7 +118,8 @@ class Spool:
                 except sqlite3.Error as exc:
                     # The result of the restore does not depend on this. The transaction was
                     # committed or rolled back.
-                    log.warning("! store=%s could not let go of %s: %s", self._store, self._path, exc)
+                    message = "detach of a spool file failed: %s (store=%s, spool=%s)"
+                    log.warning(message, exc, self._store, self._path)
         finally:
             self.discard()
 

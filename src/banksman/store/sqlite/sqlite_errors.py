@@ -19,15 +19,13 @@ from banksman.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, Stor
 # must fit, and some file systems reserve a few blocks.
 FREE_BYTES_MIN = 64 << 10
 
-FREE_SPACE = (
-    "free space on that disk, or raise the quota; what was not acknowledged is not there, and can be tried again"
-)
-ALLOW_WRITING = "whoever runs this must let this user write the file, its folder, and the files beside it"
-LET_GO = "another program has the file open and locked: a backup tool, a database browser? Close it, then try again"
-RESTORE = "restore a backup, or move the file aside with those beside it (-wal, -shm) and start anew"
-LOOK_AT_DISK = "look at the disk and the kernel's log; is it on a network file system? Put it on a local one"
-MOVED = "the file was moved or removed while it was open: put it back, or close every host that has it open"
-MAKE_FOLDER = "is the folder there, and is the path a file?"
+FREE_SPACE = "free space on that disk, or raise the quota; then retry unacknowledged writes"
+ALLOW_WRITING = "allow this user to write the file, its folder, and the files beside it"
+LET_GO = "close the program that locks the file (a backup tool, a database browser), then try again"
+RESTORE = "restore a backup, or move the file, -wal and -shm away to begin with an empty store"
+LOOK_AT_DISK = "check the disk and the kernel's log; move the store off any network file system"
+MOVED = "put the file back, or close all hosts that use it; it was moved while it was open"
+MAKE_FOLDER = "check that the folder exists and that the path is a file"
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -77,7 +75,8 @@ def translate(exc: sqlite3.Error | OSError, path: str, doing: str) -> StoreError
                 return StoreFull(what, hint=FREE_SPACE, **ids)
             return StoreError(what, hint=LOOK_AT_DISK, **ids)
         case sqlite3.SQLITE_NOLFS:
-            return StoreFull(what, hint="the file has reached the largest size that its file system allows", **ids)
+            hint = "move the store to a file system that allows larger files"
+            return StoreFull(what, hint=hint, **ids)
         case _:
             return StoreError(what, **ids)
 
@@ -95,7 +94,7 @@ def _of_system(exc: OSError, path: str, doing: str) -> StoreError:
     if number in {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}:
         return StoreError(what, hint=MAKE_FOLDER, **ids)
     if number in {errno.EMFILE, errno.ENFILE}:
-        return StoreError(what, hint="too many open files: close some, or raise the limit (ulimit -n)", **ids)
+        return StoreError(what, hint="close some open files, or raise the limit (ulimit -n)", **ids)
     return StoreError(what, hint=LOOK_AT_DISK, **ids)
 
 

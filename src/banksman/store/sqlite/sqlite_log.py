@@ -96,10 +96,12 @@ class SqliteLog:
         seconds_max: float | None = None,
     ) -> None:
         if level not in LEVELS:
-            raise UsageError("there is no such level", hint=f"one of {', '.join(LEVELS)}", level=level)
+            hint = f"pass one of: {', '.join(LEVELS)}"
+            raise UsageError(f"level cannot be {level!r:.60}", hint=hint, level=level)
         for name, bound in (("bytes_max", bytes_max), ("seconds_max", seconds_max)):
             if bound is not None and not bound > 0:
-                raise UsageError("a log must keep something", hint=f"{name} is more than 0", **{name: bound})
+                message = f"{name} cannot be {bound!r}"
+                raise UsageError(message, hint="pass more than 0", **{name: bound})
         self._loop = asyncio.get_running_loop()
         self.path = open_file.checked_path(path)
         self._phase = LogPhase.OPEN
@@ -225,7 +227,8 @@ class SqliteLog:
             history = await asyncio.to_thread(spool.fill, session, chunks)
             self._check_open()
             if snapshot is not None and not snapshot.is_beside(history.first, history.last):
-                raise UsageError("the snapshot is not of these events", session=session, seq=snapshot.seq)
+                message = f"cannot restore session {session}: the snapshot is of other events"
+                raise UsageError(message, session=session, seq=snapshot.seq)
             function = partial(
                 maintenance.restore, session=session, name=name, agent=agent, history=history, snapshot=snapshot
             )
@@ -385,7 +388,8 @@ class SqliteLog:
             if call.error is not None:
                 # The session is deleted, which is what the caller asked for. The next host removes
                 # the remaining data.
-                log.warning("! session=%s what was deleted is not all gone yet: %s", session, call.error)
+                message = "removal of deleted data failed: %s, the next host retries (session=%s)"
+                log.warning(message, call.error, session)
             if not removed.done():
                 removed.set_result(None)
 
@@ -448,7 +452,7 @@ class SqliteLog:
             call.done(error)
         except Exception:
             # This is a bug of one writer. The other writers still need their completions.
-            log.exception("! session=%s the callback of a writer failed", call.session)
+            log.exception("callback of a writer failed (session=%s)", call.session)
 
     # -- closing -----------------------------------------------------------------------------------------------------
     def _check_open(self) -> None:

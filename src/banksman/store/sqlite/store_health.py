@@ -174,7 +174,7 @@ def _damaged(connection: sqlite3.Connection) -> tuple[str, ...] | None:
             _past(connection, session)
         except (StoreError, AssertionError, LookupError, TypeError, ValueError) as exc:
             found.append(
-                exc.args[0] if isinstance(exc, StoreError) else f"session {session} makes no sense: {exc!r:.200}"
+                exc.args[0] if isinstance(exc, StoreError) else f"session {session} cannot be read: {exc!r:.200}"
             )
             if len(found) == FAULTS_MAX:
                 break

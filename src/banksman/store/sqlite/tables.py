@@ -115,11 +115,9 @@ def prepare(connection: sqlite3.Connection, path: str, *, is_writable: bool, bus
     version = version_of(connection, path)
     if not is_writable:
         if version != SCHEMA:
-            raise StoreReadOnly(
-                f"the store {path} must be migrated, and cannot be written" if version else f"{path} is empty",
-                hint=ALLOW_WRITING,
-                path=path,
-            )
+            verb, what = ("migrate", "it") if version else ("create", "the empty file")
+            message = f"cannot {verb} the store {path}: {what} is read-only"
+            raise StoreReadOnly(message, hint=ALLOW_WRITING, path=path)
         return
     _become_wal(connection, busy_seconds)
     if version == SCHEMA and has_turns(connection):
@@ -176,7 +174,7 @@ def version_of(connection: sqlite3.Connection, path: str) -> int:
     if version > SCHEMA:
         raise StoreTooNew(
             f"the store {path} was written by a newer Banksman (schema {version}, this one knows {SCHEMA})",
-            hint="use that one, or another store; nothing was changed",
+            hint="use that Banksman, or another store; nothing was changed",
             path=path,
             schema=version,
         )
@@ -203,8 +201,8 @@ def _become_wal(connection: sqlite3.Connection, busy_seconds: float) -> None:
             if mode == "wal":
                 return
             raise StoreError(
-                f"the store cannot be kept with a write-ahead log, only in the mode {mode}",
-                hint="is it on a network file system? Put it on a local one",
+                f"cannot use a write-ahead log for the store: its journal mode stays {mode}",
+                hint="move the store off any network file system",
             )
         time.sleep(0.005)
 
@@ -215,8 +213,8 @@ def _migrate(connection: sqlite3.Connection, path: str, version: int) -> None:
             MIGRATIONS[step](connection)
         except Exception as exc:
             raise StoreError(
-                f"the store {path} could not be migrated from schema {step} to {step + 1}: {exc}",
-                hint=f"nothing was changed; there is a copy at {backup_path(path, version)} too",
+                f"cannot migrate the store {path} from schema {step} to {step + 1}: {exc}",
+                hint=f"nothing was changed; a copy of the store is at {backup_path(path, version)}",
                 path=path,
                 schema=step,
             ) from exc

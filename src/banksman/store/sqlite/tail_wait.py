@@ -195,7 +195,8 @@ class TailWaiters:
         if is_known and number is None:
             # The session was deleted after the caller's check. No event would wake this waiter,
             # because it has no identity to compare.
-            raise StoreError("the session was deleted", session=session)
+            message = f"cannot wait for events of session {session}: it was deleted"
+            raise StoreError(message, session=session)
         if head > seq:
             return
         # No other code of this thread runs from the lookup until the future is registered, so no
@@ -259,7 +260,7 @@ class TailWaiters:
             try:
                 self._on_newest(self._look.newest_chunk())
             except StoreError as exc:
-                log.warning("! the store could not be looked at: %s", exc)  # The watch retries.
+                log.warning("store lookup failed: %s, retrying", exc)  # The watch retries.
 
     def on_released(self, session: str) -> None:
         """Start to watch a session that other hosts may write now.
@@ -275,7 +276,7 @@ class TailWaiters:
         except StoreError as exc:
             # The release itself must not fail. The impossible change number makes the next poll
             # treat everything as new.
-            log.warning("! the store could not be looked at: %s", exc)
+            log.warning("store lookup failed: %s, retrying", exc)
             self._seen = (-1, 0, 0)
             if self._timer is None:
                 self._timer = self._loop.call_later(WATCH_SECONDS, self._on_time)
@@ -289,7 +290,8 @@ class TailWaiters:
         """
         for future, (_, known) in self._sessions.get(session, _NOBODY).items():
             if known == number and not future.done():
-                future.set_result(StoreError("the session was deleted", session=session))
+                message = f"cannot wait for events of session {session}: it was deleted"
+                future.set_result(StoreError(message, session=session))
 
     def close(self, error: StoreError) -> None:
         """Fail all waiters and stop the watch."""
@@ -321,7 +323,7 @@ class TailWaiters:
             self._look_around()
         except StoreError as exc:
             # The next poll retries. A reader gets the error from its own call.
-            log.warning("! the store could not be looked at: %s", exc)
+            log.warning("store lookup failed: %s, retrying", exc)
         self._timer = self._loop.call_later(WATCH_SECONDS, self._on_time)
 
     def _look_around(self) -> None:

@@ -164,7 +164,7 @@ def check_file(path: str) -> None:
                 path=path,
             )
     except OSError as exc:
-        raise translate(exc, path, "look at") from exc
+        raise translate(exc, path, "check") from exc
 
 
 def check_tail(path: str, *, is_synced: bool = False) -> None:
@@ -184,7 +184,7 @@ def check_tail(path: str, *, is_synced: bool = False) -> None:
         try:
             _check(path, is_synced)
         except OSError as exc:
-            raise translate(exc, path, "look at the write-ahead log of") from exc
+            raise translate(exc, path, "check the write-ahead log of") from exc
 
 
 def _check(path: str, is_synced: bool) -> None:
@@ -228,9 +228,10 @@ def _damaged(path: str, index: _Index, found: _Found | Literal["missing", "anoth
     if index.folded == index.frames:
         hint = f"{before}remove {path}-wal and {path}-shm: the store itself has every commit"
     elif index.begun <= commit or index.begun == 0:
-        hint = f"restore a backup; or, {before}remove {path}-shm to go on without the lost commits"
+        after = f"remove {path}-shm to continue without the lost commits"
+        hint = f"restore a backup; or, {before}{after}"
     else:
-        hint = "restore a backup: the store's file fits together only with the frames that are gone"
+        hint = "restore a backup: the store's file is consistent only with the lost frames"
     return StoreDamaged(
         f"the write-ahead log {path}-wal has lost its end: {index.frames} frames were committed, {whole} are whole",
         hint=hint,

@@ -180,7 +180,7 @@ class StoreThreads:
         try:
             self._opening.presence.check()
         except OSError as exc:
-            raise translate(exc, self._opening.path, "look at") from exc
+            raise translate(exc, self._opening.path, "check") from exc
 
     def counters(self) -> Mapping[str, float]:
         """Return the writer's totals. The writer never changes an object that it has published."""

@@ -210,7 +210,8 @@ class WriterThread:
         work, runs = self._work, self._runs
         try:
             if not self._is_writable:
-                raise StoreReadOnly(f"the store {self._path} may not be written", hint=ALLOW_WRITING, path=self._path)
+                message = f"cannot write to the store {self._path}: it is read-only"
+                raise StoreReadOnly(message, hint=ALLOW_WRITING, path=self._path)
             self._overwrite_deleted()
             # SQLite allows a change of the sync level only between transactions.
             self._sync(self._is_full or any(operation.is_synced for operation in group))
@@ -246,7 +247,7 @@ class WriterThread:
         if not is_of_store(exc):
             # This is a bug in Banksman. It must not end the thread, or every caller would wait
             # forever.
-            log.error("! store=%s the writer failed", self._path, exc_info=exc)
+            log.error("the writer failed: this is a bug (store=%s)", self._path, exc_info=exc)
         if isinstance(exc, (sqlite3.Error, OSError)):
             error = translate(exc, self._path, "write to")
         else:
@@ -259,7 +260,7 @@ class WriterThread:
             if self._work.connection.in_transaction:
                 self._work.execute("ROLLBACK")
         except sqlite3.Error as exc:
-            log.warning("! store=%s could not roll back: %s", self._path, exc)
+            log.warning("rollback failed: %s (store=%s)", exc, self._path)
 
     def _overwrite_deleted(self) -> None:
         """Make SQLite overwrite deleted data with zeros.
@@ -297,7 +298,7 @@ class WriterThread:
             self._tidy_if_due()
         except Exception as exc:
             self._roll_back()
-            log.warning("! store=%s upkeep failed: %r", self._path, exc)
+            log.warning("upkeep failed: %r (store=%s)", exc, self._path)
 
     def _retain(self, sessions: dict[str, None]) -> None:
         now = time.time()
@@ -334,7 +335,8 @@ class WriterThread:
             self._roll_back()
             # The next host tries again. A retry here would run, and log, after every group.
             work.rests.clear()
-            log.warning("! store=%s what was deleted is not all gone yet: %s", self._path, exc)
+            message = "removal of deleted data failed: %s, the next host retries (store=%s)"
+            log.warning(message, exc, self._path)
 
     def _make_up(self) -> None:
         """Retry pending releases and the pending truncation while the queue is empty."""
@@ -346,7 +348,7 @@ class WriterThread:
         except Exception as exc:
             self._roll_back()
             # The first attempt has already logged the failure.
-            log.debug("! store=%s could not be made up for: %r", self._path, exc)
+            log.debug("retry of pending work failed: %r (store=%s)", exc, self._path)
 
     def _tidy_if_due(self) -> None:
         """Truncate the write-ahead log if it may hold deleted data and a retry is due.
@@ -361,7 +363,11 @@ class WriterThread:
             self._work.is_tidy_due = False
             self._tidy_after = 0.0
         elif is_first:
-            log.warning("! store=%s what was deleted is in its log until a reader of the store has gone", self._path)
+            log.warning(
+                "truncation of the write-ahead log failed: a reader uses the store; "
+                "the log may still hold deleted data, retrying (store=%s)",
+                self._path,
+            )
 
     def _tidy(self) -> bool:
         """Checkpoint and truncate the write-ahead log. Return False if a reader prevented it."""
@@ -381,11 +387,15 @@ class WriterThread:
             self._sync(True)
             self._work.stop_being_host()
             if self._has_written and not self._tidy() and self._work.is_tidy_due:
-                log.warning("! store=%s what was deleted is in its log until the last host has closed it", self._path)
+                log.warning(
+                    "truncation of the write-ahead log failed: a reader uses the store; "
+                    "deleted data stays there until the last host closes the store (store=%s)",
+                    self._path,
+                )
         except Exception as exc:
             self._roll_back()
             # No caller is left to receive the error. The acknowledged data is in the store, and
             # other hosts see this host as dead.
-            log.warning("! store=%s could not be closed in good order: %r", self._path, exc)
+            log.warning("store not closed cleanly: %r (store=%s)", exc, self._path)
         finally:
             self._work.let_go()

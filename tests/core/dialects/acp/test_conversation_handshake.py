@@ -49,8 +49,8 @@ def test_handshake_refuses_other_protocol_version_and_says_who_must_act(version:
     talk = Talk()
     talk.take(talk.protocol.handshake("hand"))
     error = refused(talk.replies({"protocolVersion": version, "agentInfo": {"title": "Toy"}}))
-    assert "Toy speaks version" in error
-    assert "use a version" in error
+    assert "Toy speaks ACP version" in error
+    assert "install versions of both" in error
     assert not talk.sent
 
 
@@ -180,8 +180,8 @@ def test_fork_gets_its_own_conversation_name() -> None:
     assert talk.replies({"sessionId": SESSION}) == [Replied("hand")]
     assert talk.protocol.conversation == SESSION
     # The old name is not the new conversation's.
-    assert "no name" in refused(begun(setup).replies({}))
-    assert "cannot begin another" in refused(begun(setup, can={"loadSession": True}).meanings)
+    assert "no id for its new conversation" in refused(begun(setup).replies({}))
+    assert "does not support forks" in refused(begun(setup, can={"loadSession": True}).meanings)
 
 
 def test_login_requirement_is_reported_with_methods_and_never_performed() -> None:
@@ -191,11 +191,11 @@ def test_login_requirement_is_reported_with_methods_and_never_performed() -> Non
     ]
     talk = begun(authMethods=ways)
     error = refused(talk.fails(-32000, "Authentication required"))
-    for word in ("log in", "Log in with Google: Opens a browser", "TOY_API_KEY", "Authentication required"):
+    for word in ("requires a login", "Log in with Google: Opens a browser", "TOY_API_KEY", "Authentication required"):
         assert word in error
     assert not talk.sent
     # Nor is it taken for a loss of memory.
-    assert "log in" in refused(begun(Setup(conversation=SESSION)).fails(-32000))
+    assert "requires a login" in refused(begun(Setup(conversation=SESSION)).fails(-32000))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_login_requirement_is_reported_with_methods_and_never_performed() -> Non
     [
         (Setup(mcp_servers=({"type": "http", "name": "web", "url": "u"},)), "over http: leave 'web' out"),
         (Setup(mcp_servers=({"type": "sse", "name": "web", "url": "u"},)), "over sse"),
-        (Setup(system_prompt="be brief"), "no system prompt"),
+        (Setup(system_prompt="be brief"), "does not support a system prompt"),
     ],
 )
 def test_handshake_refuses_option_that_agent_lacks(setup: Setup, words: str) -> None:
@@ -220,7 +220,7 @@ def test_system_prompt_is_appended() -> None:
 
 @pytest.mark.parametrize("name", [None, "", "x" * 257, "a\nb", 7])
 def test_conversation_without_usable_name_is_refused(name: Any) -> None:
-    assert "no name" in refused(begun().replies({"sessionId": name}))
+    assert "no id for its new conversation" in refused(begun().replies({"sessionId": name}))
 
 
 def test_failed_step_ends_handshake() -> None:
@@ -280,7 +280,7 @@ def test_handshake_lists_offers_when_wish_is_not_offered() -> None:
     assert "no model 'huge'" in error
     assert "m0, m1" in error
     assert "30 more" in error
-    assert "offers no model" in refused(begun(Setup(model="huge")).replies({"sessionId": SESSION}))
+    assert "offers no choice of model" in refused(begun(Setup(model="huge")).replies({"sessionId": SESSION}))
 
 
 def test_handshake_fails_when_agent_refuses_setting() -> None:

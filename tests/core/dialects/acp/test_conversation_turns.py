@@ -182,7 +182,7 @@ def test_silent_turn_fails_only_with_quirk() -> None:
         return talk.over(id, reason)
 
     text = {"type": "text", "text": "x"}
-    assert over().error == "the agent said nothing and reports no error"
+    assert over().error == "the agent gave no output and reported no error"
     assert over("agent_message_chunk", content={"type": "text", "text": ""}).is_error
     assert over("usage_update", used=1, size=2).is_error
     assert not over("agent_message_chunk", content=text).is_error

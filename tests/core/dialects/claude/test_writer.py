@@ -205,8 +205,8 @@ def test_prompt_converts_content_blocks() -> None:
         (b"bytes", "a prompt cannot be"),
         ({"type": "text", "text": "one block is no list"}, "a prompt cannot be"),
         (["text"], "a content block cannot be 'text'"),
-        ([{"type": "audio", "data": "", "mimeType": "audio/wav"}], "no content of type 'audio'"),
-        ([{"text": "no type"}], "no content of type None"),
+        ([{"type": "audio", "data": "", "mimeType": "audio/wav"}], "does not accept content of type 'audio'"),
+        ([{"text": "no type"}], "does not accept content of type None"),
         ([{"type": "text"}], "the text of a content block cannot be None"),
         ([{"type": "image", "data": b"raw", "mimeType": "image/png"}], "the data of a content block"),
         ([{"type": "resource", "resource": {"uri": "a:b", "blob": "aGk="}}], "the text of a content block"),
@@ -220,7 +220,7 @@ def test_prompt_refuses_invalid_content(prompt: Any, says: str) -> None:
 
 @pytest.mark.parametrize("value", [object(), {1, 2j}, "\ud800"])
 def test_answer_refuses_value_that_is_no_json(value: Any) -> None:
-    with pytest.raises(UsageError, match="cannot be sent"):
+    with pytest.raises(UsageError, match="cannot encode the frame"):
         CLAUDE.answer(PERMISSION, Decision(allows=True, updated_input={"command": value}))
 
 

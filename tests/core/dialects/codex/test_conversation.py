@@ -468,13 +468,13 @@ def test_interrupt_fails_when_its_turn_never_starts() -> None:
     talk = Talk()
     talk.prompt("r")
     talk.do(talk.protocol.interrupt("i"))
-    assert talk.fail("no")[-1] == Replied("i", error="no turn runs")
+    assert talk.fail("no")[-1] == Replied("i", error="no turn is running")
 
 
 def test_interrupt_without_turn_fails_at_once() -> None:
     talk = Talk()
     count = len(talk.sent)
-    assert talk.do(talk.protocol.interrupt("i")) == [Replied("i", error="no turn runs")]
+    assert talk.do(talk.protocol.interrupt("i")) == [Replied("i", error="no turn is running")]
     assert len(talk.sent) == count
 
 
@@ -486,7 +486,7 @@ def test_interrupt_fails_when_refused_or_unanswered() -> None:
     talk.do(talk.protocol.interrupt("j"))
     *ended, answered = talk.completed("u")
     assert ended == over("r")
-    assert answered == Replied("j", error="the turn was over before it was answered")
+    assert answered == Replied("j", error="the turn ended before the agent answered the request")
     assert talk.reply({}) == [Noise()], "late"
 
 

@@ -55,7 +55,7 @@ def test_page_without_a_link_takes_the_pasted_token(visits: Visits) -> None:
     box = tab.page.get_by_label("The server's token")
     box.fill("not-it")
     box.press("Enter")
-    expect(tab.page.get_by_text("that is not the token")).to_be_visible()
+    expect(tab.page.get_by_text("cannot log in: the token is wrong")).to_be_visible()
     box.fill(TOKEN)
     box.press("Enter")
     tab.wait_live()

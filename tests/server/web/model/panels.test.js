@@ -53,8 +53,8 @@ test("why says what the command line says", () => {
     accountText(WHY),
     [
       "session   s-1 (fix ci), claude",
-      "phase     running, waits for a place among the processes",
-      "owner     process 7 at this machine",
+      "phase     running, waits for a place in the process pool",
+      "owner     process 7 on this machine",
       "holder    t-1",
       "            Why is CI red?",
       "queue     t-2, priority 10, for 2.0 s, attempt 2: later",
@@ -62,7 +62,7 @@ test("why says what the command line says", () => {
       "            banksman answer 'fix ci' q-1 allow|deny",
       "          q-2 waits for an answer",
       "clocks    progress: 10.0 s left of 60.0 s",
-      "          tool: 20.0 s left of 30.0 s, stands still",
+      "          tool: 20.0 s left of 30.0 s, paused",
       "timers    drain t-1: in 3.0 s",
       "requests  set_model r: not answered for 1.0 s",
       "          interrupt x: not answered",
@@ -75,7 +75,7 @@ test("why says what the command line says", () => {
 
 test("clocks go on between two answers, those that stand still do not, and none falls below nothing", () => {
   const after = Object.fromEntries(accountOf(WHY, 4));
-  assert.deepEqual(after.clocks, ["progress: 6.0 s left of 60.0 s", "tool: 20.0 s left of 30.0 s, stands still"]);
+  assert.deepEqual(after.clocks, ["progress: 6.0 s left of 60.0 s", "tool: 20.0 s left of 30.0 s, paused"]);
   assert.deepEqual(after.timers, ["drain t-1: in 0.0 s"]);
   assert.match(after.queue[0], /for 6\.0 s/);
   assert.match(after.frames[0], /the last 5\.0 s ago/);
@@ -335,6 +335,6 @@ test("a question in words", () => {
     ),
     ["Build it", "needs the network"],
   );
-  assert.equal(answeredText({ answer: "deny", by: "answer", message: "not now" }), "denied by somebody else: not now");
+  assert.equal(answeredText({ answer: "deny", by: "answer", message: "not now" }), "denied by another client: not now");
   assert.equal(answeredText({ answer: "allow", by: "a stranger" }), "allowed by a stranger");
 });

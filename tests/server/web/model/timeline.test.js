@@ -354,7 +354,7 @@ test("a turn of the agent's own is told as such, and is beside what it is asked"
   check(line);
   const own = line.turn("own-1");
   assert.deepEqual([own.origin, own.isCut, told(own)], ["task-notification", false, ["running 1–2"]]);
-  assert.match(own.prompt, /own accord/);
+  assert.match(own.prompt, /started by the agent/);
   assert.equal(line.overlaps, 0);
 });
 
@@ -843,7 +843,7 @@ test("words: classes, prompts, exits and durations", () => {
   assert.equal(promptText(null), "");
   assert.deepEqual(
     [exitText(0, null), exitText(null, 9), exitText(null, null)],
-    ["code 0", "signal 9", "nobody saw how"],
+    ["code 0", "signal 9", "exit status unknown"],
   );
   assert.deepEqual([0, 0.05, 0.31, 4.26, 42, 60, 3599.9, 3600, 90_000].map(duration), [
     "0 ms",

@@ -78,7 +78,7 @@ test("login repeats the one-time code until the server answers, and keeps the pa
   assert.equal(await page.login({ code: "once" }), null);
   assert.deepEqual(server.requests.at(-1).body, { code: "once" });
   assert.deepEqual(kept, ["of-the-page"]);
-  server.instead = () => [401, { detail: "that is not the token" }];
+  server.instead = () => [401, { detail: "cannot log in: the token is wrong" }];
   assert.equal((await page.login({ token: "wrong" }))?.status, 401);
   assert.deepEqual(kept, ["of-the-page"]);
 });

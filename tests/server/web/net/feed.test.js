@@ -150,7 +150,7 @@ test("a server that is gone is said to be gone, and a nudge tries it at once", a
   await until(() => all.every(isLive));
   await server.stop();
   await until(() => all.every((one) => one.connection.value.state === "waiting"));
-  for (const one of all) assert.match(one.connection.value.detail, /tried again/);
+  for (const one of all) assert.match(one.connection.value.detail, /trying again/);
   await server.start();
   all.find((one) => !isLeader(one)).nudge();
   await until(() => all.every(isLive));

@@ -277,7 +277,7 @@ class AcpProtocolState(Struct, frozen=True):
         request = answering.requested(call, self.quirks, dict(self.tools))
         if call.is_cut:
             # The agent waits, so even a request this large needs an answer: a refusal.
-            return taken.refuse(request, "this request is too large")
+            return taken.refuse(request, "the request is too large")
         return ProtocolOutput(taken, meanings=(request,))
 
     def _hear_notice(self, notice: Notification) -> ProtocolOutput:
@@ -359,12 +359,12 @@ class AcpProtocolState(Struct, frozen=True):
         if reason == "cancelled":
             # Some agents treat certain answers to their requests as a cancel, or give up with this
             # reason.
-            return {"is_aborted": True, "error": "the agent cancelled the turn, and was not asked to"}
+            return {"is_aborted": True, "error": "the agent cancelled the turn without a request"}
         error = words.STOP_ERRORS.get(reason or "")
         if error is None and self.quirks.has_failed(self.said.text):
             error = self.said.text
         if error is None and self.quirks.silence_is_error and self.said.is_nothing:
-            error = "the agent said nothing and reports no error"
+            error = "the agent gave no output and reported no error"
         return {} if error is None else {"is_error": True, "error": error}
 
     # -- handshake ---------------------------------------------------------------------------------
@@ -378,9 +378,10 @@ class AcpProtocolState(Struct, frozen=True):
 
     def _open(self, method: str | None) -> ProtocolOutput:
         if method is None and self.setup.forks:
-            return self._refused(f"{self.agent.name} cannot begin another conversation with what was said in one")
+            return self._refused(f"{self.agent.name} does not support forks of a conversation")
         if method is None:
-            return self._forgot(f"{self.agent.name} cannot go on with a conversation of another process")
+            error = f"{self.agent.name} cannot resume a conversation of another process"
+            return self._forgot(error)
         stage = Stage.LOADING if method == words.LOAD else Stage.OPENING
         return replace(self, stage=stage)._call(stage, method, words.opening(self.setup, method))
 
@@ -391,7 +392,7 @@ class AcpProtocolState(Struct, frozen=True):
         known = None if self.setup.forks else self.setup.conversation
         conversation = words.conversation(reply.named.get("sessionId")) or known
         if conversation is None:
-            said = TOO_LARGE if reply.is_cut else "the agent gave its new conversation no name"
+            said = TOO_LARGE if reply.is_cut else "the agent gave no id for its new conversation"
             return self._refused(said)
         wishes = (("model", self.setup.model), ("permission_mode", self.setup.permission_mode))
         protocol = replace(

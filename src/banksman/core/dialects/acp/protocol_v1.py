@@ -40,8 +40,8 @@ SHOWN_CHARACTERS_MAX = 1000
 # Stop reasons that leave the request unfulfilled. A text cut at a token limit is no error: the text
 # exists.
 STOP_ERRORS = {
-    "refusal": "the agent refused to go on",
-    "max_turn_requests": "the agent has reached the most requests that it may make in one turn",
+    "refusal": "the agent refused to continue",
+    "max_turn_requests": "the agent reached its limit of model requests in one turn",
 }
 # Phrases by which agents report an unknown conversation. Their error codes all differ.
 _UNKNOWN = (
@@ -118,8 +118,8 @@ def version_fault(result: Mapping[str, Any], name: str) -> str | None:
     if type(version) is int and version == VERSION:
         return None  # True equals 1 in Python, but is no version number.
     return (
-        f"{name} speaks version {version!r:.40} of ACP, and Banksman version {VERSION}: use a version of the agent that"
-        f" speaks {VERSION}, or of Banksman that speaks the other"
+        f"{name} speaks ACP version {version!r:.40}, and Banksman speaks version {VERSION}:"
+        " install versions of both that speak the same"
     )
 
 
@@ -129,12 +129,13 @@ def login_needed(agent: AcpAgentInfo, failure: Failure) -> str:
     Banksman never logs a user in. A login may open a browser or ask for a key, and a person must
     choose the account.
     """
-    ways = "; ".join(agent.logins) if agent.logins else "it does not say how"
-    return shown(f"{agent.name} wants you to log in first, outside of Banksman ({ways}): {failure_text(failure)}")
+    ways = "; ".join(agent.logins) if agent.logins else "the agent does not say how"
+    reason = failure_text(failure)
+    return shown(f"{agent.name} requires a login outside Banksman ({ways}): {reason}")
 
 
 def _login(method: dict[str, Any]) -> str:
-    name = text(method.get("name")) or text(method.get("id")) or "a login without a name"
+    name = text(method.get("name")) or text(method.get("id")) or "unnamed login"
     about = text(method.get("description"))
     variables = [text(each.get("name")) or "" for each in mappings(method.get("vars"))]
     said = name if about is None else f"{name}: {about}"
@@ -171,11 +172,12 @@ def opening_fault(setup: Setup, agent: AcpAgentInfo) -> str | None:
     for server in setup.mcp_servers:
         kind = server.get("type", "stdio")
         if (kind == "http" and not agent.takes_http) or (kind == "sse" and not agent.takes_sse):
-            name = server.get("name")
-            return f"{agent.name} takes no MCP server over {kind}: leave {name!r:.60} out, or start it by a command"
+            way_out = f"leave {server.get('name')!r:.60} out, or start it with a command"
+            return f"{agent.name} does not support MCP servers over {kind}: {way_out}"
     if setup.system_prompt is not None and not agent.takes_instructions:
         return (
-            f"{agent.name} takes no system prompt over ACP: open the session without, or use the agent's own settings"
+            f"{agent.name} does not support a system prompt over ACP:"
+            " open the session without one, or use the agent's settings"
         )
     return None
 
@@ -284,7 +286,8 @@ def not_offered(agent: AcpAgentInfo, name: str, wish: str, choice: OfferedChoice
     """Return the error for a setting or a value that the agent does not offer."""
     what = name.replace("_", " ")
     if choice is None:
-        return f"{agent.name} offers no {what} to choose: leave it out, or set it by the agent's own arguments"
+        way_out = "leave it out, or set it with the agent's arguments"
+        return f"{agent.name} offers no choice of {what}: {way_out}"
     known = [value for value, _ in choice.values]
     more = "" if len(known) <= SHOWN_MAX else f" and {len(known) - SHOWN_MAX} more"
     return shown(f"{agent.name} has no {what} {wish!r:.60}: choose among {', '.join(known[:SHOWN_MAX])}{more}")

@@ -57,7 +57,7 @@ class Adjusted(Struct, frozen=True):
 Purpose = Stage | Prompted | Adjusted
 
 
-_HINT = "text, or a list of ACP content blocks"
+_HINT = "use text, or a list of ACP content blocks"
 
 
 def blocks(prompt: Any) -> list[dict[str, Any]]:
@@ -81,11 +81,11 @@ def fitted(content: list[dict[str, Any]], agent: AcpAgentInfo) -> list[dict[str,
     for block in content:
         kind = block["type"]
         if (kind == "image" and not agent.takes_image) or (kind == "audio" and not agent.takes_audio):
-            return f"{agent.name} takes no {kind} in a prompt: send a link to it, or describe it"
+            return f"{agent.name} does not accept {kind} in a prompt: send a link, or describe it"
         if kind == "resource" and not agent.takes_resource:
             resource = block["resource"]
             if "text" not in resource:
-                return f"{agent.name} takes no embedded file in a prompt: send a link to it"
+                return f"{agent.name} does not accept embedded files in a prompt: send a link"
             told = f'<context ref="{resource["uri"]}">\n{resource["text"]}\n</context>'
             kept.append({"type": "text", "text": told})
         else:
@@ -95,7 +95,8 @@ def fitted(content: list[dict[str, Any]], agent: AcpAgentInfo) -> list[dict[str,
 
 def _block(block: Any) -> dict[str, Any]:
     if not isinstance(block, Mapping):
-        raise UsageError(f"a content block cannot be {block!r:.60}", hint='a mapping with a "type"')
+        hint = 'use a mapping with a "type"'
+        raise UsageError(f"a content block cannot be {block!r:.60}", hint=hint)
     members = dict(cast(Mapping[str, Any], block))
     match members.get("type"):
         case "text":
@@ -110,12 +111,13 @@ def _block(block: Any) -> dict[str, Any]:
         case "resource":
             resource = members.get("resource")
             if not isinstance(resource, Mapping):
-                raise UsageError("a resource block has no resource", hint='"resource": {"uri": …, "text": …}')
+                hint = 'add "resource": {"uri": …, "text": …}'
+                raise UsageError("a resource block has no resource", hint=hint)
             inner = cast(Mapping[str, Any], resource)
             _need(inner, "uri", "blob" if "blob" in inner and "text" not in inner else "text")
             members["resource"] = dict(inner)
         case unknown:
-            hint = "text, image, audio, resource or resource_link"
+            hint = "use text, image, audio, resource or resource_link"
             raise UsageError(f"ACP has no content of type {unknown!r:.60}", hint=hint)
     return members
 
@@ -124,4 +126,5 @@ def _need(block: Mapping[str, Any], *names: str) -> None:
     for name in names:
         value = block.get(name)
         if not isinstance(value, str):
-            raise UsageError(f"the {name} of a content block cannot be {value!r:.60}", hint="text")
+            message = f"the {name} of a content block cannot be {value!r:.60}"
+            raise UsageError(message, hint="use text")

@@ -231,10 +231,11 @@ def line(frame: dict[str, Any]) -> bytes:
     try:
         line = msgspec.json.encode(frame)
     except UnicodeEncodeError as exc:
-        hint = "half of a surrogate pair is no text; decode with errors='replace'"
-        raise UsageError(f"this cannot be sent as UTF-8: {exc.reason}", hint=hint) from exc
+        hint = "a lone surrogate is not text; decode with errors='replace'"
+        raise UsageError(f"cannot encode the frame as UTF-8: {exc.reason}", hint=hint) from exc
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-        raise UsageError(f"this cannot be sent as JSON: {exc}", hint="text, numbers, lists and dicts") from exc
+        hint = "use text, numbers, lists and dicts"
+        raise UsageError(f"cannot encode the frame as JSON: {exc}", hint=hint) from exc
     assert b"\n" not in line
     return line + b"\n"
 
@@ -242,13 +243,14 @@ def line(frame: dict[str, Any]) -> bytes:
 def flag(name: str, value: Any) -> str:
     """Return a command-line flag and its value in one word."""
     if not isinstance(value, str) or not value:
-        raise UsageError(f"--{name} cannot be {value!r:.60}", hint="text that is not empty, or None")
+        hint = "use text that is not empty, or None"
+        raise UsageError(f"--{name} cannot be {value!r:.60}", hint=hint)
     return f"--{name}={value}"
 
 
 def _content(prompt: Any) -> str | list[dict[str, Any]]:
     """Check a prompt and convert it to text or content blocks."""
-    hint = "text, or a list of ACP content blocks"
+    hint = "use text, or a list of ACP content blocks"
     if isinstance(prompt, str):
         # The model's API accepts no empty text: the agent would fail or wait.
         if not prompt:
@@ -264,7 +266,8 @@ def _content(prompt: Any) -> str | list[dict[str, Any]]:
 
 def _block(block: Any) -> dict[str, Any]:
     if not isinstance(block, Mapping):
-        raise UsageError(f"a content block cannot be {block!r:.60}", hint='a mapping with a "type"')
+        hint = 'use a mapping with a "type"'
+        raise UsageError(f"a content block cannot be {block!r:.60}", hint=hint)
     members = cast(Mapping[str, Any], block)
     match members.get("type"):
         case "text":
@@ -277,17 +280,20 @@ def _block(block: Any) -> dict[str, Any]:
         case "resource":
             resource = members.get("resource")
             if not isinstance(resource, Mapping):
-                raise UsageError("a resource block has no resource", hint='"resource": {"uri": …, "text": …}')
+                hint = 'add "resource": {"uri": …, "text": …}'
+                raise UsageError("a resource block has no resource", hint=hint)
             inner = cast(Mapping[str, Any], resource)
             uri, text = _member(inner, "uri"), _member(inner, "text")
             return {"type": "text", "text": f'<context ref="{uri}">\n{text}\n</context>'}
         case unknown:
-            hint = "text, image, resource with a text, or resource_link"
-            raise UsageError(f"this agent takes no content of type {unknown!r:.60}", hint=hint)
+            hint = "use text, image, resource with a text, or resource_link"
+            message = f"this agent does not accept content of type {unknown!r:.60}"
+            raise UsageError(message, hint=hint)
 
 
 def _member(block: Mapping[str, Any], name: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
-        raise UsageError(f"the {name} of a content block cannot be {value!r:.60}", hint="text")
+        message = f"the {name} of a content block cannot be {value!r:.60}"
+        raise UsageError(message, hint="use text")
     return value

@@ -55,10 +55,10 @@ _KINDS = {
 _NAMES = {
     "accept": "Allow",
     "acceptForSession": "Allow for this session",
-    "acceptWithExecpolicyAmendment": "Allow, and every command like it",
+    "acceptWithExecpolicyAmendment": "Allow this and similar commands",
     "applyNetworkPolicyAmendment": "Remember for this host",
     "decline": "Reject",
-    "cancel": "Reject, and stop",
+    "cancel": "Reject and stop",
 }
 _USUAL = ("accept", "acceptForSession", "decline", "cancel")
 _OLD_WORDS = {"accept": "approved", "acceptForSession": "approved_for_session", "decline": "denied", "cancel": "abort"}

@@ -134,13 +134,13 @@ class CodexProtocolState(Struct, frozen=True):
             return self._stop((request,), self.running.id)
         if self.accepted or self._has_begun:
             return ProtocolOutput(replace(self, stops=(*self.stops, request)))
-        return ProtocolOutput(self, meanings=(Replied(request, error="no turn runs"),))
+        return ProtocolOutput(self, meanings=(Replied(request, error="no turn is running"),))
 
     def setting(self, request: str, name: str, value: str) -> ProtocolOutput:
         """Store a setting. It is sent with the next turn and stays in effect."""
         if name == "permission_mode" and value not in writer.POLICIES:
             known = ", ".join(writer.POLICIES)
-            return ProtocolOutput(self, meanings=(Replied(request, error=f"it knows {known}"),))
+            return ProtocolOutput(self, meanings=(Replied(request, error=f"known modes: {known}"),))
         kept = tuple(pair for pair in self.wishes if pair[0] != name)
         return ProtocolOutput(replace(self, wishes=(*kept, (name, value))), meanings=(Replied(request),))
 
@@ -217,7 +217,7 @@ class CodexProtocolState(Struct, frozen=True):
         asked = client_requests.requested(call)
         if call.is_cut:
             # The agent waits, so even a request this large needs an answer: a refusal.
-            return protocol.refuse(asked, "too large")
+            return protocol.refuse(asked, "the request is too large")
         if self.changes is not None and call.named.get("itemId") == self.changes[0]:
             asked = replace(asked, input={**asked.input, "changes": self.changes[1]})
         return ProtocolOutput(protocol, meanings=(asked,))
@@ -261,7 +261,8 @@ class CodexProtocolState(Struct, frozen=True):
         if name is None and not self.setup.forks:
             name = known  # A reply with a long history may be truncated, without its id.
         if not name or len(name) > CONVERSATION_CHARACTERS_MAX or not name.isprintable():
-            return ProtocolOutput(self, meanings=(Replied(request, error="it does not say which thread was begun"),))
+            error = "the agent gave no id for the thread"
+            return ProtocolOutput(self, meanings=(Replied(request, error=error),))
         return ProtocolOutput(replace(self, conversation=name), meanings=(Replied(request),))
 
     def _on_begun(self, begin: Begin, reply: RpcReply) -> ProtocolOutput:
@@ -316,7 +317,7 @@ class CodexProtocolState(Struct, frozen=True):
             meanings.append(opened)
             protocol = replace(protocol, running=replace(self.running, is_told=True))
         if self.running is None and not self.accepted and self.stops:
-            meanings += (Replied(request, error="no turn runs") for request in self.stops)
+            meanings += (Replied(request, error="no turn is running") for request in self.stops)
             protocol = replace(protocol, stops=())
         return ProtocolOutput(protocol, meanings=tuple(meanings))
 
@@ -411,7 +412,7 @@ class CodexProtocolState(Struct, frozen=True):
         # Drop the pending requests about this turn, because their replies are irrelevant now. The
         # turn of each prompt is known, and an interrupt has nothing left to stop.
         ours, needless = self.exchange.ours.without(lambda purpose: _is_settled(purpose, over))
-        error = "the turn was over before it was answered"
+        error = "the turn ended before the agent answered the request"
         for stop in needless:
             meanings += tuple(
                 Replied(request, error=error) for request in (stop.requests if isinstance(stop, Stop) else ())

@@ -176,7 +176,7 @@ class RunningTurn(Struct, frozen=True):
             is_overflow=error.get("codexErrorInfo") == "contextWindowExceeded",
             text=answer,
             structured=answer_of(answer) if setup.schema is not None and status == "completed" else None,
-            error=_error(error) or self.error or f"the turn is {status}" if is_error else None,
+            error=_error(error) or self.error or f"the turn ended as {status}" if is_error else None,
             stop_reason=text(status),
             usage=self.usage,
         )

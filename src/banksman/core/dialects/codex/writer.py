@@ -93,7 +93,7 @@ def _server(server: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def content(prompt: Any) -> list[dict[str, Any]]:
     """Check a prompt and convert it. Raises `UsageError` if the agent cannot take it."""
-    hint = "text, or a list of ACP content blocks"
+    hint = "use text, or a list of ACP content blocks"
     if isinstance(prompt, str):
         if not prompt:
             raise UsageError("the prompt is empty", hint=hint)
@@ -105,9 +105,8 @@ def content(prompt: Any) -> list[dict[str, Any]]:
     if not parts:
         raise UsageError("the prompt has no blocks", hint=hint)
     if sum(len(part.get("text", "")) for part in parts) > INPUT_CHARACTERS_MAX:
-        raise UsageError(
-            f"this agent takes no more than {INPUT_CHARACTERS_MAX} characters", hint="put it into a file, and name that"
-        )
+        hint = "put it into a file, and name the file in the prompt"
+        raise UsageError(f"the prompt has more than {INPUT_CHARACTERS_MAX} characters", hint=hint)
     return parts
 
 
@@ -117,7 +116,8 @@ def _text(text: str) -> dict[str, Any]:
 
 def _part(block: Any) -> dict[str, Any]:
     if not isinstance(block, Mapping):
-        raise UsageError(f"a content block cannot be {block!r:.60}", hint='a mapping with a "type"')
+        hint = 'use a mapping with a "type"'
+        raise UsageError(f"a content block cannot be {block!r:.60}", hint=hint)
     members = cast(Mapping[str, Any], block)
     match members.get("type"):
         case "text":
@@ -129,13 +129,15 @@ def _part(block: Any) -> dict[str, Any]:
         case "resource":
             resource = members.get("resource")
             if not isinstance(resource, Mapping):
-                raise UsageError("a resource block has no resource", hint='"resource": {"uri": …, "text": …}')
+                hint = 'add "resource": {"uri": …, "text": …}'
+                raise UsageError("a resource block has no resource", hint=hint)
             inner = cast(Mapping[str, Any], resource)
             uri, text = _member(inner, "uri"), _member(inner, "text")
             return _text(f'<context ref="{uri}">\n{text}\n</context>')
         case unknown:
-            hint = "text, image, resource with a text, or resource_link"
-            raise UsageError(f"this agent takes no content of type {unknown!r:.60}", hint=hint)
+            hint = "use text, image, resource with a text, or resource_link"
+            message = f"this agent does not accept content of type {unknown!r:.60}"
+            raise UsageError(message, hint=hint)
 
 
 def _linked(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,7 +151,8 @@ def _linked(block: Mapping[str, Any]) -> dict[str, Any]:
 def _member(block: Mapping[str, Any], name: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
-        raise UsageError(f"the {name} of a content block cannot be {value!r:.60}", hint="text")
+        message = f"the {name} of a content block cannot be {value!r:.60}"
+        raise UsageError(message, hint="use text")
     return value
 
 

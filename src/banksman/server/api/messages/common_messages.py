@@ -60,9 +60,9 @@ SessionState = Annotated[
     one_of(
         "SessionState",
         STATES,
-        "The phase in one word. `asks`: a question waits for an answer. `wedged`: it cannot go on, or seems so. "
+        "The phase in one word. `asks`: a question waits for an answer. `wedged`: it is stuck, or seems to be. "
         "`queued`: asks wait and none runs. `gone`: no host has it. `unreachable`: its host is silent. "
-        "`not movable`: its host died and no other host can go on with it.",
+        "`not movable`: its host died and no other host can take it over.",
     ),
 ]
 TurnState = Annotated[str, one_of("TurnState", TURN_STATES, "The progress of a turn.")]
@@ -116,13 +116,13 @@ OnPreempt = Annotated[
         "What happens if a more urgent ask stops this turn. `end`: it ends as `preempted`. `requeue`: it waits again.",
     ),
 ]
-Ruling = Annotated[str, one_of("Ruling", RULINGS, "What a rule says about a tool.")]
+Ruling = Annotated[str, one_of("Ruling", RULINGS, "Decision of a rule about a tool.")]
 QuestionWants = Annotated[
     str,
     one_of(
         "QuestionWants",
         ("permission", "elicitation"),
-        "`permission`: may the agent use a tool? `elicitation`: the agent wants something entered.",
+        "`permission`: may the agent use a tool? `elicitation`: the agent asks for input.",
     ),
 ]
 # Besides `allow` and `deny`: the agent chooses the ids of the options that it offers.
@@ -141,7 +141,7 @@ GivenAnswer = Annotated[
     one_of(
         "GivenAnswer",
         ("allow", "deny", "cancelled", "withdrawn"),
-        "The answer of a question. `cancelled`: its turn was stopped. `withdrawn`: it needs no answer any more.",
+        "The answer to a question. `cancelled`: its turn was stopped. `withdrawn`: it no longer needs an answer.",
     ),
 ]
 Remember = Annotated[str, one_of("Remember", PLACES, "Where the agent remembers an answer.")]
@@ -175,7 +175,7 @@ _CONTENT = {
         "type": {
             "type": "string",
             "enum": ["text", "image", "audio", "resource", "resource_link"],
-            "description": "Kind of content: it says which other members are needed.",
+            "description": "Kind of content; it decides which other members are required.",
         },
         "text": {"type": "string", "description": "`text`: the text."},
         "data": {"type": "string", "description": "`image` and `audio`: the content in base64."},

@@ -6,12 +6,12 @@
 
 /** The rungs of the stop ladder, as a person would say them. */
 const RUNGS = new Map([
-  ["eof", "its input was ended"],
-  ["term", "it was told to end"],
+  ["eof", "its input was closed"],
+  ["term", "TERM was sent to it"],
   ["kill", "it was killed"],
-  ["linger", "what it left was given time"],
-  ["rest", "what was left of its tree was told to end"],
-  ["keeper", "its keeper was killed with all it kept"],
+  ["linger", "its leftover processes got time to end"],
+  ["rest", "TERM was sent to the rest of its tree"],
+  ["keeper", "its keeper and all its processes were killed"],
   ["drain", "its output was read to the end"],
 ]);
 
@@ -30,8 +30,8 @@ const WORDS = new Map(
     "session.opened": ({ agent, cwd }) => soft("session", `Session opened with ${agent}${cwd ? ` in ${cwd}` : ""}.`),
     "session.closed": () => soft("session", "Session closed."),
     "session.left": ({ queued = [] }) =>
-      soft("session", `Its host has let go of it, ${count(queued.length, "ask")} still waiting for the next one.`),
-    "session.imported": () => soft("session", "What is above was said elsewhere, and brought here."),
+      soft("session", `The session left its host, with ${count(queued.length, "ask")} in the queue.`),
+    "session.imported": () => soft("session", "The events above were imported."),
     "session.recovered": ({ unknown = [], queued = [], swept = [] }) => ({
       icon: "warning",
       tone: "warn",
@@ -40,7 +40,7 @@ const WORDS = new Map(
     "session.context_lost": ({ error }) => ({
       icon: "warning",
       tone: "warn",
-      text: "The agent has lost the conversation: it begins anew.",
+      text: "The agent has lost the conversation and starts a new one.",
       detail: error,
     }),
     "session.context_restored": ({ missing }) =>
@@ -48,13 +48,13 @@ const WORDS = new Map(
         ? {
             icon: "warning",
             tone: "warn",
-            text: `Another host goes on with it. Of the conversation the agent does not know the last ${count(missing, "turn")}.`,
+            text: `Another host took the session over. The agent does not know the last ${count(missing, "turn")} of the conversation.`,
           }
-        : soft("session", "Another host goes on with it, and the agent knows the conversation."),
+        : soft("session", "Another host took the session over, and the agent knows the conversation."),
     "session.setting": ({ name, value }) =>
       soft(
         "setting",
-        value === null ? `The ${words(name)} is the agent's own.` : `The ${words(name)} is now ${value}.`,
+        value === null ? `The ${words(name)} is the agent's default.` : `The ${words(name)} is now ${value}.`,
       ),
     "session.store_returned": ({ retries }) => ({
       icon: "warning",
@@ -77,18 +77,18 @@ const WORDS = new Map(
         : swept.length
           ? soft(
               "process",
-              `${count(swept.length, "process", "processes")} that were left behind were ended.`,
+              `${count(swept.length, "leftover process", "leftover processes")} ended.`,
               commands(swept),
             )
           : null,
     "process.left": ({ left = [] }) =>
       soft(
         "process",
-        `${count(left.length, "process", "processes")} of the interrupted turn ${left.length === 1 ? "goes" : "go"} on.`,
+        `${count(left.length, "process", "processes")} of the interrupted turn ${left.length === 1 ? "keeps" : "keep"} running.`,
         commands(left),
       ),
     "process.retired": ({ process, reason }) =>
-      soft("process", `Process ${process} is let go${reason ? `: ${words(reason)}` : ""}.`),
+      soft("process", `Process ${process} is retired${reason ? `: ${words(reason)}` : ""}.`),
     "process.backed_off": ({ crashes, seconds }) => ({
       icon: "warning",
       tone: "warn",
@@ -125,7 +125,7 @@ function round(number) {
 /** @param {number|null|undefined} code @param {number|string|null|undefined} signal */
 function exit(code, signal) {
   if (signal !== null && signal !== undefined) return `by signal ${signal}`;
-  return code === null || code === undefined ? "nobody saw how" : `code ${code}`;
+  return code === null || code === undefined ? "exit status unknown" : `code ${code}`;
 }
 
 /** @param {any} step */

@@ -223,9 +223,9 @@ export function saidAbout(question) {
 }
 
 const BY = {
-  answer: "by somebody else",
+  answer: "by another client",
   rule: "by a rule",
-  expiry: "because nobody answered in time",
+  expiry: "because no answer came in time",
   turn: "because its turn was stopped",
   agent: "by the agent itself",
   exit: "because the process that asked is gone",

@@ -27,14 +27,14 @@ export const TOLD = {
     const turn = line.turnOf(event, now, { isCut: !body.origin });
     if (body.origin) {
       turn.origin = String(body.origin);
-      if (isNew) turn.prompt = `of the agent's own accord (${turn.origin})`;
+      if (isNew) turn.prompt = `started by the agent (${turn.origin})`;
     }
     turn.attempt = body.attempt ?? turn.attempt;
     if (body.into) {
       turn.into = body.into;
       line._shared.set(turn.id, { into: body.into, isSteered: true });
       line.close(turn, now);
-      line.mark(event, now, "steer", `added to the turn that runs: ${turn.prompt}`, { turn: turn.id, lane: "holder" });
+      line.mark(event, now, "steer", `added to the running turn: ${turn.prompt}`, { turn: turn.id, lane: "holder" });
       return;
     }
     turn.into = null;
@@ -115,7 +115,7 @@ export const TOLD = {
     for (const other of line.processes) {
       // There is one at a time: whoever has no end in the log was lost with its host.
       if (other.to === null)
-        line.endProcess(other, Math.min(now, Math.max(other.from, line._before)), "nobody saw how", true);
+        line.endProcess(other, Math.min(now, Math.max(other.from, line._before)), "exit status unknown", true);
     }
     line.processes.push({
       number: body.process ?? line.processes.length + 1,
@@ -152,7 +152,7 @@ export const TOLD = {
     const swept = (body.swept ?? []).map((each) => `${each.pid} ${each.command}`);
     const left = (body.survivors ?? []).map((each) => `${each.pid} ${each.command} (${each.why})`);
     const said = [
-      swept.length ? `ended what was left: ${swept.join(", ")}` : "",
+      swept.length ? `leftover processes ended: ${swept.join(", ")}` : "",
       left.length ? `could not be ended: ${left.join(", ")}` : "",
       body.drained === false ? "its output was not read to the end" : "",
     ];
@@ -167,7 +167,7 @@ export const TOLD = {
   },
 
   "process.retired": (line, event, body, now) => {
-    line.mark(event, now, "retired", `the process is let go: ${body.reason ?? "no longer needed"}`, {
+    line.mark(event, now, "retired", `the process is retired: ${body.reason ?? "no longer needed"}`, {
       lane: "process",
     });
   },
@@ -220,7 +220,7 @@ export const TOLD = {
     });
   },
   "session.imported": (line, event, _body, now) =>
-    line.mark(event, now, "imported", "what is before was said elsewhere", { lane: "all" }),
+    line.mark(event, now, "imported", "the earlier events were imported", { lane: "all" }),
 
   "session.recovered": (line, event, body, now) => {
     for (const process of line.processes) {
@@ -246,7 +246,7 @@ export const TOLD = {
   "session.store_returned": (line, event, _body, now) =>
     line.mark(event, now, "store_returned", "the store can be written again", { lane: "all" }),
   "session.setting": (line, event, body, now) =>
-    line.mark(event, now, "setting", `${body.name}: ${body.value ?? "as it was"}`, { lane: "process" }),
+    line.mark(event, now, "setting", `${body.name}: ${body.value ?? "the agent's default"}`, { lane: "process" }),
   "session.closed": (line, event, _body, now) =>
     line.mark(event, now, "closed", "the session was closed", { lane: "all" }),
 

@@ -33,8 +33,8 @@ export function asLine(text, most = Infinity) {
 export function accountOf(why, elapsed = 0) {
   const topics = [
     ["session", [`${why.id}${why.name ? ` (${why.name})` : ""}, ${why.agent}`]],
-    ["phase", [`${why.phase}${why.waits_for_place ? ", waits for a place among the processes" : ""}`]],
-    ["owner", why.owner ? [`process ${why.owner.pid} at ${why.owner.address || "this machine"}`] : []],
+    ["phase", [`${why.phase}${why.waits_for_place ? ", waits for a place in the process pool" : ""}`]],
+    ["owner", why.owner ? [`process ${why.owner.pid} ${why.owner.address ? `at ${why.owner.address}` : "on this machine"}`] : []],
     ["host", why.host ? [why.host] : []],
     ["holder", holderLines(why)],
     ["queue", queueLines(why, elapsed)],
@@ -59,7 +59,7 @@ export function accountText(why, elapsed = 0) {
 }
 
 function holderLines(why) {
-  if (!why.holder) return [why.hold ? `hold ${why.hold}` : "nobody"];
+  if (!why.holder) return [why.hold ? `hold ${why.hold}` : "none"];
   return [
     why.holder,
     ...(why.holder_prompt ? [`  ${asLine(why.holder_prompt, 200)}`] : []),
@@ -105,7 +105,7 @@ export function clockLeft(clock, elapsed) {
 }
 
 function clockLine(clock, elapsed) {
-  const stands = clock.running ? "" : ", stands still";
+  const stands = clock.running ? "" : ", paused";
   return `${clock.name}: ${seconds(clockLeft(clock, elapsed))} left of ${seconds(clock.seconds)}${stands}`;
 }
 

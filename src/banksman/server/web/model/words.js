@@ -21,7 +21,7 @@ export function promptText(prompt, max = PROMPT_CHARACTERS_MAX) {
 export function exitText(code, signal) {
   if (signal !== null && signal !== undefined) return `signal ${signal}`;
   if (code !== null && code !== undefined) return `code ${code}`;
-  return "nobody saw how";
+  return "exit status unknown";
 }
 
 /** Seconds, as people say them. */

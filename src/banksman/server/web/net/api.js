@@ -32,7 +32,7 @@ export class Problem extends Error {
 
 /** Nobody has answered. Whether it was done is not known. */
 export class Unreachable extends Problem {
-  constructor(detail = "the server cannot be reached", hint = "it is tried again by itself; see whether it runs") {
+  constructor(detail = "the server cannot be reached", hint = "check that the server is running; the page tries again by itself") {
     super({ status: 0, title: "Unreachable", detail, hint });
     this.name = "Unreachable";
   }
@@ -62,7 +62,7 @@ export async function problemOf(answer) {
   if (shown && typeof shown.detail === "string") return new Problem({ ...shown, status: answer.status });
   // Somebody between here and the server: a proxy has words of its own.
   const detail = `the answer was ${answer.status} ${answer.statusText}`.trim();
-  return new Problem({ status: answer.status, title: "NotOurs", detail, hint: "is there a proxy before the server?" });
+  return new Problem({ status: answer.status, title: "NotOurs", detail, hint: "check for a proxy in front of the server" });
 }
 
 /** With `fetch` and `pause` given, for tests; the page uses the one below. */

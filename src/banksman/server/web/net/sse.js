@@ -68,7 +68,7 @@ export class Parser {
   /** @param {string} piece */
   _take(piece) {
     this._size += piece.length;
-    if (this._size > this._charactersMax) throw new TooLong(`a message has at most ${this._charactersMax} characters`);
+    if (this._size > this._charactersMax) throw new TooLong(`a message is too long: at most ${this._charactersMax} characters`);
     this._pieces.push(piece);
   }
 

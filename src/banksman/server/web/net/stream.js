@@ -146,7 +146,7 @@ export class Stream {
   /** @param {Response} answer */
   async _read(answer) {
     if (!answer.body || !answer.headers.get("content-type")?.startsWith("text/event-stream")) {
-      throw new Problem({ detail: "what answers is not a Banksman server", hint: "is there a proxy before it?" });
+      throw new Problem({ detail: "this is not a Banksman server", hint: "check for a proxy in front of it" });
     }
     const reader = answer.body.getReader();
     const parser = new Parser();
@@ -158,7 +158,7 @@ export class Stream {
       const closing = this._take(parser.push(value));
       if (closing) {
         const seconds = Number(closing.retry_seconds) || 1;
-        return this._failed("ending", "The server is ending; the page goes on when it is back.", seconds * 1000);
+        return this._failed("ending", "The server is shutting down; the page reconnects when it is back.", seconds * 1000);
       }
     }
   }
@@ -199,10 +199,10 @@ export class Stream {
     if (problem.status === 410) {
       // The store's history is another one: an older copy was put in its place. From its end, and all is read again.
       this.position = null;
-      return this._failed("connecting", "The server's history is another one; it is read again.", 1);
+      return this._failed("connecting", "The server has another history; the page reads it again.", 1);
     }
     if (problem.status === 401 || problem.status === 403) {
-      const detail = "Not let in. Run banksman page in a terminal, and open the link that it prints.";
+      const detail = "Not logged in. Run banksman page in a terminal, and open the link that it prints.";
       return this._failed("refused", problem.status === 401 ? detail : problem.message, PAUSE_MILLISECONDS_MAX);
     }
     return this._lost(problem);
@@ -210,9 +210,9 @@ export class Stream {
 
   /** @param {unknown} error */
   _lost(error) {
-    if (!this._isOnline()) return this._failed("offline", "This machine is offline; the page goes on when it is back.");
+    if (!this._isOnline()) return this._failed("offline", "This machine is offline; the page reconnects when it is back.");
     const why = error instanceof Problem ? error.message : "the server cannot be reached";
-    return this._failed("waiting", `${why[0].toUpperCase()}${why.slice(1)}; it is tried again.`);
+    return this._failed("waiting", `${why[0].toUpperCase()}${why.slice(1)}; trying again.`);
   }
 
   /**
@@ -253,4 +253,4 @@ export class Stream {
   }
 }
 
-const SILENT = new Problem({ detail: "nothing is heard from the server" });
+const SILENT = new Problem({ detail: "the server is silent" });

@@ -57,7 +57,7 @@ class App {
     this.scrim = el("button", {
       class: "scrim",
       type: "button",
-      "aria-label": "Close what is open in front",
+      "aria-label": "Close the open overlay",
       tabIndex: -1,
       on: { click: () => this.drawer(null) },
     });

@@ -54,7 +54,7 @@ export class Attachments {
   async #add(files) {
     for (const file of files) {
       if (!TYPES.has(file.type))
-        this.given.say(`${file.name || "That"} is no picture that agents take: PNG, JPEG, GIF or WebP.`, "error");
+        this.given.say(`Cannot attach ${file.name || "this file"}: agents accept PNG, JPEG, GIF and WebP.`, "error");
       else if (file.size > BYTES_MAX)
         this.given.say(
           `${file.name || "The picture"} has ${size(file.size)}; at most ${size(BYTES_MAX)} can be sent.`,

@@ -54,7 +54,7 @@ class Composer {
       answered: () => this.#fail(null),
       lost: (ask) => {
         this.#fail({
-          detail: "This was being sent when the page was loaded again, and the log does not have it.",
+          detail: "The page was reloaded while this was being sent, and the log does not have it.",
           hint: "its pictures were too large to be kept: add them again",
         });
         this.#giveBack([ask]);
@@ -96,7 +96,7 @@ class Composer {
         disabled: true,
         on: { click: () => this.stop() },
         "aria-label": "Interrupt",
-        title: "Interrupt what runs (i)",
+        title: "Interrupt the running turn (i)",
       },
       icon("stop"),
       el("span", null, "Interrupt"),
@@ -168,7 +168,7 @@ class Composer {
           el("kbd", null, "Enter"),
           " sends, ",
           el("kbd", null, "Shift+Enter"),
-          " begins a new line",
+          " starts a new line",
         ),
         this.receipt,
       ),
@@ -218,7 +218,7 @@ class Composer {
   #unanswered(error) {
     this.#fail({
       detail: error.detail,
-      hint: "what was sent is kept, and sent again until there is an answer; it is done once",
+      hint: "the message is kept, and sent again until the server answers; it is done once",
       act: { label: "Take it back", do: () => this.#giveBack(this.sending.takeBack()) },
     });
   }
@@ -259,9 +259,9 @@ class Composer {
     this.interrupt.disabled = !isRunning;
     this.text.placeholder =
       session?.state === "gone"
-        ? "Ask again: the session is opened for it, if it can be"
+        ? "Ask again: this reopens the session, if possible"
         : isRunning
-          ? "Ask the agent; it waits for its turn"
+          ? "Ask the agent; the ask waits for its turn"
           : "Ask the agent";
   }
 

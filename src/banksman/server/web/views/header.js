@@ -98,8 +98,8 @@ async function closing(context) {
   const name = session?.name ?? context.id;
   const isBusy = session?.holder || session?.queue?.length;
   const words = isBusy
-    ? `Close “${name}”? What runs in it is stopped, what waits is withdrawn. What was said is kept.`
-    : `Close “${name}”? Its process is ended. What was said is kept.`;
+    ? `Close “${name}”? Its running turn is stopped, its queued asks are withdrawn. Its log is kept.`
+    : `Close “${name}”? Its process is ended. Its log is kept.`;
   if (!(await confirmed(words, "Close the session"))) return;
   try {
     await context.actions.close(context.id);
@@ -223,8 +223,8 @@ function drawFacts(node, session, usage) {
   replace(
     node,
     el("span", { title: "Agent" }, session.agent),
-    session.host ? el("span", { class: "host", title: "The host that has it" }, `on ${session.host}`) : null,
-    session.cost ? el("span", { title: "What it has cost so far" }, money(session.cost)) : null,
+    session.host ? el("span", { class: "host", title: "Host of the session" }, `on ${session.host}`) : null,
+    session.cost ? el("span", { title: "Cost so far" }, money(session.cost)) : null,
     usage ? meter(usage) : null,
     session.cwd ? el("span", { class: "cwd", title: session.cwd }, session.cwd) : null,
   );
@@ -235,7 +235,7 @@ function meter({ used, size }) {
   if (!size)
     return el(
       "span",
-      { title: "Words that the model was given and has said, in its own count" },
+      { title: "Input and output tokens, as the model counts them" },
       `${amount(used)} tokens`,
     );
   const share = Math.min(1, used / size);
@@ -243,7 +243,7 @@ function meter({ used, size }) {
   bar.style.width = `${Math.round(100 * share)}%`;
   return el(
     "span",
-    { title: `${used} of ${size} tokens of the model's window` },
+    { title: `${used} of ${size} tokens of the model's context window` },
     el("span", { class: "meter", dataset: { full: share >= FULL ? "" : null } }, bar),
     `${Math.round(100 * share)} % of ${amount(size)}`,
   );
@@ -262,7 +262,7 @@ function drawConnection(node, now) {
   node.title =
     now.detail ||
     (now.state === "live"
-      ? `What happens is shown as it happens${now.isLeader ? "; this tab reads for all tabs" : ""}.`
+      ? `Events are shown live${now.isLeader ? "; this tab reads for all tabs" : ""}.`
       : text);
 }
 
@@ -284,7 +284,7 @@ function connectionWords({ state, detail, retryAt }) {
     case "refused":
       return detail ? `refused: ${detail}` : "refused by the server";
     case "ending":
-      return `the server is going, ${again}`;
+      return `the server is shutting down, ${again}`;
     default:
       return state;
   }

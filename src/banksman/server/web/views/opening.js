@@ -29,11 +29,11 @@ class Opening {
     this.agents = el(
       "div",
       { class: "agents", role: "radiogroup", "aria-label": "Agent" },
-      el("p", { class: "note" }, "Looking which agents are here…"),
+      el("p", { class: "note" }, "Looking for agents…"),
     );
     this.command = field("Command", "command", {
       class: "input mono",
-      placeholder: "the command that speaks ACP, with its arguments",
+      placeholder: "a command that speaks ACP, with its arguments",
     });
     this.error = el("div", { class: "composer-error", role: "alert", hidden: true });
     this.submit = el("button", { class: "button primary", type: "submit" }, "Open");
@@ -62,12 +62,12 @@ class Opening {
         value: last.cwd ?? "",
         placeholder: "where the server was started",
       }),
-      field("Name", "name", { maxLength: 255, placeholder: "so that it can be found again" }),
+      field("Name", "name", { maxLength: 255, placeholder: "to find the session again" }),
       el(
         "div",
         { class: "two" },
-        field("Model", "model", { placeholder: "the agent's own" }),
-        field("Permission mode", "permission_mode", { placeholder: "the agent's own" }),
+        field("Model", "model", { placeholder: "the agent's default" }),
+        field("Permission mode", "permission_mode", { placeholder: "the agent's default" }),
       ),
       this.error,
       el(
@@ -94,7 +94,7 @@ class Opening {
     } catch (error) {
       replace(
         this.agents,
-        el("p", { class: "note" }, `Which agents are here is not known: ${/** @type {any} */ (error).message}`),
+        el("p", { class: "note" }, `Cannot list the agents: ${/** @type {any} */ (error).message}`),
       );
       return;
     }
@@ -116,12 +116,12 @@ class Opening {
   #agent(agent) {
     const isCustom = agent.name === "custom";
     const words = agent.error
-      ? "its file is wrong"
+      ? "its profile is invalid"
       : isCustom
         ? "any program that speaks ACP"
         : agent.found
           ? (agent.path ?? "found")
-          : "not found here";
+          : "not installed";
     const input = el("input", {
       type: "radio",
       name: "agent",

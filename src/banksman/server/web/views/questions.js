@@ -172,8 +172,8 @@ class Cards {
     card.message = el("input", {
       type: "text",
       class: "question-message",
-      "aria-label": "Why not, for the agent to read",
-      placeholder: "Why not, for the agent to read (optional)",
+      "aria-label": "Reason for the agent",
+      placeholder: "Reason for the agent (optional)",
     });
     card.note = el("p", { class: "question-note", role: "status" });
     card.buttons = choices.map((choice) => this._button(card, choice));

@@ -32,14 +32,14 @@ class QueuePanel {
     this.busy = new Set();
     this.ticker = 0;
     this.holder = el("div", { class: "queue-holder" });
-    this.list = el("ol", { class: "queue-list", "aria-label": "Who waits, next first" });
-    this.heading = el("h3", {}, "Waits, next first");
+    this.list = el("ol", { class: "queue-list", "aria-label": "Waiting asks, next first" });
+    this.heading = el("h3", {}, "Waiting, next first");
     this.count = el("p", { class: "pane-state" });
     this.section = el(
       "section",
       { class: "pane queue", "aria-label": "Queue" },
       el("div", { class: "pane-top" }, el("h2", { class: "sr-only" }, "Queue"), this.count),
-      el("h3", {}, "Has the agent"),
+      el("h3", {}, "Running"),
       this.holder,
       this.heading,
       this.list,
@@ -96,7 +96,7 @@ class QueuePanel {
     this._drawHolder(session, now);
     const rows = rowsOf(session, (turn) => this.known(turn), this.wishes, now);
     this.count.textContent =
-      rows.length === 0 ? "Nobody waits." : rows.length === 1 ? "One waits." : `${rows.length} wait.`;
+      rows.length === 0 ? "No ask waits." : rows.length === 1 ? "1 ask waits." : `${rows.length} asks wait.`;
     this.list.hidden = this.heading.hidden = rows.length === 0;
     keyed(
       this.list,
@@ -113,7 +113,7 @@ class QueuePanel {
     const holders = turn === null ? [] : [{ turn, ...this.known(turn) }];
     this.holder.classList.toggle("is-free", turn === null);
     const empty =
-      turn === null ? [session?.hold ? `Nobody speaks; the hold ${session.hold} keeps it.` : "Nobody has it."] : [];
+      turn === null ? [session?.hold ? `No turn runs; the hold ${session.hold} keeps the session.` : "No turn runs."] : [];
     keyed(
       this.holder,
       [...holders, ...empty.map((words) => ({ turn: "", words }))],
@@ -123,13 +123,13 @@ class QueuePanel {
         if (!each.turn) return;
         const parts = node.parts;
         const shown =
-          promptText(each.prompt ?? "") || (each.started?.body?.origin ? "of the agent's own accord" : each.turn);
+          promptText(each.prompt ?? "") || (each.started?.body?.origin ? "started by the agent" : each.turn);
         if (parts.prompt.textContent !== shown) parts.prompt.textContent = shown;
         const kind = classOf(Number(each.priority) || 0);
         set(node, { dataset: { class: kind } });
         parts.kind.textContent = kind;
         node.since = each.started?.at ?? now;
-        node.words = each.stopped ? "is being stopped, has it for" : "has it for";
+        node.words = each.stopped ? "is being stopped, runs for" : "runs for";
         parts.button.disabled = Boolean(each.stopped) || this.busy.has(each.turn);
         parts.button.setAttribute("aria-label", `Interrupt ${called(shown)}`);
       },
@@ -231,7 +231,7 @@ class QueuePanel {
     next?.parts?.cancel.focus();
     const receipt = await this._do(turn, () => this.context.actions.cancel(this.context.id, turn));
     if (receipt && receipt.by === "already_over") this.context.say("It was over already.", "done");
-    else if (receipt) this.context.say("Taken back.", "done");
+    else if (receipt) this.context.say("Withdrawn.", "done");
     else this.wishes.cancelled.delete(turn);
     this.draw();
   }

@@ -249,11 +249,11 @@ function drawEmpty(list, all, shown, shared) {
   if (shown) return;
   const isRefused = shared.feed.connection.value.state === "refused";
   const words = all
-    ? "No session is like that."
+    ? "No session matches."
     : shared.sessions.isKnown.value
       ? "No session yet."
       : isRefused
-        ? "Not let in."
+        ? "Not logged in."
         : "Reading…";
   list.prepend(el("p", { class: "empty" }, words));
 }

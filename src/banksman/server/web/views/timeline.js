@@ -77,7 +77,7 @@ class Strip {
         {
           type: "button",
           "aria-pressed": "true",
-          title: "Follow what happens",
+          title: "Follow live",
           on: { click: () => this.show("live") },
         },
         "Live",
@@ -91,7 +91,7 @@ class Strip {
     this.empty = el(
       "p",
       { class: "timeline-empty" },
-      "Nothing was asked yet. Here will be seen who has the agent, who waits, and that no two have it at once.",
+      "No asks yet. The timeline shows which turn runs, which asks wait, and that no two turns run at once.",
     );
     this.section = el(
       "section",
@@ -248,7 +248,7 @@ class Strip {
     replace(
       this.names,
       name(lanes.waiting, "waiting", "waits"),
-      name(lanes.held + 8, "has the agent", "has it"),
+      name(lanes.held + 8, "running", "runs"),
       name(lanes.process - 1, "process", "process"),
     );
     this.names.style.height = `${heightOf(rows)}px`;

@@ -208,7 +208,7 @@ class TranscriptView {
     if (this.log.problem.value) return;
     const isEmpty = !count && !this.log.isReading.value && this.log.isLive.value;
     this.notice.hidden = !isEmpty;
-    if (isEmpty) replace(this.notice, el("p", null, "Nothing was said yet."));
+    if (isEmpty) replace(this.notice, el("p", null, "No messages yet."));
   }
 
   /** @param {any} problem */

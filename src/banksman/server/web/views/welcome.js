@@ -61,15 +61,15 @@ function refused(context) {
     "div",
     { role: "alert" },
     mark(),
-    el("h1", null, "This browser is not let in"),
-    el("p", null, "Run this in a terminal, and open the link that it prints. A link lets one browser in, once."),
+    el("h1", null, "This browser is not logged in"),
+    el("p", null, "Run this in a terminal, and open the link that it prints. A link logs one browser in, once."),
     el("div", { class: "try" }, commandLine("banksman page", kit)),
     el("p", null, "Or paste the token: it is in the file banksman/token of the state folder."),
     el(
       "form",
       { class: "actions", on: { submit } },
       token,
-      el("button", { class: "button primary", type: "submit" }, "Let this browser in"),
+      el("button", { class: "button primary", type: "submit" }, "Log in"),
     ),
     problem,
   );
@@ -95,7 +95,7 @@ function choose(context) {
     null,
     mark(),
     el("h1", null, "Choose a session"),
-    el("p", null, "They are at the left; those that need you are on top."),
+    el("p", null, "The list is at the left; sessions that need you are on top."),
     el("div", { class: "actions" }, open(context)),
   );
 }
@@ -126,7 +126,7 @@ function first(context) {
         el(
           "p",
           null,
-          "Several people and programs may ask it at once: they take turns, by how urgent they are, and you see who waits and why.",
+          "Several people and programs may ask it at once: their asks run one at a time, by priority, and you see which ask waits and why.",
         ),
       ),
       el(
@@ -135,7 +135,7 @@ function first(context) {
         el(
           "p",
           null,
-          "You can stop it at any moment. What it has started is ended with it, and nothing is left behind.",
+          "You can stop it at any moment. All processes that it has started end with it.",
         ),
       ),
     ),

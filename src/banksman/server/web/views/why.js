@@ -153,7 +153,7 @@ class WhyPanel {
     let words = "";
     if (this.problem) {
       const left = Math.max(0, Math.ceil((this.problem.until - performance.now()) / 1000));
-      const age = this.why === null ? "" : ` What is shown is ${duration(this.elapsed)} old.`;
+      const age = this.why === null ? "" : ` The data is ${duration(this.elapsed)} old.`;
       words = `${this.problem.words}. Asked again in ${left} s.${age}`;
     }
     if (this.state.textContent !== words) this.state.textContent = words;
@@ -161,7 +161,7 @@ class WhyPanel {
   }
 
   _phase() {
-    const place = this.why.waits_for_place ? " waits for a place among the processes" : "";
+    const place = this.why.waits_for_place ? " waits for a place in the process pool" : "";
     return [el("span", {}, el("strong", {}, this.why.phase), place)];
   }
 
@@ -169,7 +169,7 @@ class WhyPanel {
     return this.why.clocks.map((clock) => {
       const left = clockLeft(clock, this.elapsed);
       const share = clock.seconds > 0 ? Math.min(1, left / clock.seconds) : 0;
-      const words = `${duration(left)} left of ${duration(clock.seconds)}${clock.running ? "" : ", stands still"}`;
+      const words = `${duration(left)} left of ${duration(clock.seconds)}${clock.running ? "" : ", paused"}`;
       const fill = el("span", { class: "why-clock-fill", style: { width: `${(share * 100).toFixed(1)}%` } });
       return el(
         "span",

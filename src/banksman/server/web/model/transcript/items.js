@@ -164,7 +164,7 @@ export function planText(entries) {
  */
 export function requeueText(cause, attempt) {
   const why = cause === "preempt" ? "Gave way to a more urgent ask" : "Stopped before it was done";
-  return `${why}. It waits to be asked again (attempt ${attempt}).`;
+  return `${why}. It is queued again (attempt ${attempt}).`;
 }
 
 /** @param {any} value @returns {any[]} */

@@ -8,7 +8,7 @@ import { copyButton } from "./parts.js";
 
 const STATUSES = new Map([
   ["completed", "done"],
-  ["in_progress", "at it"],
+  ["in_progress", "in progress"],
   ["pending", "to do"],
 ]);
 

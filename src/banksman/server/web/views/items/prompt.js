@@ -8,8 +8,8 @@ import { duration, when, whenExactly } from "./words.js";
 
 const PORTION = 4000;
 const ORIGINS = new Map([
-  ["task-notification", "a task of its own has news"],
-  ["auto-continuation", "it goes on by itself"],
+  ["task-notification", "a background task has news"],
+  ["auto-continuation", "it continues by itself"],
 ]);
 
 /** @type {import("./item.js").Kind} */
@@ -59,7 +59,7 @@ function facts(item) {
     );
   else if (item.attempt > 1) parts.push(el("span", null, `asked again, attempt ${item.attempt}`));
   else if (waited >= 1) parts.push(el("span", null, `waited ${duration(waited)}`));
-  if (item.into) parts.push(el("span", null, "joined the turn that ran"));
+  if (item.into) parts.push(el("span", null, "joined the running turn"));
   return parts;
 }
 
@@ -69,8 +69,8 @@ function words(item) {
     return el(
       "p",
       { class: "soft" },
-      `The agent began a turn of its own${ORIGINS.has(item.origin) ? `: ${ORIGINS.get(item.origin)}` : ""}.`,
+      `The agent started a turn by itself${ORIGINS.has(item.origin) ? `: ${ORIGINS.get(item.origin)}` : ""}.`,
     );
-  if (item.prompt === null) return el("p", { class: "soft" }, "Asked before what is shown here.");
+  if (item.prompt === null) return el("p", { class: "soft" }, "Asked before the first event shown here.");
   return portioned(item.text, PORTION, (shown) => el("p", null, shown));
 }

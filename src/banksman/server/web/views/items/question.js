@@ -14,7 +14,7 @@ const WHO = new Map([
   ["answer", "by a person"],
   ["rule", "by a rule"],
   ["callback", "by a callback"],
-  ["expiry", "since nobody answered in time"],
+  ["expiry", "because no answer came in time"],
   ["turn", "since its turn ended"],
   ["agent", "by the agent"],
   ["recovery", "since its host had died"],

@@ -53,7 +53,7 @@ export function toolItem(article, first, kit) {
  * @param {Record<string, any>} item
  */
 function drawTitle(node, item) {
-  const words = item.title ?? "A tool that was called before what is shown here";
+  const words = item.title ?? "A tool that was called before the first event shown here";
   const found = /^([\w.-]{1,40}): ([^]*)$/.exec(words);
   if (found) replace(node, el("b", null, found[1]), " ", el("span", { class: "about" }, found[2].replace(/\s+/g, " ")));
   else replace(node, el("b", null, words.replace(/\s+/g, " ")));
@@ -100,7 +100,7 @@ function inside(item, kit) {
     pictures(images),
   ];
   const isEmpty = !given && !changes.length && !output && !images.length;
-  return isEmpty ? el("p", { class: "soft" }, item.ended === null ? "Nothing yet." : "It gave nothing back.") : parts;
+  return isEmpty ? el("p", { class: "soft" }, item.ended === null ? "No output yet." : "No output.") : parts;
 }
 
 /**

@@ -77,16 +77,16 @@ const ENDINGS = new Map([
   ["preempted", "Gave way to a more urgent ask"],
   ["withdrawn", "Withdrawn before it began"],
   ["failed", "Failed"],
-  ["refused", "Refused: nothing of it was sent"],
-  ["unknown", "Outcome unknown: the host died meanwhile"],
+  ["refused", "Refused: nothing was sent"],
+  ["unknown", "Outcome unknown: the host died"],
 ]);
 const CAUSES = new Map([
   ["preempt", "for a more urgent ask"],
-  ["close", "since the session was closed"],
-  ["drain", "since the server was going"],
+  ["close", "because the session was closed"],
+  ["drain", "because the server was shutting down"],
 ]);
 const STOPS = new Map([
-  ["max_tokens", "the model's limit of words was reached"],
+  ["max_tokens", "the model's token limit was reached"],
   ["max_turn_requests", "the limit of requests was reached"],
   ["refusal", "the model refused"],
   ["cancelled", "it was cancelled"],
@@ -119,7 +119,7 @@ export function receiptText({ stopped, by, queued }) {
       ["already_over", "It was over already"],
     ]).get(by) ?? (stopped ? "Stopped" : "Not stopped");
   const count = queued?.length ?? 0;
-  return `${how}; ${count ? `${count} still queued` : "nothing waits"}.`;
+  return `${how}; ${count ? `${count} still queued` : "the queue is empty"}.`;
 }
 
 export { duration };

@@ -79,14 +79,14 @@ function contentOf(each) {
 }
 
 function code(text, name = "") {
-  return el("pre", { class: `question-code ${name}`, tabIndex: 0, "aria-label": "What it is used with" }, text);
+  return el("pre", { class: `question-code ${name}`, tabIndex: 0, "aria-label": "Input of the tool" }, text);
 }
 
 function difference(before, after) {
   const lines = diffLines(textOf(before), textOf(after));
   return el(
     "pre",
-    { class: "question-code question-diff", tabIndex: 0, "aria-label": "What it would change" },
+    { class: "question-code question-diff", tabIndex: 0, "aria-label": "Proposed change" },
     lines.map(({ sign, text }) =>
       el("span", { class: sign === "+" ? "is-new" : sign === "-" ? "is-old" : "" }, `${sign} ${text}\n`),
     ),

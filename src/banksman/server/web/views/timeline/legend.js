@@ -42,7 +42,7 @@ function entries() {
           svg("rect", { x: 1, y: 7, width: 24, height: 5, "data-class": "normal" }),
         ),
       ),
-      "somebody waits for the agent",
+      "an ask waits for the agent",
     ],
     [
       sign(
@@ -54,9 +54,9 @@ function entries() {
           svg("path", { class: "timeline-arrow-head", d: "M8.5 10h9l-4.5 8z" }),
         ),
       ),
-      "preemption: who is more urgent stops who runs",
+      "preemption: a more urgent ask stops the running turn",
     ],
-    [bar("normal", 14, { phase: "interrupting" }), "told to stop, and not yet at its end"],
+    [bar("normal", 14, { phase: "interrupting" }), "stopping, not ended yet"],
     [bar("background", 14, { end: "cut", d: "M25 2l-3 4 3 4-3 4 3 3" }), "cut: gave way, and waits again"],
     [bar("normal", 14, { end: "stopped", d: "M23.5 3v14" }), "interrupted"],
     [bar("normal", 14, { end: "failed", d: "M23.5 3v14" }), "failed"],

@@ -17,7 +17,7 @@ const LABELLED = {
   swept: "swept",
   survivor: "NOT ENDED",
   left: "left running",
-  retired: "let go",
+  retired: "retired",
   backed_off: "backs off",
   opened: "opened",
   closed: "closed",

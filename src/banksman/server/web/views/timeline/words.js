@@ -31,7 +31,7 @@ const NAMES = {
   swept: "Swept",
   survivor: "Not ended",
   left: "Left running",
-  retired: "Process let go",
+  retired: "Process retired",
   backed_off: "Backing off",
   opened: "Opened",
   closed: "Closed",
@@ -61,7 +61,7 @@ export function times(turn, now) {
 }
 
 function kindText(turn) {
-  return turn.origin === null ? turn.class : "of the agent's own";
+  return turn.origin === null ? turn.class : "started by the agent";
 }
 
 export function turnTip(turn, segment, now) {
@@ -71,7 +71,7 @@ export function turnTip(turn, segment, now) {
     `${kindText(turn)}${turn.attempt > 1 ? `, attempt ${turn.attempt}` : ""} · ${outcomeText(turn)}`,
     `${turn.isCut ? "first seen" : "asked"} ${clockTime(first.clock, 3)}`,
     [
-      sums.queued > 0.0005 ? `waited ${duration(sums.queued)}` : "waited not at all",
+      sums.queued > 0.0005 ? `waited ${duration(sums.queued)}` : "did not wait",
       sums.running > 0 ? `ran ${duration(sums.running)}` : "",
       sums.interrupting > 0 ? `stopped within ${duration(sums.interrupting)}` : "",
       sums.unknown > 0 ? `unknown for ${duration(sums.unknown)}` : "",
@@ -83,12 +83,12 @@ export function turnTip(turn, segment, now) {
     const cause = CAUSES[segment.cause] ?? segment.cause ?? "";
     lines.push(
       `here: draining, stopped ${cause}${segment.watchdog ? ` (${segment.watchdog})` : ""}`,
-      turn.by === null ? "not yet at its end" : `ended by its ${turn.by}`,
+      turn.by === null ? "not ended yet" : `ended by its ${turn.by}`,
     );
   } else if (segment?.phase === "queued") {
     lines.push(`here: waiting for ${duration((segment.to ?? now) - segment.from)}`);
   } else if (segment?.phase === "unknown") {
-    lines.push("here: nobody knows. Its host died, and this is when that was settled");
+    lines.push("here: unknown. Its host died, and recovery settled it at this time");
   }
   if (turn.error) lines.push(String(turn.error).slice(0, 300));
   lines.push(`event ${segment?.seq ?? turn.seq} · click to read it`);
@@ -134,7 +134,7 @@ export function turnLine(turn, now) {
   const sums = times(turn, now);
   const said = [
     `“${turn.prompt.slice(0, 120) || turn.id}”`,
-    turn.origin === null ? turn.class : "the agent's own",
+    turn.origin === null ? turn.class : "started by the agent",
     `asked ${clockTime(turn.segments[0]?.clock ?? 0)}`,
     `waited ${duration(sums.queued)}`,
     sums.running > 0 ? `ran ${duration(sums.running)}` : "",
@@ -151,7 +151,7 @@ const FORCED = new Set(["term", "kill", "keeper"]);
 /** What the whole picture says, in a sentence or two. */
 export function summary(timeline) {
   const turns = timeline.turns.length;
-  if (turns === 0) return "Nothing was asked yet.";
+  if (turns === 0) return "No asks yet.";
   const gave = timeline.marks.filter((mark) => mark.kind === "preempt").length;
   const stopped = timeline.marks.filter((mark) =>
     ["interrupt", "clock", "close", "replace"].includes(mark.kind),
