@@ -76,10 +76,10 @@ def test_host_name_selects_hosts_that_take_sessions() -> None:
     ("need", "hint"),
     [
         (["agent=claude"], "start a host where that agent is installed"),
-        (["gpu"], "start a host that has the labels (--label), or ask for less (labels)"),
+        (["gpu"], "start a host that has the labels (--label), or ask for fewer labels"),
         (
             ["agent=claude", "gpu"],
-            "start a host where that agent is installed and that has the labels (--label), or ask for less (labels)",
+            "start a host where that agent is installed and that has the labels (--label), or ask for fewer labels",
         ),
     ],
 )
