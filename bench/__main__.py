@@ -15,7 +15,19 @@ import time
 from bench.measure import GOAL
 
 NAMES = (
-    *("spawn", "capture", "close", "many", "sweep", "cli", "events", "interrupt", "sessions", "log", "history"),
+    *(
+        "spawn",
+        "capture",
+        "close",
+        "many",
+        "sweep",
+        "cli",
+        "events",
+        "interrupt",
+        "sessions",
+        "log",
+        "history",
+    ),
     *("server", "latency", "cluster"),
 )
 # None takes a third of this. One that does is broken, and what it left running ends with it.
@@ -59,7 +71,9 @@ def run(name: str) -> tuple[int, list[str]]:
 def main(names: list[str]) -> int:
     unknown = [name for name in names if name not in NAMES]
     if unknown:
-        print(f"there is no benchmark {unknown[0]!r}; there are: {' '.join(NAMES)}", file=sys.stderr)
+        print(
+            f"there is no benchmark {unknown[0]!r}; there are: {' '.join(NAMES)}", file=sys.stderr
+        )
         return 2
     began = time.monotonic()
     print(f"Python {platform.python_version()}, Linux {platform.release()}, {os.cpu_count()} cores")
@@ -68,7 +82,10 @@ def main(names: list[str]) -> int:
     for name in names or NAMES:
         print(f"\n== {name} ==", flush=True)
         if (busy := busy_share()) > BUSY_SHARE_MAX:
-            print(f"note: others use {busy:.0%} of this machine; ratios are what is left to read", flush=True)
+            print(
+                f"note: others use {busy:.0%} of this machine; ratios are what is left to read",
+                flush=True,
+            )
         code, met = run(name)
         goals.extend(f"{name:8} {line}" for line in met)
         if code != 0:

@@ -60,7 +60,9 @@ async def main() -> None:
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await all_here
     groups = [clients] if shape == "one" else [[client] for client in clients]
-    await asyncio.gather(*(tick(each, rate, size, n / len(groups) / rate) for n, each in enumerate(groups)))
+    await asyncio.gather(
+        *(tick(each, rate, size, n / len(groups) / rate) for n, each in enumerate(groups))
+    )
 
 
 asyncio.run(main())

@@ -67,7 +67,9 @@ def main() -> None:
     ratio = p50(seconds["banksman.execute"]) / p50(seconds["subprocess.run"])
     goal("at least as fast as subprocess.run", f"{1 / ratio:.1f} times as fast", ratio <= 1)
     grown = growth["banksman.execute"]
-    goal("memory bounded", f"{grown / (1 << 20):.1f} MiB more at the peak", grown <= GROWTH_BYTES_MAX)
+    goal(
+        "memory bounded", f"{grown / (1 << 20):.1f} MiB more at the peak", grown <= GROWTH_BYTES_MAX
+    )
 
 
 if __name__ == "__main__":

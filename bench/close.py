@@ -48,7 +48,9 @@ class Script:
         self._address = folder / f"{kind}.ready"
         child = Path(__file__).with_name("close_child.py")
         # The transport adds arguments of its own to the command; the script drops them.
-        self.path.write_text(f"#!/bin/sh\nexec '{sys.executable}' -I -S '{child}' {kind} '{self._address}'\n")
+        self.path.write_text(
+            f"#!/bin/sh\nexec '{sys.executable}' -I -S '{child}' {kind} '{self._address}'\n"
+        )
         self.path.chmod(0o700)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(self._address))
@@ -145,7 +147,9 @@ async def measure(blocked: Script, deaf: Script) -> None:
         for _ in range(BLOCKED_ROUNDS):
             stopped.append(await Ours(host, blocked).timed())
             polite.append(await Ours(host, blocked, is_polite=True).timed())
-    print("terms: transport EOF, 5 s, TERM, 5 s, KILL (fixed in it) · Banksman TERM, grace 5 s, KILL")
+    print(
+        "terms: transport EOF, 5 s, TERM, 5 s, KILL (fixed in it) · Banksman TERM, grace 5 s, KILL"
+    )
     outcomes = {
         "transport.close()": [task.result() for task in theirs_blocked],
         "Command.stop()": stopped,
@@ -153,7 +157,9 @@ async def measure(blocked: Script, deaf: Script) -> None:
     }
     theirs, ours = show("(a) blocked writing 1 MiB, leaves on EOF", outcomes)
     times = theirs / ours
-    goal(f"(a) gone {TIMES_FASTER_MIN} times faster", f"{times:.0f} times", times >= TIMES_FASTER_MIN)
+    goal(
+        f"(a) gone {TIMES_FASTER_MIN} times faster", f"{times:.0f} times", times >= TIMES_FASTER_MIN
+    )
     outcomes = {
         "transport.close()": [task.result() for task in theirs_deaf],
         "Command.stop()": [task.result() for task in ours_deaf],

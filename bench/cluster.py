@@ -48,7 +48,7 @@ class Used(NamedTuple):
     nodes: float
 
 
-# -- an ask ------------------------------------------------------------------------------------------------------------
+# -- an ask --------------------------------------------------------------------------------------
 async def asks(found: dict[str, Store]) -> None:
     accepted: dict[str, list[float]] = {name: [] for name in found}
     ended: dict[str, list[float]] = {name: [] for name in found}
@@ -75,10 +75,14 @@ async def asks(found: dict[str, Store]) -> None:
     table("an ask, until it is accepted", accepted, against=FILE)
     table("an ask, until its outcome", ended, against=FILE)
     median = p50(accepted[THREE])
-    goal(f"accepted within {span(ASK_SECONDS_MAX)} on 3 nodes, p50", span(median), median < ASK_SECONDS_MAX)
+    goal(
+        f"accepted within {span(ASK_SECONDS_MAX)} on 3 nodes, p50",
+        span(median),
+        median < ASK_SECONDS_MAX,
+    )
 
 
-# -- a live event ------------------------------------------------------------------------------------------------------
+# -- a live event --------------------------------------------------------------------------------
 async def tail(store: Store) -> tuple[list[float], float]:
     """How old each event was, and the CPU of who followed, for each."""
     async with banksman.Host(store.url) as host:
@@ -111,14 +115,18 @@ async def tails(found: dict[str, Store]) -> None:
             f"{cpu * 1e6:11.0f} µs"
         )
     worst = p99(taken[THREE][0])
-    goal(f"p99 under {span(LIVE_P99_SECONDS_MAX)} on 3 nodes", span(worst), worst < LIVE_P99_SECONDS_MAX)
+    goal(
+        f"p99 under {span(LIVE_P99_SECONDS_MAX)} on 3 nodes",
+        span(worst),
+        worst < LIVE_P99_SECONDS_MAX,
+    )
 
 
 def p99(seconds: Sequence[float]) -> float:
     return sorted(seconds)[int(0.99 * (len(seconds) - 1) + 0.5)]
 
 
-# -- CPU for each event ------------------------------------------------------------------------------------------------
+# -- CPU for each event --------------------------------------------------------------------------
 async def cpu(store: Store) -> tuple[Used, Used]:
     """In one go, the least of some rounds; and as they trickle."""
     rounds: list[Used] = []
@@ -134,12 +142,16 @@ async def cpu(store: Store) -> tuple[Used, Used]:
 async def _used(store: Store, session: banksman.Session, prompt: str, events: int) -> Used:
     host, nodes = time.process_time(), store.servers_cpu_seconds()
     await done(session, prompt)
-    return Used((time.process_time() - host) / events, (store.servers_cpu_seconds() - nodes) / events)
+    return Used(
+        (time.process_time() - host) / events, (store.servers_cpu_seconds() - nodes) / events
+    )
 
 
 async def cpus(found: dict[str, Store]) -> None:
     taken = {name: await cpu(store) for name, store in found.items()}
-    for number, title in enumerate((f"CPU for an event, {FRAMES:,} in one go", "CPU for an event, 200 a second")):
+    for number, title in enumerate(
+        (f"CPU for an event, {FRAMES:,} in one go", "CPU for an event, 200 a second")
+    ):
         print(f"{title:42} {'host':>10} {'nodes':>12} {'host, ratio':>13}")
         base = taken[FILE][number].host
         for name, used in taken.items():
@@ -147,7 +159,7 @@ async def cpus(found: dict[str, Store]) -> None:
             print(f"  {name:40} {host * 1e6:7.1f} µs {nodes * 1e6:9.1f} µs {host / base:13.2f}")
 
 
-# -- the log alone -----------------------------------------------------------------------------------------------------
+# -- the log alone -------------------------------------------------------------------------------
 async def alone(log: Log, session: str) -> float:
     """Events a second with one append on its way at a time."""
     epoch = await log.claim(session, agent="claude")
@@ -185,10 +197,16 @@ async def logs(found: dict[str, Store]) -> None:
     print(f"{title:42} {'one by one':>12} {'packed':>12} {'replay':>12}   ratios")
     for name, rates in best.items():
         shown = " ".join(f"{rate:12,.0f}" for rate in rates)
-        ratios = " · ".join(f"{rate / base:.2f}" for rate, base in zip(rates, best[FILE], strict=True))
+        ratios = " · ".join(
+            f"{rate / base:.2f}" for rate, base in zip(rates, best[FILE], strict=True)
+        )
         print(f"  {name:40} {shown}   {ratios}")
     rate = best[THREE][2]
-    goal(f"a replay of {REPLAY_RATE_MIN:,} events/s from 3 nodes", f"{rate:,.0f}", rate >= REPLAY_RATE_MIN)
+    goal(
+        f"a replay of {REPLAY_RATE_MIN:,} events/s from 3 nodes",
+        f"{rate:,.0f}",
+        rate >= REPLAY_RATE_MIN,
+    )
 
 
 PARTS = {"asks": asks, "tails": tails, "cpus": cpus, "logs": logs}

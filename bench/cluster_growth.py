@@ -65,7 +65,7 @@ def own_memory() -> int:
     return memory_bytes()
 
 
-# -- sessions that are known -------------------------------------------------------------------------------------------
+# -- sessions that are known ---------------------------------------------------------------------
 async def write_records(store: Store, first: int, end: int) -> float:
     """As a claim leaves them and its owner's release: a record, and a message of one event. Sessions a second."""
     where = at(store)
@@ -80,11 +80,22 @@ async def write_records(store: Store, first: int, end: int) -> float:
         for number in waiting:
             id = f"s-{number:016x}"
             record = SessionRecord(
-                id=id, agent="claude", created=1.0 + number, epoch=1, tenure=1, seq=1, changed=1.0, born=1
+                id=id,
+                agent="claude",
+                created=1.0 + number,
+                epoch=1,
+                tenure=1,
+                seq=1,
+                changed=1.0,
+                born=1,
             )
             await nats.publish(names.record("session", id), encode(record), expected=0)
-            header = message_codec.header(epoch=1, first=1, held=1, snapshot=0, at=1.0, blob=message_codec.NO_BLOB)
-            await nats.publish(names.event(id), body, expected=0, headers={message_codec.HEADER: header})
+            header = message_codec.header(
+                epoch=1, first=1, held=1, snapshot=0, at=1.0, blob=message_codec.NO_BLOB
+            )
+            await nats.publish(
+                names.event(id), body, expected=0, headers={message_codec.HEADER: header}
+            )
 
     began = time.perf_counter()
     await asyncio.gather(*(write() for _ in range(AT_ONCE)))
@@ -139,7 +150,7 @@ async def known(store: Store) -> None:
         first = count
 
 
-# -- sessions that are open --------------------------------------------------------------------------------------------
+# -- sessions that are open ----------------------------------------------------------------------
 async def claims(store: Store) -> None:
     """As many as one host has, without their agents: the log's part, and a question's subject for each."""
 
@@ -184,7 +195,7 @@ async def claims(store: Store) -> None:
     await log.close()
 
 
-# -- followers ---------------------------------------------------------------------------------------------------------
+# -- followers -----------------------------------------------------------------------------------
 async def append_one(log: Log, session: str, epoch: int, seq: int) -> None:
     stored: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
     log.append(session, epoch, seq, time.time(), [("t", UPDATE, b"x" * 400)], stored.set_result)
@@ -211,7 +222,11 @@ async def followers(store: Store) -> None:
 
         tasks = [asyncio.ensure_future(follow(mine, seq)) for mine in heard]
         await asyncio.sleep(0.5)  # They are in place, or the first event takes a little longer.
-        asked, cpu, nodes_cpu = _messages_in(store), time.process_time(), store.servers_cpu_seconds()
+        asked, cpu, nodes_cpu = (
+            _messages_in(store),
+            time.process_time(),
+            store.servers_cpu_seconds(),
+        )
         while seq < end:
             for mine in heard:
                 mine.clear()
@@ -259,9 +274,21 @@ async def all_followers(store: Store) -> None:
     for is_followed in (False, True):
         task = asyncio.ensure_future(follow() if is_followed else asyncio.sleep(0))
         await asyncio.sleep(2.0)  # It has read what there was, and waits.
-        cpu, nodes_cpu, asked = time.process_time(), store.servers_cpu_seconds(), _messages_in(store)
-        await asyncio.gather(*(write(number, is_followed * (WRITTEN // 2)) for number in range(WRITERS)))
-        used.append((time.process_time() - cpu, store.servers_cpu_seconds() - nodes_cpu, _messages_in(store) - asked))
+        cpu, nodes_cpu, asked = (
+            time.process_time(),
+            store.servers_cpu_seconds(),
+            _messages_in(store),
+        )
+        await asyncio.gather(
+            *(write(number, is_followed * (WRITTEN // 2)) for number in range(WRITERS))
+        )
+        used.append(
+            (
+                time.process_time() - cpu,
+                store.servers_cpu_seconds() - nodes_cpu,
+                _messages_in(store) - asked,
+            )
+        )
         if is_followed:
             assert not task.done(), task
         task.cancel()
@@ -285,9 +312,16 @@ async def idle_followers(store: Store) -> None:
     print("followers of a session of their own each, in which nothing happens")
     base = own_memory()
     for count in IDLE_FOLLOWED:
-        tasks = [asyncio.ensure_future(front.wait_past(f"s-{100_000 + number:016x}", 1)) for number in range(count)]
+        tasks = [
+            asyncio.ensure_future(front.wait_past(f"s-{100_000 + number:016x}", 1))
+            for number in range(count)
+        ]
         await asyncio.sleep(3.0)
-        asked, cpu, nodes_cpu = _messages_in(store), time.process_time(), store.servers_cpu_seconds()
+        asked, cpu, nodes_cpu = (
+            _messages_in(store),
+            time.process_time(),
+            store.servers_cpu_seconds(),
+        )
         began = time.perf_counter()
         await asyncio.sleep(IDLE_SECONDS)
         wall = time.perf_counter() - began
@@ -311,7 +345,7 @@ def _messages_in(store: Store) -> int:
     return found["in_msgs"]
 
 
-# -- events ------------------------------------------------------------------------------------------------------------
+# -- events --------------------------------------------------------------------------------------
 async def rate(_: Store) -> None:
     """Many sessions at once, a message of one event each: what one stream takes, whoever writes."""
     print(f"{WRITERS} sessions that append an event at a time, each as fast as it is answered")
@@ -325,7 +359,11 @@ async def rate(_: Store) -> None:
                 for seq in range(WRITTEN):
                     await append_one(log, f"s-{number}", epochs[number], seq)
 
-            began, cpu, nodes_cpu = time.perf_counter(), time.process_time(), store.servers_cpu_seconds()
+            began, cpu, nodes_cpu = (
+                time.perf_counter(),
+                time.process_time(),
+                store.servers_cpu_seconds(),
+            )
             await asyncio.gather(*(write(number) for number in range(WRITERS)))
             wall, messages = time.perf_counter() - began, WRITERS * WRITTEN
             used, nodes_used = time.process_time() - cpu, store.servers_cpu_seconds() - nodes_cpu
@@ -349,7 +387,8 @@ async def disk(store: Store) -> None:
         held = _disk_bytes(store)
         for seq in range(0, count, chunk):
             entries = [
-                ("t-0123456789abcdef", UPDATE, b"x" * 200 + text.randbytes(100).hex().encode()) for _ in range(chunk)
+                ("t-0123456789abcdef", UPDATE, b"x" * 200 + text.randbytes(100).hex().encode())
+                for _ in range(chunk)
             ]
             stored: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
             log.append(session, epoch, seq, time.time(), entries, stored.set_result)

@@ -36,7 +36,7 @@ TAKEN_LEASE = 5
 TAKEN_SECONDS_MAX = 120.0
 
 
-# -- heartbeats --------------------------------------------------------------------------------------------------------
+# -- heartbeats ----------------------------------------------------------------------------------
 async def leases(url: str, count: int) -> None:
     """So many, until stdin ends; a line on it is answered by the CPU so far, and how many hosts the first one sees."""
     where = store_address.parse(url)
@@ -84,7 +84,8 @@ async def beats(_: Store) -> None:
             async with contextlib.AsyncExitStack() as stack:
                 each = str(count // PROCESSES)
                 processes = [
-                    await stack.enter_async_context(running("leases", store.url, each)) for _ in range(PROCESSES)
+                    await stack.enter_async_context(running("leases", store.url, each))
+                    for _ in range(PROCESSES)
                 ]
                 for process in processes:
                     assert await answer(process) == b"up\n"
@@ -92,7 +93,9 @@ async def beats(_: Store) -> None:
                 before = await _look(store, processes)
                 await asyncio.sleep(BEATS_SECONDS)
                 after = await _look(store, processes)
-            seconds, cpu, node, heard, said, size = (b - a for a, b in zip(before, after, strict=True))
+            seconds, cpu, node, heard, said, size = (
+                b - a for a, b in zip(before, after, strict=True)
+            )
             print(
                 f"  {count:4}: to the node {heard / seconds:6.0f} messages/s, from it {said / seconds:7,.0f} "
                 f"({size / seconds / 1e3:6.0f} KB/s); CPU of the node {node / seconds:.1%}, "
@@ -113,7 +116,7 @@ async def _look(store: Store, processes: list[asyncio.subprocess.Process]) -> tu
     return time.monotonic(), cpu, node, found["in_msgs"], found["out_msgs"], found["out_bytes"]
 
 
-# -- the sessions of one that died -------------------------------------------------------------------------------------
+# -- the sessions of one that died ---------------------------------------------------------------
 async def nothing(data: bytes) -> bytes:
     return data
 
@@ -127,7 +130,9 @@ async def member(url: str, sessions: int) -> None:
         async with Member(host, cluster, name="old", application=nothing):
             for begin in range(0, sessions, 16):
                 count = min(16, sessions - begin)
-                await asyncio.gather(*(host.open("claude", command=tiny(), cwd="/") for _ in range(count)))
+                await asyncio.gather(
+                    *(host.open("claude", command=tiny(), cwd="/") for _ in range(count))
+                )
             print("up", flush=True)
             await asyncio.to_thread(sys.stdin.readline)
     os._exit(0)
@@ -137,7 +142,10 @@ async def takeover(_: Store) -> None:
     print(f"a host is killed, and another takes its sessions; lease {TAKEN_LEASE} s")
     for count in TAKEN:
         with nodes(1, lease=TAKEN_LEASE) as store:
-            async with running("member", store.url, str(count)) as old, banksman.Host(store.url) as host:
+            async with (
+                running("member", store.url, str(count)) as old,
+                banksman.Host(store.url) as host,
+            ):
                 await host.ready()
                 cluster = host.cluster
                 assert cluster is not None
@@ -148,7 +156,9 @@ async def takeover(_: Store) -> None:
                         gone.set_result(time.monotonic())
 
                 cluster.hosts.on_gone(on_gone)
-                async with Member(host, cluster, name="new", room=count, application=nothing) as new:
+                async with Member(
+                    host, cluster, name="new", room=count, application=nothing
+                ) as new:
                     assert await answer(old) == b"up\n"
                     old.kill()
                     began = time.monotonic()

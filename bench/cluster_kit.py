@@ -70,5 +70,8 @@ def nodes(count: int, prefix: str = "bench", **settings: object) -> Generator[St
 def stores() -> Generator[dict[str, Store]]:
     """One of each, at the same time, and empty."""
     with tempfile.TemporaryDirectory() as folder, nodes(1) as one, nodes(3) as three:
-        found = [Store(FILE, f"sqlite:{folder}/normal.db"), Store(FULL, f"sqlite:{folder}/full.db?level=full")]
+        found = [
+            Store(FILE, f"sqlite:{folder}/normal.db"),
+            Store(FULL, f"sqlite:{folder}/full.db?level=full"),
+        ]
         yield {store.name: store for store in (*found, one, three)}

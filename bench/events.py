@@ -57,7 +57,9 @@ async def bare() -> list[float]:
     for _ in range(ROUNDS):
         over = loop.create_future()
         began = time.process_time()
-        process.stdin.write(b'{"type":"user","message":{"content":"frames %d"},"uuid":"u"}\n' % EVENTS)
+        process.stdin.write(
+            b'{"type":"user","message":{"content":"frames %d"},"uuid":"u"}\n' % EVENTS
+        )
         process.stdin.flush()
         await over
         seconds.append(time.process_time() - began)
@@ -132,8 +134,16 @@ def main() -> None:
         print(f"  {name:40} {micros:8.2f} µs {micros / base:8.2f} × bare")
     mine = taken["banksman, to a subscriber"]
     times = taken["claude-agent-sdk"] / mine
-    goal(f"{SDK_RATIO_MIN:.0f} times less than claude-agent-sdk", f"{times:.1f} times", times >= SDK_RATIO_MIN)
-    goal(f"within {BARE_RATIO_MAX:.0f} times of the bare loop", f"{mine / base:.2f}", mine / base <= BARE_RATIO_MAX)
+    goal(
+        f"{SDK_RATIO_MIN:.0f} times less than claude-agent-sdk",
+        f"{times:.1f} times",
+        times >= SDK_RATIO_MIN,
+    )
+    goal(
+        f"within {BARE_RATIO_MAX:.0f} times of the bare loop",
+        f"{mine / base:.2f}",
+        mine / base <= BARE_RATIO_MAX,
+    )
 
 
 if __name__ == "__main__":

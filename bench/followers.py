@@ -64,7 +64,9 @@ def reached(followers: "list[Follower]", events: int) -> bool:
 def told(events: int, size: int, ages: "array[float]") -> str:
     ordered = sorted(ages)
     last = len(ordered) - 1
-    latencies = [ordered[round(last * part)] / 1e9 if ordered else None for part in (0.5, 0.99, 1.0)]
+    latencies = [
+        ordered[round(last * part)] / 1e9 if ordered else None for part in (0.5, 0.99, 1.0)
+    ]
     return json.dumps([events, size, *latencies])
 
 

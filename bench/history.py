@@ -79,12 +79,20 @@ async def read(path: str) -> None:
                 most = max(most, resident())
             assert event.seq == count
         seconds = time.perf_counter() - began
-    print(f"  {'opened by a new host':40} {span(opened):>10}   (of this, snapshot and tail: {span(folded)})")
-    print(f"  {'read from the first event to the last':40} {span(seconds):>10}   {count / seconds:,.0f} events/s")
+    print(
+        f"  {'opened by a new host':40} {span(opened):>10}   (of this, snapshot and tail: {span(folded)})"
+    )
+    print(
+        f"  {'read from the first event to the last':40} {span(seconds):>10}   {count / seconds:,.0f} events/s"
+    )
     print(f"  {'memory while it was read':40} {(most - before) / 1e6:7.1f} MB more")
     goal(f"opens in under {span(OPEN_SECONDS_MAX)}", span(opened), opened < OPEN_SECONDS_MAX)
     grown = most - before
-    goal(f"is read in {READ_BYTES_MAX >> 20} MiB", f"{grown / (1 << 20):.1f} MiB", grown <= READ_BYTES_MAX)
+    goal(
+        f"is read in {READ_BYTES_MAX >> 20} MiB",
+        f"{grown / (1 << 20):.1f} MiB",
+        grown <= READ_BYTES_MAX,
+    )
 
 
 def main() -> None:
@@ -92,7 +100,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "store.db")
         for what in ("write", "read"):
-            subprocess.run([sys.executable, "-m", "bench.history", what, path], check=True, timeout=110)
+            subprocess.run(
+                [sys.executable, "-m", "bench.history", what, path], check=True, timeout=110
+            )
 
 
 if __name__ == "__main__":

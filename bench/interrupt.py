@@ -60,7 +60,11 @@ def main() -> None:
             found = asyncio.run(overheads(store.format(folder)))
         print(f"  {store.format('…'):32} p50 {span(p50(found))}, p90 {span(p90(found))}")
         if "full" not in store:  # There it is the disk's time.
-            goal(f"under {span(limit)}, {store.partition(':')[0]}", f"p50 {span(p50(found))}", p50(found) < limit)
+            goal(
+                f"under {span(limit)}, {store.partition(':')[0]}",
+                f"p50 {span(p50(found))}",
+                p50(found) < limit,
+            )
 
 
 if __name__ == "__main__":

@@ -40,7 +40,10 @@ def ours(server: Server, sessions: Sequence[str]) -> Taken:
 
 
 def control(shape: str, size: int) -> Taken:
-    with bare(shape, str(RATE), str(size), str(CLIENTS)) as server, fed(server, CLIENTS) as followers:
+    with (
+        bare(shape, str(RATE), str(size), str(CLIENTS)) as server,
+        fed(server, CLIENTS) as followers,
+    ):
         cpu, began = server.cpu_seconds(), time.monotonic()
         heard = followers.until(SECONDS * RATE)
         return Taken(heard, server.cpu_seconds() - cpu, time.monotonic() - began)
@@ -58,7 +61,9 @@ def show(name: str, taken: Taken) -> None:
 
 def main() -> None:
     print(f"{CLIENTS} clients, {RATE} events a second each, for {SECONDS} s")
-    print(f"  {'':32} {'p50':>10} {'p99':>10} {'max':>10} {'events/s':>9} {'CPU':>7} {'for each':>10}")
+    print(
+        f"  {'':32} {'p50':>10} {'p99':>10} {'max':>10} {'events/s':>9} {'CPU':>7} {'for each':>10}"
+    )
     met: dict[str, float] = {}
     for count, shape in ((1, "one"), (10, None), (CLIENTS, "each")):
         name = f"{count} session{'s' if count > 1 else ''}"

@@ -111,14 +111,19 @@ async def contest(folder: str, events: int, chunk: int) -> dict[str, Taken]:
     for _ in range(ROUNDS):
         for name, contestant in contestants.items():
             taken[name].append(await contestant())
-    return {name: (min(cpu for cpu, _ in times), min(wall for _, wall in times)) for name, times in taken.items()}
+    return {
+        name: (min(cpu for cpu, _ in times), min(wall for _, wall in times))
+        for name, times in taken.items()
+    }
 
 
 def show(title: str, taken: dict[str, Taken], events: int) -> dict[str, float]:
     print(f"{title:48} {'CPU':>10} {'time':>10} {'ratio':>8}")
     base = taken["sqlite, normal"][0]
     for name, (cpu, wall) in taken.items():
-        print(f"  {name:46} {cpu / events * 1e6:7.2f} µs {wall / events * 1e6:7.2f} µs {cpu / base:8.2f}")
+        print(
+            f"  {name:46} {cpu / events * 1e6:7.2f} µs {wall / events * 1e6:7.2f} µs {cpu / base:8.2f}"
+        )
     return {name: cpu / events * 1e6 for name, (cpu, _) in taken.items()}
 
 
@@ -150,7 +155,11 @@ async def main() -> None:
         show(f"{TRICKLE:,} events, one a chunk", await contest(folder, TRICKLE, 1), TRICKLE)
         raw, projected = await replay(SqliteLog(os.path.join(folder, "replay.db")))
     cost = micros["sqlite, normal"]
-    goal(f"at most {NORMAL_MICROS_MAX:.0f} µs an event at normal", f"{cost:.2f} µs", cost <= NORMAL_MICROS_MAX)
+    goal(
+        f"at most {NORMAL_MICROS_MAX:.0f} µs an event at normal",
+        f"{cost:.2f} µs",
+        cost <= NORMAL_MICROS_MAX,
+    )
     print(f"  replay: {raw:,.0f} raw events/s, {projected:,.0f} projected")
     goal(f"{READ_RATE_MIN:,} raw events/s", f"{raw:,.0f}", raw >= READ_RATE_MIN)
 

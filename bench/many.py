@@ -43,7 +43,9 @@ class Round:
 
     def __init__(self, mark: str) -> None:
         self.argv = ["sleep", mark]
-        self.mark = mark  # A number of seconds that nobody else sleeps for: what is left is counted by it.
+        self.mark = (
+            mark  # A number of seconds that nobody else sleeps for: what is left is counted by it.
+        )
         self.start_seconds = 0.0
         self.end_seconds = 0.0
         self.soft_nofiles: set[int] = set()
@@ -82,7 +84,10 @@ class Round:
     async def by_asyncio(self) -> None:
         pipe = asyncio.subprocess.PIPE
         began = time.perf_counter()
-        started = [asyncio.create_subprocess_exec(*self.argv, stdout=pipe, stderr=pipe) for _ in range(COMMANDS)]
+        started = [
+            asyncio.create_subprocess_exec(*self.argv, stdout=pipe, stderr=pipe)
+            for _ in range(COMMANDS)
+        ]
         children = await asyncio.gather(*started)
         self.start_seconds = time.perf_counter() - began
         self.soft_nofiles = {soft_nofile_of(child.pid) for child in children}
@@ -111,13 +116,23 @@ async def main() -> None:
         ours.append(a)
         theirs.append(b)
     base = "asyncio.create_subprocess_exec"
-    starts = {base: [each.start_seconds for each in theirs], "Host.start": [each.start_seconds for each in ours]}
+    starts = {
+        base: [each.start_seconds for each in theirs],
+        "Host.start": [each.start_seconds for each in ours],
+    }
     table(f"start {COMMANDS} × `sleep`, all at once", starts, against=base)
     base = "asyncio, terminate() and wait()"
-    ends = {base: [each.end_seconds for each in theirs], "Host.close": [each.end_seconds for each in ours]}
+    ends = {
+        base: [each.end_seconds for each in theirs],
+        "Host.close": [each.end_seconds for each in ours],
+    }
     table(f"end all {COMMANDS}", ends, against=base)
     each_bytes = max(each.our_bytes for each in ours) / COMMANDS
-    goal("our part under 1 MB PSS for each", f"{each_bytes / 1e6:.2f} MB", each_bytes < EACH_BYTES_MAX)
+    goal(
+        "our part under 1 MB PSS for each",
+        f"{each_bytes / 1e6:.2f} MB",
+        each_bytes < EACH_BYTES_MAX,
+    )
     seen = set().union(*(each.soft_nofiles for each in ours))
     others = set().union(*(each.soft_nofiles for each in theirs))
     text = f"children see the soft RLIMIT_NOFILE {SOFT_NOFILE}, raised to {raised} in the host"

@@ -13,7 +13,9 @@ Contestant = Callable[[], Awaitable[object]]
 GOAL = "goal:"
 
 
-async def take_turns(contestants: Mapping[str, Contestant], *, rounds: int, warm_up: int = 0) -> dict[str, list[float]]:
+async def take_turns(
+    contestants: Mapping[str, Contestant], *, rounds: int, warm_up: int = 0
+) -> dict[str, list[float]]:
     """Seconds of each call. Every round calls each contestant once, in an order that rotates from round to round.
 
     In turns, because a machine gets faster and slower within seconds; rotating, because whoever comes after the one
@@ -53,7 +55,9 @@ def table(title: str, seconds: Mapping[str, Sequence[float]], *, against: str) -
     for name, taken in seconds.items():
         ratio = p50(taken) / base
         shown = f"{ratio:.2f}" if ratio >= 0.1 else f"1/{1 / ratio:.0f}"
-        print(f"  {name:52} {span(p50(taken)):>10} {span(p90(taken)):>10} {len(taken):5} {shown:>8}")
+        print(
+            f"  {name:52} {span(p50(taken)):>10} {span(p90(taken)):>10} {len(taken):5} {shown:>8}"
+        )
 
 
 def goal(text: str, result: str, is_met: bool) -> None:

@@ -45,7 +45,10 @@ def cpu_seconds(server: Server, session: str, prompt: str, followers: Followers 
 def cpu_per_event(server: Server, session: str, clients: int) -> float:
     with ExitStack() as stack:
         followers = stack.enter_context(followed(server, [session] * clients)) if clients else None
-        return min(cpu_seconds(server, session, f"says {EVENTS}", followers) for _ in range(ROUNDS)) / EVENTS
+        return (
+            min(cpu_seconds(server, session, f"says {EVENTS}", followers) for _ in range(ROUNDS))
+            / EVENTS
+        )
 
 
 def by_clients() -> None:
@@ -55,7 +58,9 @@ def by_clients() -> None:
         cpu_per_event(server, session, 1)
         taken = {clients: cpu_per_event(server, session, clients) for clients in (0, 1, CLIENTS)}
     for clients, seconds in taken.items():
-        print(f"  pipe → durable → {clients:3} clients {seconds * 1e6:24.1f} µs {seconds / taken[0]:8.2f} × none")
+        print(
+            f"  pipe → durable → {clients:3} clients {seconds * 1e6:24.1f} µs {seconds / taken[0]:8.2f} × none"
+        )
     each = (taken[CLIENTS] - taken[1]) / (CLIENTS - 1)
     print(f"  for each further client {each * 1e6:26.2f} µs {each / taken[0]:8.3f}")
 
@@ -71,7 +76,9 @@ def idle() -> None:
             time.sleep(IDLE_SECONDS)
             share = (server.cpu_seconds() - began) / IDLE_SECONDS
     print(f"{IDLE:,} clients that follow a quiet session")
-    print(f"  memory (PSS) of the server: {before / 1e6:.1f} MB, and {grown / 1e6:.1f} MB more for them")
+    print(
+        f"  memory (PSS) of the server: {before / 1e6:.1f} MB, and {grown / 1e6:.1f} MB more for them"
+    )
     print(f"  each {grown / IDLE / 1e3:.1f} kB")
     goal(f"under {IDLE_CPU_MAX:.0%} of a core while idle", f"{share:.2%}", share < IDLE_CPU_MAX)
 

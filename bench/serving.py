@@ -136,7 +136,12 @@ def served(**settings: Any) -> Generator[Server]:
     """A server with its store in a file, at the level that a user gets. It does not cut off who reads nothing: what
     they cost is to be seen."""
     with tempfile.TemporaryDirectory() as folder:
-        own = {"port": 0, "store": f"sqlite:{folder}/store.db", "token": TOKEN, "log_level": "warning"}
+        own = {
+            "port": 0,
+            "store": f"sqlite:{folder}/store.db",
+            "token": TOKEN,
+            "log_level": "warning",
+        }
         values = {**own, "stall_seconds": 600, **settings}
         lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
         Path(folder, "config.toml").write_text("\n".join(("[serve]", *lines)), encoding="utf-8")

@@ -61,7 +61,9 @@ def main() -> None:
     print(f"an idle session in the host: {each / 1000:.0f} KB (of {IDLE})")
     goal(f"under {IDLE_BYTES_MAX / 1000:.0f} KB", f"{each / 1000:.0f} KB", each < IDLE_BYTES_MAX)
     seconds, kinds, warnings = asyncio.run(many())
-    print(f"{MANY} sessions at once, one turn each: {seconds:.1f} s, outcomes {dict(kinds)}, clock warnings {warnings}")
+    print(
+        f"{MANY} sessions at once, one turn each: {seconds:.1f} s, outcomes {dict(kinds)}, clock warnings {warnings}"
+    )
     is_met = seconds < MANY_SECONDS_MAX and kinds == {"done": MANY} and warnings == 0
     goal(f"{MANY} done within {MANY_SECONDS_MAX:.0f} s, no clock fired", f"{seconds:.1f} s", is_met)
 

@@ -102,7 +102,10 @@ NUMBERS = (
     _sized("open files", "fds", 1, lambda s: s.files),
     _sized("store size", "MiB", 1 / (1 << 20), lambda s: s.store),
 )
-CONTROLS = (_timed("control wall", lambda s: s.control_wall), _timed("control CPU", lambda s: s.control_cpu))
+CONTROLS = (
+    _timed("control wall", lambda s: s.control_wall),
+    _timed("control CPU", lambda s: s.control_cpu),
+)
 
 
 class Sampler:
@@ -117,7 +120,9 @@ class Sampler:
     def take(self) -> Sample:
         taken, turns, cpu = self._load.take(), self._load.turns, self._server.cpu_seconds()
         pid = self._server.process.pid
-        wall, own = map(float, subprocess.check_output([sys.executable, "-I", "-S", "-c", _CONTROL]).split())
+        wall, own = map(
+            float, subprocess.check_output([sys.executable, "-I", "-S", "-c", _CONTROL]).split()
+        )
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
         sample = Sample(
             at=time.monotonic() - self._began,
@@ -129,7 +134,9 @@ class Sampler:
             cpu=cpu - self._cpu,
             rss=int(status.partition("VmRSS:")[2].split()[0]) * 1024,
             files=len(os.listdir(f"/proc/{pid}/fd")),
-            store=sum(file.stat().st_size for file in self._store.parent.glob(f"{self._store.name}*")),
+            store=sum(
+                file.stat().st_size for file in self._store.parent.glob(f"{self._store.name}*")
+            ),
             control_wall=wall,
             control_cpu=own,
         )
@@ -145,10 +152,15 @@ def soak(seconds: float) -> tuple[list[Sample], Load]:
     with served(keep_bytes=KEEP_BYTES, keep_seconds=KEEP_SECONDS) as server:
         store = Path(server.request("GET", "/v1/server")["store"].removeprefix("sqlite:"))
         body = {"command": fake_agent.command()}
-        sessions: list[str] = [server.request("POST", "/v1/sessions", body)["id"] for _ in range(SESSIONS)]
+        sessions: list[str] = [
+            server.request("POST", "/v1/sessions", body)["id"] for _ in range(SESSIONS)
+        ]
         load = Load(server, f"@@stream {FRAMES} 0")
         threads = [
-            *(threading.Thread(target=load.run, args=(ask, id, n / SESSIONS)) for n, id in enumerate(sessions)),
+            *(
+                threading.Thread(target=load.run, args=(ask, id, n / SESSIONS))
+                for n, id in enumerate(sessions)
+            ),
             *(threading.Thread(target=load.run, args=(read, sessions, n)) for n in range(READERS)),
         ]
         sampler = Sampler(server, load, store)
@@ -171,7 +183,10 @@ def soak(seconds: float) -> tuple[list[Sample], Load]:
 
 def _tell(sample: Sample) -> None:
     if not round(sample.at / SAMPLE_SECONDS) % 6:
-        shown = "  ".join(f"{number.name} {number.of(sample) * number.scale:.4g}" for number in (*NUMBERS, *CONTROLS))
+        shown = "  ".join(
+            f"{number.name} {number.of(sample) * number.scale:.4g}"
+            for number in (*NUMBERS, *CONTROLS)
+        )
         print(f"{sample.at / 60:5.1f} min  {shown}", flush=True)
 
 
@@ -181,16 +196,22 @@ def judge(samples: Sequence[Sample], warm_up: float) -> str:
     window = min(WINDOW_SECONDS, (warm[-1].at - warm_up) / 3)
     first = [sample for sample in warm if sample.at <= warm_up + window + 1]
     last = [sample for sample in warm if sample.at > warm[-1].at - window + 1]
-    print(f"\nwarm-up {warm_up:.0f} s; the first {window:.0f} s behind it against the last {window:.0f} s")
+    print(
+        f"\nwarm-up {warm_up:.0f} s; the first {window:.0f} s behind it against the last {window:.0f} s"
+    )
     print(f"{'':14} {'first':>10} {'last':>10} {'ratio':>7} {'by control':>11}")
     slower: list[float] = []
     for control in CONTROLS:
         ratio = control.within(last) / control.within(first)
         slower.append(max(1.0, ratio))
-        print(_row(control, first, last, ratio) + f" {'':>11}  the machine  {_line(control, samples)}")
+        print(
+            _row(control, first, last, ratio) + f" {'':>11}  the machine  {_line(control, samples)}"
+        )
     wall, own = slower
     if wall > RATIO_MAX:
-        print(f"the machine was {wall:.1f} times slower at the end: run it again where nothing else runs")
+        print(
+            f"the machine was {wall:.1f} times slower at the end: run it again where nothing else runs"
+        )
     found: set[str] = set()
     for number in NUMBERS:
         ratio = number.within(last) / (number.within(first) or 1e-9)
@@ -200,7 +221,9 @@ def judge(samples: Sequence[Sample], warm_up: float) -> str:
         unmet = "unclear" if number.is_time and wall > RATIO_MAX else "GROWS"
         verdict = "ok" if judged <= RATIO_MAX else unmet
         found.add(verdict)
-        print(f"{_row(number, first, last, ratio)} {judged:11.2f}  {verdict:11}  {_line(number, samples)}")
+        print(
+            f"{_row(number, first, last, ratio)} {judged:11.2f}  {verdict:11}  {_line(number, samples)}"
+        )
     if "GROWS" in found:
         return "something grows with the history"
     return "unclear, the machine got slower" if "unclear" in found else FLAT
@@ -216,9 +239,13 @@ def _line(number: Number, samples: Sequence[Sample]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Soak a server and see whether anything grows with its history.")
+    parser = argparse.ArgumentParser(
+        description="Soak a server and see whether anything grows with its history."
+    )
     parser.add_argument("--minutes", type=float, default=15.0)
-    parser.add_argument("--svg", type=Path, default=Path("build/soak.svg"), help="where the plots are written")
+    parser.add_argument(
+        "--svg", type=Path, default=Path("build/soak.svg"), help="where the plots are written"
+    )
     options = parser.parse_args()
     seconds = options.minutes * 60
     # Until retention has taken its first events, and the file has the size that it needs: a third of a short run.
@@ -229,8 +256,13 @@ def main() -> int:
     if load.errors:
         return 1
     verdict = judge(samples, warm_up)
-    series = {n.name: (n.unit, [(s.at, n.of(s) * n.scale) for s in samples]) for n in (*NUMBERS, *CONTROLS)}
-    title = f"{SESSIONS} sessions, a turn a second each, {READERS} readers, {options.minutes:g} minutes"
+    series = {
+        n.name: (n.unit, [(s.at, n.of(s) * n.scale) for s in samples])
+        for n in (*NUMBERS, *CONTROLS)
+    }
+    title = (
+        f"{SESSIONS} sessions, a turn a second each, {READERS} readers, {options.minutes:g} minutes"
+    )
     write_svg(options.svg, title, series, warm_up)
     print(f"\n{load.turns} turns, {load.missed} not asked in time; plots: {options.svg}")
     print(f"verdict: {verdict}")

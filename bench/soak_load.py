@@ -58,7 +58,9 @@ class Client:
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS_MAX)
 
-    def request(self, method: str, path: str, body: Any = None, *, key: str | None = None) -> tuple[int, Any]:
+    def request(
+        self, method: str, path: str, body: Any = None, *, key: str | None = None
+    ) -> tuple[int, Any]:
         headers = {**AUTHORIZATION, "Content-Type": "application/json"}
         if key is not None:
             headers["Idempotency-Key"] = key

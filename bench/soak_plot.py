@@ -15,14 +15,20 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
     if not values:
         return ""
     width = min(width, len(values))
-    bins = [values[len(values) * n // width : max(len(values) * (n + 1) // width, 1)] for n in range(width)]
+    bins = [
+        values[len(values) * n // width : max(len(values) * (n + 1) // width, 1)]
+        for n in range(width)
+    ]
     means = [sum(each) / len(each) for each in bins if each]
     top = max(means) or 1.0
     return "".join(_BLOCKS[min(7, int(mean / top * 8))] for mean in means)
 
 
 def write_svg(
-    path: Path, title: str, series: Mapping[str, tuple[str, Sequence[tuple[float, float]]]], warm_up: float
+    path: Path,
+    title: str,
+    series: Mapping[str, tuple[str, Sequence[tuple[float, float]]]],
+    warm_up: float,
 ) -> None:
     """`series`: by name, its unit and its points (seconds, value). The warm-up is shaded."""
     rows = (len(series) + COLUMNS - 1) // COLUMNS
@@ -41,10 +47,15 @@ def write_svg(
     path.write_text("\n".join(parts), encoding="utf-8")
 
 
-def _chart(left: int, top: int, title: str, points: Sequence[tuple[float, float]], warm_up: float) -> list[str]:
+def _chart(
+    left: int, top: int, title: str, points: Sequence[tuple[float, float]], warm_up: float
+) -> list[str]:
     end = max((at for at, _ in points), default=1.0) or 1.0
     most = max((value for _, value in points), default=1.0) or 1.0
-    line = " ".join(f"{left + at / end * WIDTH:.1f},{top + HEIGHT - value / most * HEIGHT:.1f}" for at, value in points)
+    line = " ".join(
+        f"{left + at / end * WIDTH:.1f},{top + HEIGHT - value / most * HEIGHT:.1f}"
+        for at, value in points
+    )
     bottom = top + HEIGHT
     small = 'font-size="11" fill="#555"'
     return [

@@ -50,7 +50,10 @@ async def main() -> None:
     async def many_by_banksman() -> None:
         await asyncio.gather(*(by_banksman() for _ in range(AT_ONCE)))
 
-    contestants = {"asyncio.create_subprocess_exec": many_by_asyncio, "banksman.execute": many_by_banksman}
+    contestants = {
+        "asyncio.create_subprocess_exec": many_by_asyncio,
+        "banksman.execute": many_by_banksman,
+    }
     seconds = await take_turns(contestants, rounds=10, warm_up=1)
     each = {name: [one / AT_ONCE for one in taken] for name, taken in seconds.items()}
     table(f"{AT_ONCE} at once, time for each", each, against="asyncio.create_subprocess_exec")

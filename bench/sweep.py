@@ -66,7 +66,10 @@ class Sweeps:
 async def wait_for_all(mark: str) -> list[int]:
     """`setsid` has become `sleep` in every one: only then is each in its own session. Bounded."""
     async with asyncio.timeout(10):
-        while len(pids := [pid for pid in marked(f"sleep {mark}") if os.getpgid(pid) == pid]) < DESCENDANTS:
+        while (
+            len(pids := [pid for pid in marked(f"sleep {mark}") if os.getpgid(pid) == pid])
+            < DESCENDANTS
+        ):
             await asyncio.sleep(0.01)
     return pids
 
@@ -101,11 +104,19 @@ async def main() -> None:
     for _ in range(ROUNDS):
         for name, sweep in contestants.items():
             await sweeps.run(name, sweep)
-    table(f"{DESCENDANTS} × `setsid sleep`, until the result", sweeps.seconds, against="kill of known pids (floor)")
+    table(
+        f"{DESCENDANTS} × `setsid sleep`, until the result",
+        sweeps.seconds,
+        against="kill of known pids (floor)",
+    )
     ours = [left for name, left in sweeps.left.items() if "floor" not in name]
     goal(f"0 left of {len(ours) * ROUNDS} × {DESCENDANTS}", f"{sum(ours)} left", sum(ours) == 0)
     named = len(sweeps.survivors)
-    goal("none named as a survivor that is none", f"{named} named {sweeps.survivors[:1] or ''}".strip(), named == 0)
+    goal(
+        "none named as a survivor that is none",
+        f"{named} named {sweeps.survivors[:1] or ''}".strip(),
+        named == 0,
+    )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,10 @@ RESULT = (
 )
 LIFECYCLE = b'{"type":"command_lifecycle","command_uuid":"%s","state":"%s"}\n'
 # Each has a conversation of its own: two sessions may not have the same.
-INIT = b'{"type":"system","subtype":"init","session_id":"s%d","user_message_uuids":["%%s"]}\n' % os.getpid()
+INIT = (
+    b'{"type":"system","subtype":"init","session_id":"s%d","user_message_uuids":["%%s"]}\n'
+    % os.getpid()
+)
 ACK = b'{"type":"control_response","response":{"subtype":"success","request_id":"%s","response":{"still_queued":[]}}}\n'
 
 
@@ -40,7 +43,11 @@ def field(line: bytes, name: bytes) -> bytes:
 
 
 def main() -> None:
-    times = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND) if len(sys.argv) > 1 and sys.argv[1][0] == "/" else -1
+    times = (
+        os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
+        if len(sys.argv) > 1 and sys.argv[1][0] == "/"
+        else -1
+    )
 
     def note(what: str) -> None:
         if times >= 0:
@@ -65,7 +72,11 @@ def main() -> None:
         else:
             note("prompt")
             current = field(line, b"uuid") or b"none"
-            say(LIFECYCLE % (current, b"queued") + LIFECYCLE % (current, b"started") + INIT % current)
+            say(
+                LIFECYCLE % (current, b"queued")
+                + LIFECYCLE % (current, b"started")
+                + INIT % current
+            )
             content = field(line, b"content")
             if content.startswith(b"frames "):
                 for _ in range(int(content[7:]) // BATCH):
@@ -80,7 +91,10 @@ def main() -> None:
                     time.sleep(max(0.0, began + n / rate - time.monotonic()))
                     say(SAYS % time.monotonic_ns())
             if content != b"hang":
-                say(RESULT % (b"success", b"false", b"completed", current) + LIFECYCLE % (current, b"completed"))
+                say(
+                    RESULT % (b"success", b"false", b"completed", current)
+                    + LIFECYCLE % (current, b"completed")
+                )
                 note("boundary")
                 current = b""
 

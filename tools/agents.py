@@ -69,7 +69,16 @@ IFREQ = struct.Struct("16sH22x")
 
 
 def loudly(*lines: str) -> None:
-    print("", "!" * 100, *(f"!! {line}" for line in lines), "!" * 100, "", sep="\n", file=sys.stderr, flush=True)
+    print(
+        "",
+        "!" * 100,
+        *(f"!! {line}" for line in lines),
+        "!" * 100,
+        "",
+        sep="\n",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def fail(*lines: str) -> NoReturn:
@@ -80,7 +89,12 @@ def fail(*lines: str) -> NoReturn:
 def fail_in_ci(*lines: str) -> None:
     """Report skipped tests; in CI this is a failure."""
     is_ci = "CI" in os.environ
-    loudly(*lines, "In CI this is a failure." if is_ci else "By hand this is no failure; in CI it would be one.")
+    loudly(
+        *lines,
+        "In CI this is a failure."
+        if is_ci
+        else "By hand this is no failure; in CI it would be one.",
+    )
     if is_ci:
         sys.exit(1)
 
@@ -97,7 +111,11 @@ class Pin:
     @property
     def version(self) -> str:
         """Version as the agent reports it: that of the package, without a platform suffix."""
-        package = next(package for name, package in self.packages.items() if self.program.startswith(f"{name}/"))
+        package = next(
+            package
+            for name, package in self.packages.items()
+            if self.program.startswith(f"{name}/")
+        )
         return package["version"].partition("-")[0]
 
     @property
@@ -115,7 +133,12 @@ class Pin:
         wanted = {name: package["version"] for name, package in self.packages.items()}
         locked = {f"node_modules/{name}": dict(package) for name, package in self.packages.items()}
         root = {"name": "agents", "dependencies": wanted}
-        return {"name": "agents", "lockfileVersion": 3, "requires": True, "packages": {"": root, **locked}}
+        return {
+            "name": "agents",
+            "lockfileVersion": 3,
+            "requires": True,
+            "packages": {"": root, **locked},
+        }
 
 
 @functools.cache
@@ -126,7 +149,11 @@ def pins() -> dict[str, Pin]:
     pinned: dict[str, dict[str, dict[str, Any]]] = json.loads(PINS.read_text())
     # Keyed by the machine name of the kernel.
     machine = platform.machine()
-    return {agent: Pin(agent, **machines[machine]) for agent, machines in pinned.items() if machine in machines}
+    return {
+        agent: Pin(agent, **machines[machine])
+        for agent, machines in pinned.items()
+        if machine in machines
+    }
 
 
 def digest(value: object) -> str:
@@ -160,7 +187,9 @@ def node_version() -> int:
     node = shutil.which("node")
     if node is None:
         return 0
-    said = subprocess.run([node, "--version"], capture_output=True, text=True, check=False, timeout=PROBE_SECONDS_MAX)
+    said = subprocess.run(
+        [node, "--version"], capture_output=True, text=True, check=False, timeout=PROBE_SECONDS_MAX
+    )
     number = said.stdout.strip().removeprefix("v").partition(".")[0]
     return int(number) if number.isdigit() else 0
 
@@ -232,7 +261,9 @@ def is_whole(whole: Path, pin: Pin) -> bool:
 
 def sizes(folder: Path) -> dict[str, int]:
     """Return the size of every file by its path."""
-    files = (Path(place) / name for place, _, names in os.walk(folder) for name in names if name != STAMP)
+    files = (
+        Path(place) / name for place, _, names in os.walk(folder) for name in names if name != STAMP
+    )
     return {str(path.relative_to(folder)): path.lstat().st_size for path in files}
 
 
@@ -263,7 +294,15 @@ def fetch(pin: Pin, folder: Path) -> None:
         )
     # `ci` instead of `install`: a package that the lock lacks is an error, and npm does not rewrite
     # the lock.
-    command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"]
+    command = [
+        npm,
+        "ci",
+        "--ignore-scripts",
+        "--no-audit",
+        "--no-fund",
+        "--no-update-notifier",
+        "--loglevel=error",
+    ]
     try:
         done = subprocess.run(
             command, cwd=folder, stdin=subprocess.DEVNULL, check=False, timeout=INSTALL_SECONDS_MAX
@@ -271,7 +310,11 @@ def fetch(pin: Pin, folder: Path) -> None:
     except subprocess.TimeoutExpired:
         done = None
     if done != 0:
-        how = f"ended with {done}" if done is not None else f"did not end within {INSTALL_SECONDS_MAX:.0f} s"
+        how = (
+            f"ended with {done}"
+            if done is not None
+            else f"did not end within {INSTALL_SECONDS_MAX:.0f} s"
+        )
         fail(
             f"{pin.agent} could not be installed: npm ci {how}; what it said is above.",
             "No network, or another registry is meant: whoever runs this machine, see `npm config get registry`.",
@@ -305,7 +348,11 @@ def why_not_alone() -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
         return str(exc)
-    return None if probe.returncode == 0 else (probe.stderr or probe.stdout).strip()[-500:] or "unshare said nothing"
+    return (
+        None
+        if probe.returncode == 0
+        else (probe.stderr or probe.stdout).strip()[-500:] or "unshare said nothing"
+    )
 
 
 def run(command: Sequence[str]) -> NoReturn:
@@ -352,7 +399,9 @@ def interfaces_up() -> set[str]:
     found: set[str] = set()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
-            _, flags = IFREQ.unpack(fcntl.ioctl(any_socket, SIOCGIFFLAGS, IFREQ.pack(name.encode(), 0)))
+            _, flags = IFREQ.unpack(
+                fcntl.ioctl(any_socket, SIOCGIFFLAGS, IFREQ.pack(name.encode(), 0))
+            )
             if flags & IFF_UP:
                 found.add(name)
     return found

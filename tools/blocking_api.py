@@ -130,7 +130,11 @@ TURN = ClassSpec(
     "An ask that was accepted: `for update in turn` gives its updates, `turn.outcome()` its outcome.",
     (
         PropertySpec("id", "str"),
-        PropertySpec("session", "Session", value="Session(self._bridge, cast(AsyncSession, self._inner.session))"),
+        PropertySpec(
+            "session",
+            "Session",
+            value="Session(self._bridge, cast(AsyncSession, self._inner.session))",
+        ),
         PropertySpec("state", looks=True),
         MethodSpec(
             name="outcome",
@@ -214,7 +218,9 @@ HOST = ClassSpec(
         *acts("take_up"),
         MethodSpec(name="start", undo="stop_untaken", note="Ctrl-C while it waits does the same."),
         *reads("commands", "command"),
-        MethodSpec(name="take_ended", policy="READS", calls="self._take_ended", undo="self._return_reports"),
+        MethodSpec(
+            name="take_ended", policy="READS", calls="self._take_ended", undo="self._return_reports"
+        ),
         MethodSpec(
             name="wait_ended",
             policy="WAITS",
@@ -243,7 +249,9 @@ def definitions(source: type, name: str) -> tuple[str, list[Function]]:
     """Return the module that defines a method, and its definitions: overloads first."""
     owner = next(each for each in source.__mro__ if name in vars(each))
     tree = tree_of(owner.__module__)
-    (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner.__name__)
+    (found,) = (
+        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner.__name__
+    )
     nodes = [node for node in found.body if isinstance(node, Function) and node.name == name]
     assert nodes, f"{owner.__name__}.{name} is written elsewhere"
     return owner.__module__, nodes
@@ -303,7 +311,13 @@ class GeneratedModule:
                 yield from indented(self._method(face.source, member), 1)
 
     def _need(self, module: str, *nodes: ast.AST | None) -> None:
-        for name in (each.id for node in nodes if node for each in ast.walk(node) if isinstance(each, ast.Name)):
+        for name in (
+            each.id
+            for node in nodes
+            if node
+            for each in ast.walk(node)
+            if isinstance(each, ast.Name)
+        ):
             if name not in FACES | HELPERS and (line := import_of(module, name)) is not None:
                 self._imports.add(line)
 
@@ -326,15 +340,21 @@ class GeneratedModule:
         module, (*overloads, node) = definitions(source, member.like or member.name)
         for each in overloads:
             yield from ("@overload", f"{self._head(module, each, member)} ...")
-        if any(isinstance(each, ast.Name) and each.id == "explicit" for each in node.decorator_list):
+        if any(
+            isinstance(each, ast.Name) and each.id == "explicit" for each in node.decorator_list
+        ):
             yield "@explicit"
         yield self._head(module, node, member)
-        yield from indented([*quoted(doc_of(node, member.doc, member.note)), *body(node, member)], 1)
+        yield from indented(
+            [*quoted(doc_of(node, member.doc, member.note)), *body(node, member)], 1
+        )
 
     def _head(self, module: str, node: Function, member: MethodSpec) -> str:
         parameters = copy.deepcopy(node.args)
         if member.timeout:
-            parameters.kwonlyargs.append(ast.arg("timeout", ast.parse("float | None", mode="eval").body))
+            parameters.kwonlyargs.append(
+                ast.arg("timeout", ast.parse("float | None", mode="eval").body)
+            )
             parameters.kw_defaults.append(ast.Constant(None))
         self._need(module, parameters)
         returns = member.returns or result(node)
@@ -351,7 +371,10 @@ def result(node: Function) -> str:
 
 
 def is_hold(node: Function) -> bool:
-    return any(isinstance(each, ast.Name) and each.id == "asynccontextmanager" for each in node.decorator_list)
+    return any(
+        isinstance(each, ast.Name) and each.id == "asynccontextmanager"
+        for each in node.decorator_list
+    )
 
 
 def arguments(node: Function) -> str:
@@ -428,19 +451,37 @@ def indented(lines: Iterator[str] | list[str], depth: int) -> Iterator[str]:
 def tidied(text: str, name: str) -> str:
     """Format as `make check` requires: sort the imports, wrap the lines."""
     for words in (["check", "--select", "I", "--fix"], ["format"]):
-        ruff = [sys.executable, "-m", "ruff", *words, "--quiet", "--stdin-filename", str(FOLDER / name), "-"]
-        text = subprocess.run(ruff, input=text, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT).stdout
+        ruff = [
+            sys.executable,
+            "-m",
+            "ruff",
+            *words,
+            "--quiet",
+            "--stdin-filename",
+            str(FOLDER / name),
+            "-",
+        ]
+        text = subprocess.run(
+            ruff, input=text, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT
+        ).stdout
     return text
 
 
 def generated() -> dict[Path, str]:
-    return {FOLDER / f"{name}.py": GeneratedModule(name, doc, faces).text for name, (doc, faces) in MODULES.items()}
+    return {
+        FOLDER / f"{name}.py": GeneratedModule(name, doc, faces).text
+        for name, (doc, faces) in MODULES.items()
+    }
 
 
 def main(words: list[str]) -> int:
     texts = generated()
     if words == ["--check"]:
-        stale = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+        stale = [
+            path
+            for path, text in texts.items()
+            if not path.exists() or path.read_text(encoding="utf-8") != text
+        ]
         for path in stale:
             print(f"{path.relative_to(ROOT)} is stale: run `make blocking`", file=sys.stderr)
         return bool(stale)

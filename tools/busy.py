@@ -39,7 +39,9 @@ def busy(loops: int, seconds: float) -> Generator[None]:
     try:
         for _ in range(loops):
             command = [sys.executable, "-I", "-S", "-c", LOOP, str(os.getpid()), str(seconds)]
-            children.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True))
+            children.append(
+                subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+            )
         yield
     finally:
         for child in children:
@@ -54,7 +56,10 @@ def run(command: Sequence[str], seconds: float) -> int:
         try:
             code = child.wait(seconds)
         except subprocess.TimeoutExpired:
-            print(f"busy.py: the command took more than {seconds / 60:g} minutes: terminating it", file=sys.stderr)
+            print(
+                f"busy.py: the command took more than {seconds / 60:g} minutes: terminating it",
+                file=sys.stderr,
+            )
             code = EXIT_TIMEOUT
         finally:
             if child.poll() is None:

@@ -87,7 +87,9 @@ def main(words: list[str]) -> int:
     made = page()
     if words == ["--check"]:
         is_same = PAGE.exists() and PAGE.read_text(encoding="utf-8") == made
-        print(f"{PAGE.name}: {'as it should be' if is_same else 'not what --help says; make docs-cli writes it'}")
+        print(
+            f"{PAGE.name}: {'as it should be' if is_same else 'not what --help says; make docs-cli writes it'}"
+        )
         return 0 if is_same else 1
     PAGE.write_text(made, encoding="utf-8")
     print(f"wrote {PAGE}")

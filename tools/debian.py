@@ -37,7 +37,11 @@ def install(*packages: str) -> str:
 
     The output of apt-get is shown only if it fails.
     """
-    print(f"installing {' '.join(packages)} for the tests, by apt-get (once)", file=sys.stderr, flush=True)
+    print(
+        f"installing {' '.join(packages)} for the tests, by apt-get (once)",
+        file=sys.stderr,
+        flush=True,
+    )
     first = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *packages]
     said = ""
     # The package lists of a fresh container are empty or old; those of a machine in use are not. So
@@ -72,7 +76,11 @@ def _failed(command: Sequence[str]) -> str:
 
 def say_loudly(*lines: str) -> int:
     """Print a prominent message and return the exit code: 1 in CI, where nothing may be skipped."""
-    print("\n".join(["", _LINE, *(f" {line}" for line in lines), _LINE, ""]), file=sys.stderr, flush=True)
+    print(
+        "\n".join(["", _LINE, *(f" {line}" for line in lines), _LINE, ""]),
+        file=sys.stderr,
+        flush=True,
+    )
     return 1 if "CI" in os.environ else 0
 
 

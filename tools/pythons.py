@@ -63,7 +63,12 @@ def answer(*command: str) -> str | None:
     """Return the output of a command; None if it cannot be started, fails or hangs."""
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROBE_SECONDS_MAX, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_SECONDS_MAX,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -82,7 +87,11 @@ def candidates() -> Iterator[str]:
     for path in sorted(pyenv.glob("versions/3.*/bin/python3")):
         yield str(path)
     uv = shutil.which("uv")
-    listing = answer(uv, "python", "list", "--only-installed", "--output-format", "json") if uv is not None else None
+    listing = (
+        answer(uv, "python", "list", "--only-installed", "--output-format", "json")
+        if uv is not None
+        else None
+    )
     for entry in json.loads(listing or "[]"):
         if entry.get("path"):
             yield str(entry["path"])
@@ -103,7 +112,9 @@ def newest_of_each_minor() -> dict[int, Interpreter]:
     found: dict[int, Interpreter] = {}
     for executable in dict.fromkeys(candidates()):
         interpreter = probe(executable)
-        if interpreter is not None and (interpreter.minor not in found or interpreter > found[interpreter.minor]):
+        if interpreter is not None and (
+            interpreter.minor not in found or interpreter > found[interpreter.minor]
+        ):
             found[interpreter.minor] = interpreter
     return found
 
@@ -127,13 +138,17 @@ def passes(interpreter: Interpreter, arguments: list[str]) -> bool:
     share = ONE_IN_BETWEEN if min(MINORS) < interpreter.minor < max(MINORS) else ONE_IN
     env = {"BANKSMAN_TEST_ONE_IN": share, **os.environ}
     return all(
-        subprocess.run(step, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, check=False).returncode == 0 for step in steps
+        subprocess.run(step, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, check=False).returncode
+        == 0
+        for step in steps
     )
 
 
 def main() -> int:
     own = own_minor()
-    others = {minor: interpreter for minor, interpreter in newest_of_each_minor().items() if minor != own}
+    others = {
+        minor: interpreter for minor, interpreter in newest_of_each_minor().items() if minor != own
+    }
     missing = [minor for minor in MINORS if minor != own and minor not in others]
 
     # Run all of them even if one fails: the developer first wants to know which ones fail.

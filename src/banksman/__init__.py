@@ -66,7 +66,16 @@ _HOMES = {
     "core.process_facts": ("Survivor", "Swept"),
     "core.session.outcome": ("By", "Kind", "Outcome", "Receipt"),
     "errors": (
-        *("AgentError", "BanksmanError", "BugError", "Busy", "Closed", "CommandError", "HistoryLost", "MachineError"),
+        *(
+            "AgentError",
+            "BanksmanError",
+            "BugError",
+            "Busy",
+            "Closed",
+            "CommandError",
+            "HistoryLost",
+            "MachineError",
+        ),
         *(
             "Moved",
             "Moving",

@@ -149,7 +149,9 @@ class BugError(BanksmanError):
 class MachineError(BanksmanError, OSError):
     """The machine has no room: fds, memory, processes. `errno` is set where there is one."""
 
-    def __init__(self, message: str, *, number: int | None = None, hint: str = "", **ids: object) -> None:
+    def __init__(
+        self, message: str, *, number: int | None = None, hint: str = "", **ids: object
+    ) -> None:
         super().__init__(message, hint=hint, **ids)
         self.errno = number
 
@@ -163,4 +165,6 @@ def no_room(step: str, exc: OSError, **ids: object) -> MachineError:
         errno.EAGAIN: "too many processes for this user or control group: see ulimit -u and pids.max",
         errno.ENOMEM: "not enough memory",
     }.get(number, "")
-    return MachineError(f"cannot start a command: {step}: {os.strerror(number)}", number=number, hint=hint, **ids)
+    return MachineError(
+        f"cannot start a command: {step}: {os.strerror(number)}", number=number, hint=hint, **ids
+    )

@@ -95,7 +95,9 @@ class Host(base_host.Host):
 
         await transfer.export_to(self._own_sessions().store, self._id(session), path)
 
-    async def import_session(self, path: str | os.PathLike[str], *, name: str | None = None) -> Session:
+    async def import_session(
+        self, path: str | os.PathLike[str], *, name: str | None = None
+    ) -> Session:
         """Create a session with a new id from an exported file; completely, or not at all."""
         from banksman.sessions.arguments import checked_name  # noqa: PLC0415
         from banksman.store import transfer  # noqa: PLC0415
@@ -104,10 +106,14 @@ class Host(base_host.Host):
         sessions = self._own_sessions()
         id = f"s-{os.urandom(8).hex()}"
         name = checked_name(name, sessions.redactor)
-        await transfer.import_session(sessions.store, path, session=id, name=name, redactor=sessions.redactor)
+        await transfer.import_session(
+            sessions.store, path, session=id, name=name, redactor=sessions.redactor
+        )
         return self.session(id)
 
-    async def bundle(self, session: Session | str, path: str | os.PathLike[str], *, text: bool = True) -> None:
+    async def bundle(
+        self, session: Session | str, path: str | os.PathLike[str], *, text: bool = True
+    ) -> None:
         """Write the frames of both directions to a new file, without secrets, for a bug report.
 
         The fake agent can replay the file. `text`: False also removes the words of the
@@ -195,7 +201,9 @@ def _parse(text: str) -> tuple[str, dict[str, Any]]:
             case "level" if value in ("full", "normal"):
                 settings["level"] = value
             case "keep_bytes" | "keep_seconds" if value.isdecimal() and int(value) > 0:
-                settings[{"keep_bytes": "bytes_max", "keep_seconds": "seconds_max"}[name]] = int(value)
+                settings[{"keep_bytes": "bytes_max", "keep_seconds": "seconds_max"}[name]] = int(
+                    value
+                )
             case _:
                 hint = "use level=full or normal, keep_bytes= or keep_seconds= with a number"
                 raise UsageError(f"a store cannot have {name}={value}", hint=hint)
@@ -231,7 +239,9 @@ def _open_cluster(store: str) -> Callable[[], Log]:
             if (exc.name or "").partition(".")[0] != "nats":
                 raise
             hint = "run pip install 'banksman[cluster]'"
-            raise UsageError(f"a store on NATS needs {exc.name}, which is not installed", hint=hint) from exc
+            raise UsageError(
+                f"a store on NATS needs {exc.name}, which is not installed", hint=hint
+            ) from exc
         folder = state_folder() / "journals" if where.journal is None else Path(where.journal)
         return cast("Log", ClusterLog(where, folder))
 

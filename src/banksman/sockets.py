@@ -139,7 +139,11 @@ def sweep(folder: Path) -> list[str]:
     removed: list[str] = []
     with contextlib.suppress(OSError), _opened(folder) as fd, _locked(fd) as is_locked:
         for name in os.listdir(folder) if is_locked else ():
-            if name.endswith(SUFFIX) and name.startswith(f"{_boot()}-") and not is_alive(folder / name):
+            if (
+                name.endswith(SUFFIX)
+                and name.startswith(f"{_boot()}-")
+                and not is_alive(folder / name)
+            ):
                 # The process may be exiting and remove its socket at the same time.
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=fd)
@@ -158,7 +162,7 @@ def is_alive(path: Path) -> bool:
     return True
 
 
-# -- the folder ------------------------------------------------------------------------------------
+# -- the folder ----------------------------------------------------------------------------------
 def _make_folder(folder: Path) -> None:
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):

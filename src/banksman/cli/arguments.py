@@ -56,7 +56,11 @@ class Help(argparse.HelpFormatter):
         names = ", ".join(action.option_strings)
         if action.nargs == 0:
             return names
-        taken = "|".join(map(str, action.choices)) if action.choices else str(action.metavar or action.dest.upper())
+        taken = (
+            "|".join(map(str, action.choices))
+            if action.choices
+            else str(action.metavar or action.dest.upper())
+        )
         return f"{names} {taken}"
 
 
@@ -127,14 +131,18 @@ class Parser(argparse.ArgumentParser):
             self._refuse(exc)
 
 
-def add_format(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, json: str, quiet: str) -> None:  # pyright: ignore[reportPrivateUsage]
+def add_format(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, json: str, quiet: str
+) -> None:  # pyright: ignore[reportPrivateUsage]
     """Add --format and --json. `json` and `quiet`: the help for the output in these formats."""
     parser.add_argument(
         "--format",
         choices=("text", "json", "quiet"),
         help=f"output format: text (default), json ({json}) or quiet ({quiet})",
     )
-    parser.add_argument("--json", dest="format", action="store_const", const="json", help="short for --format json")
+    parser.add_argument(
+        "--json", dest="format", action="store_const", const="json", help="short for --format json"
+    )
 
 
 def split_command(words: list[str]) -> tuple[list[str], list[str] | None]:

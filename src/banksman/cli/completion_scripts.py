@@ -268,9 +268,12 @@ def script(shell: str, verbs: list[CommandEntry]) -> str:
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](verbs)
 
 
-# -- bash and zsh ----------------------------------------------------------------------------------
+# -- bash and zsh --------------------------------------------------------------------------------
 def _bash(verbs: list[CommandEntry]) -> str:
-    flags = [f"{verb.name}) echo {' '.join(name for flag in verb.flags for name in flag.names)} ;;" for verb in verbs]
+    flags = [
+        f"{verb.name}) echo {' '.join(name for flag in verb.flags for name in flag.names)} ;;"
+        for verb in verbs
+    ]
     return _filled(_BASH, verbs, " ".join(verb.name for verb in verbs), flags, "{}) echo {} ;;")
 
 
@@ -283,7 +286,9 @@ def _zsh(verbs: list[CommandEntry]) -> str:
     return _filled(_ZSH, verbs, described, flags, "({}) reply=({}) ;;")
 
 
-def _filled(template: str, verbs: list[CommandEntry], names: str, flags: list[str], branch: str) -> str:
+def _filled(
+    template: str, verbs: list[CommandEntry], names: str, flags: list[str], branch: str
+) -> str:
     """Fill a template with the tables. `branch`: format of one branch of the shell's `case`."""
     tables = {
         "@FLAGS@": flags,
@@ -299,7 +304,10 @@ def _filled(template: str, verbs: list[CommandEntry], names: str, flags: list[st
 def _takes(verb: CommandEntry) -> Iterator[tuple[str, str]]:
     for flag in verb.flags:
         if flag.takes is not None:
-            yield " | ".join(f"'{verb.name} {name}'" for name in flag.names), _kind_and_words(flag.takes)
+            yield (
+                " | ".join(f"'{verb.name} {name}'" for name in flag.names),
+                _kind_and_words(flag.takes),
+            )
 
 
 def _slots(verb: CommandEntry) -> Iterator[tuple[str, str]]:
@@ -319,7 +327,7 @@ def _pair(word: str, what: str) -> str:
     return "'" + f"{escaped}:{what}".replace("'", "'\\''") + "'"
 
 
-# -- fish ------------------------------------------------------------------------------------------
+# -- fish ----------------------------------------------------------------------------------------
 def _fish(verbs: list[CommandEntry]) -> str:
     return _FISH + "\n".join(_fish_lines(verbs)) + "\n"
 
@@ -348,7 +356,9 @@ def _fish_lines(verbs: list[CommandEntry]) -> Iterator[str]:
 
 
 def _fish_flag(verb: CommandEntry, flag: Flag) -> str:
-    names = " ".join(f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in flag.names)
+    names = " ".join(
+        f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in flag.names
+    )
     takes = "" if flag.takes is None else f" -r {_fish_offer(flag.takes)}"
     return f"complete -c banksman -n '__banksman_verb {verb.name}' {names}{takes} -d {_fish_quoted(flag.what)}"
 

@@ -81,7 +81,10 @@ _BY_DEST = {
 _SPECIAL: dict[tuple[str, str], tuple[Slot, ...]] = {
     ("config", "key"): (Slot(WordKind.KEYS),),
     ("agents", "name"): (Slot(WordKind.AGENTS),),
-    ("answer", "words"): (Slot(WordKind.SESSIONS), Slot(WordKind.WORDS, ("allow", "deny"), is_repeated=True)),
+    ("answer", "words"): (
+        Slot(WordKind.SESSIONS),
+        Slot(WordKind.WORDS, ("allow", "deny"), is_repeated=True),
+    ),
 }
 
 
@@ -103,7 +106,9 @@ def described(name: str, what: str, parser: Parser) -> CommandEntry:
             flags.append(Flag(tuple(action.option_strings), _first_sentence(action.help), takes))
         else:
             slots += _slots(name, action)
-    has_command = "-- COMMAND" in (parser.usage or "") or any(slot.kind is WordKind.COMMANDS for slot in slots)
+    has_command = "-- COMMAND" in (parser.usage or "") or any(
+        slot.kind is WordKind.COMMANDS for slot in slots
+    )
     return CommandEntry(name, what, tuple(flags), tuple(slots), has_command=has_command)
 
 

@@ -42,7 +42,9 @@ class OutputPump:
     reading, `on_behind(False)` to resume.
     """
 
-    def __init__(self, on_behind: Callable[[bool], None], on_broken: Callable[[OSError], None]) -> None:
+    def __init__(
+        self, on_behind: Callable[[bool], None], on_broken: Callable[[OSError], None]
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_behind = on_behind
         self._on_broken = on_broken
@@ -201,7 +203,7 @@ class TerminalBridge:
                 self._room.release()
             await self._command.close_stdin()
 
-    # -- thread ------------------------------------------------------------------------------------
+    # -- thread -----------------------------------------------------------------------------------
     def _read(self) -> None:
         data = b"\0"
         while data:
@@ -237,7 +239,9 @@ class TerminalBridge:
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-def run_foreground(launch: Launch, options: Options, *, is_quiet: bool) -> tuple[Finished, int | None]:
+def run_foreground(
+    launch: Launch, options: Options, *, is_quiet: bool
+) -> tuple[Finished, int | None]:
     """Run the command to its end. Return its result and the signal that stopped it, or None.
 
     `is_quiet`: capture the output instead of passing it through.
@@ -332,5 +336,7 @@ class _Foreground:
         if error.errno == errno.EPIPE:
             self._caught = self._caught or signal.SIGPIPE
         else:
-            self._error = MachineError(f"cannot write the command's output: {error.strerror}", number=error.errno)
+            self._error = MachineError(
+                f"cannot write the command's output: {error.strerror}", number=error.errno
+            )
         self._command.stop_nowait(Ended.STOPPED)

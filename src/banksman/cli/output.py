@@ -62,13 +62,29 @@ PATIENCE_SECONDS = 1.0
 # Maximum length of a line for people. --json and --raw print everything.
 SUMMARY_CHARACTERS_MAX = 500
 # Members of Banksman's events that are too long for a line.
-_LONG = ("born", "ref", "usage", "details", "command", "args", "env", "options", "rules", "system_prompt", "schema")
+_LONG = (
+    "born",
+    "ref",
+    "usage",
+    "details",
+    "command",
+    "args",
+    "env",
+    "options",
+    "rules",
+    "system_prompt",
+    "schema",
+)
 _ON_BUSY = re.compile(r'on_busy="(\w+)"')
 # Matches `sessions()` and `after=None`, which are Python. Does not match `(ulimit -n)`,
 # `--flag=value` or `VARIABLE=value`, which a shell understands.
 _PYTHON = re.compile(r"\w\(|(?<![-\w])[a-z_]+=|\ban int\b")
 # HTTP paths in hints, and the verb that replaces each. The longer path comes first.
-_VERBS = {"/v1/hosts": "banksman hosts", "/v1/sessions": "banksman ps", "/v1/commands": "banksman ps --all"}
+_VERBS = {
+    "/v1/hosts": "banksman hosts",
+    "/v1/sessions": "banksman ps",
+    "/v1/commands": "banksman ps --all",
+}
 _PATH = re.compile("|".join(map(re.escape, _VERBS)))
 _OF_HTTP = re.compile(r",? with the same Idempotency-Key| \((?:GET|POST|PATCH|PUT|DELETE)\)")
 _HTTP = re.compile(
@@ -313,7 +329,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """
     # Imported here because not every verb prints a table, and some must start fast.
 
-    cells = [list(head), *([as_line("-" if cell is None or cell == "" else cell) for cell in row] for row in rows)]
+    cells = [
+        list(head),
+        *([as_line("-" if cell is None or cell == "" else cell) for cell in row] for row in rows),
+    ]
     widths = [max(width(row[column]) for row in cells) for column in range(len(head))]
     if stdout_style().is_terminal:
         room = size_of(sys.stdout)[0]
@@ -402,7 +421,9 @@ def prompt_of(prompt: Any) -> str:
     if isinstance(prompt, str):
         return prompt
     blocks = cast("list[Any]", prompt) if isinstance(prompt, list) else []
-    return " ".join(_block(cast("dict[str, Any]", each)) for each in blocks if isinstance(each, dict))
+    return " ".join(
+        _block(cast("dict[str, Any]", each)) for each in blocks if isinstance(each, dict)
+    )
 
 
 def _block(block: dict[str, Any]) -> str:
@@ -417,7 +438,11 @@ def tokens_of(usage: Any) -> str:
     # Claude counts cached tokens separately. Other agents include them in the input.
     beside = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     read = [count for name in (*beside, "inputTokens") if isinstance(count := used.get(name), int)]
-    written = [count for name in ("output_tokens", "outputTokens") if isinstance(count := used.get(name), int)]
+    written = [
+        count
+        for name in ("output_tokens", "outputTokens")
+        if isinstance(count := used.get(name), int)
+    ]
     return f"{sum(read)} tokens in, {sum(written)} out" if read and written else ""
 
 
@@ -466,7 +491,11 @@ def _update(update: Event) -> str:
 
 
 def _own(body: Event) -> str:
-    shown = {name: value for name, value in body.items() if name not in _LONG and value not in (None, [], {}, "")}
+    shown = {
+        name: value
+        for name, value in body.items()
+        if name not in _LONG and value not in (None, [], {}, "")
+    }
     return " ".join(
         f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         for name, value in shown.items()

@@ -15,7 +15,14 @@ from banksman.cli import INTERRUPTED, NO_SERVER, NOT_SAID, REFUSED, USAGE
 from banksman.cli.arguments import Parser, add_format
 from banksman.cli.client.client import Client, ClientError, NoServer, NotLetIn, Problem, segment
 from banksman.cli.client.locate import ServerLocator
-from banksman.cli.output import CannotWrite, as_line, close_stdout, say_aside, say_json, speak_any_language
+from banksman.cli.output import (
+    CannotWrite,
+    as_line,
+    close_stdout,
+    say_aside,
+    say_json,
+    speak_any_language,
+)
 from banksman.errors import BanksmanError, UsageError
 
 if TYPE_CHECKING:
@@ -56,7 +63,9 @@ def receipt_in_words(receipt: dict[str, Any]) -> str:
 def add_cwd(parser: Parser) -> None:
     """Add the flag --cwd."""
     parser.add_argument(
-        "--cwd", metavar="FOLDER", help="working folder of the agent (default: this folder, if the server is local)"
+        "--cwd",
+        metavar="FOLDER",
+        help="working folder of the agent (default: this folder, if the server is local)",
     )
 
 
@@ -137,11 +146,19 @@ class ServerParser(Parser):
     ) -> None:
         super().__init__(verb, usage, description, example, notes=_NOTES)
         form = self.add_argument_group("server and output")
-        form.add_argument("--url", metavar="URL", help="URL of the server, or unix:PATH for its socket")
         form.add_argument(
-            "--store", metavar="STORE", help="store to use, with or without a server: sqlite:PATH or nats://HOST"
+            "--url", metavar="URL", help="URL of the server, or unix:PATH for its socket"
         )
-        add_format(form, json="one object per line" if streams else "one object", quiet="only what a script needs")
+        form.add_argument(
+            "--store",
+            metavar="STORE",
+            help="store to use, with or without a server: sqlite:PATH or nats://HOST",
+        )
+        add_format(
+            form,
+            json="one object per line" if streams else "one object",
+            quiet="only what a script needs",
+        )
         self.set_defaults(in_memory=in_memory)
 
 
@@ -247,7 +264,11 @@ def add_running(flags: Parser, *, room: str) -> None:
     add("--room", type=int, metavar="N", help=room)
     add("--config", metavar="PATH", help="TOML file to read instead of the user's")
     add("--log-format", choices=("text", "json"), help="format of log lines (default: text)")
-    add("--log-level", choices=("debug", "info", "warning", "error"), help="lowest level to log (default: info)")
+    add(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        help="lowest level to log (default: info)",
+    )
 
 
 def settings_of(

@@ -159,7 +159,9 @@ class Job(Protocol):
 class Placement(Protocol):
     """Queues of sessions that need a host."""
 
-    async def place(self, session: str, need: Sequence[str], request: bytes, *, timeout: float) -> bytes:
+    async def place(
+        self, session: str, need: Sequence[str], request: bytes, *, timeout: float
+    ) -> bytes:
         """Offer a new session to the hosts that satisfy `need`, and return the answer of the taker.
 
         An empty answer (b"") means that the session already exists and its owner can be asked.

@@ -64,13 +64,17 @@ class PendingPages:
     def __init__(self, inbox: str) -> None:
         self.inbox = inbox
         self._numbers = itertools.count()
-        self._asked: dict[str, tuple[list[StreamMessage], asyncio.Future[tuple[list[StreamMessage], int]]]] = {}
+        self._asked: dict[
+            str, tuple[list[StreamMessage], asyncio.Future[tuple[list[StreamMessage], int]]]
+        ] = {}
 
     @contextmanager
     def asked(self) -> Generator[tuple[str, asyncio.Future[tuple[list[StreamMessage], int]]]]:
         """Yield the reply subject of a new read, and the future of its page."""
         number = str(next(self._numbers))
-        page: asyncio.Future[tuple[list[StreamMessage], int]] = asyncio.get_running_loop().create_future()
+        page: asyncio.Future[tuple[list[StreamMessage], int]] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._asked[number] = [], page
         try:
             yield f"{self.inbox}.{number}", page
@@ -85,7 +89,9 @@ class PendingPages:
         found, page = asked
         match headers.get("Status"):
             case None:
-                found.append(StreamMessage(headers["Nats-Subject"], data, headers, int(headers[SEQUENCE])))
+                found.append(
+                    StreamMessage(headers["Nats-Subject"], data, headers, int(headers[SEQUENCE]))
+                )
             case "204":
                 page.set_result((found, int(headers.get("Nats-Num-Pending", 0))))
             case "404":
@@ -101,7 +107,9 @@ def stored(message: dict[str, Any]) -> StreamMessage:
         name, colon, value = line.partition(":")
         if colon:
             headers[name] = value.strip()
-    return StreamMessage(message["subject"], base64.b64decode(message.get("data", "")), headers, int(message["seq"]))
+    return StreamMessage(
+        message["subject"], base64.b64decode(message.get("data", "")), headers, int(message["seq"])
+    )
 
 
 def decoded(data: bytes) -> dict[str, Any]:
@@ -130,7 +138,11 @@ def refusal(error: Mapping[str, Any]) -> StoreError:
     """
     words = f"JetStream refused the request: {error.get('description')} ({error.get('err_code')})"
     if error.get("err_code") in FULL:
-        return StoreFull(words, hint="raise max_file_store of nats-server, or delete sessions", code=error["err_code"])
+        return StoreFull(
+            words,
+            hint="raise max_file_store of nats-server, or delete sessions",
+            code=error["err_code"],
+        )
     if error.get("code") == 503 or error.get("err_code") == IN_PROCESS:
         return Unanswered(words)
     return StoreError(words, hint="see docs/cluster.md", code=error.get("err_code"))

@@ -125,7 +125,11 @@ class PullConsumer:
         time or the queue could not be asked. It may also never arrive.
         """
         body = json.dumps({"batch": 1, "expires": int(seconds * 1e9)}).encode()
-        await self._nats.tell(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", body, reply=f"{self._inbox}.{consumer}")
+        await self._nats.tell(
+            f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}",
+            body,
+            reply=f"{self._inbox}.{consumer}",
+        )
 
     async def stop(self) -> None:
         with suppress(nats.errors.Error):
@@ -138,7 +142,9 @@ class Nats:
     `on_up`: called after each reconnect; notifications during the gap were missed.
     """
 
-    def __init__(self, address: StoreAddress, *, name: str, on_up: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, address: StoreAddress, *, name: str, on_up: Callable[[], None] | None = None
+    ) -> None:
         self._address = address
         self._name = name
         self._on_up = on_up
@@ -187,7 +193,10 @@ class Nats:
                 )
             # The first connection tries each server twice, so that a server that is down or refuses
             # is reported. Once connected, the client reconnects without a limit.
-            self._client.options |= {"max_reconnect_attempts": -1, "connect_timeout": CONNECT_SECONDS_MAX}
+            self._client.options |= {
+                "max_reconnect_attempts": -1,
+                "connect_timeout": CONNECT_SECONDS_MAX,
+            }
         except (TimeoutError, nats.errors.Error, OSError) as exc:
             # The client only raises that no server is left. The reason of each server came by
             # callback.
@@ -226,7 +235,7 @@ class Nats:
             with suppress(Exception):
                 writer.transport.abort()
 
-    # -- writes ------------------------------------------------------------------------------------
+    # -- writes -----------------------------------------------------------------------------------
     async def publish(
         self,
         subject: str,
@@ -244,7 +253,9 @@ class Nats:
         """
         return await self._publish(subject, data, _headers(expected, headers, id), timeout)
 
-    async def publish_all(self, writes: Sequence[BatchMessage], *, timeout: float | None = None) -> int:
+    async def publish_all(
+        self, writes: Sequence[BatchMessage], *, timeout: float | None = None
+    ) -> int:
         """Store all messages, one behind the other, or none. Returns the sequence of the last."""
         if len(writes) == 1:
             (one,) = writes
@@ -263,10 +274,12 @@ class Nats:
             await self._send(write.subject, write.data, headers)
         raise AssertionError("nothing to store")
 
-    async def _publish(self, subject: str, data: bytes, headers: dict[str, str], timeout: float | None) -> int:
+    async def _publish(
+        self, subject: str, data: bytes, headers: dict[str, str], timeout: float | None
+    ) -> int:
         return seq_of(decoded(await self._request(subject, data, timeout, headers)))
 
-    # -- reads -------------------------------------------------------------------------------------
+    # -- reads ------------------------------------------------------------------------------------
     async def last(self, stream: str, subject: str) -> StreamMessage | None:
         """Return the last message of a subject from the stream's leader; None without one."""
         body = json.dumps({"last_by_subj": subject}).encode()
@@ -286,7 +299,9 @@ class Nats:
         `first`: the sequence to start at. Any replica may answer, and it may lag. Large messages
         make a page shorter (`bytes_max`).
         """
-        body = json.dumps({"seq": max(1, first), "batch": count, "max_bytes": bytes_max, "next_by_subj": subject})
+        body = json.dumps(
+            {"seq": max(1, first), "batch": count, "max_bytes": bytes_max, "next_by_subj": subject}
+        )
         if self._pages is None:
             self._pages = pages = PendingPages(self._client.new_inbox())
 
@@ -302,18 +317,26 @@ class Nats:
             except TimeoutError as exc:
                 raise Unanswered(f"cannot read {stream}: the servers do not answer") from exc
 
-    async def ring(self, subject: str, on_message: Callable[[StreamMessage], None]) -> NatsSubscription:
+    async def ring(
+        self, subject: str, on_message: Callable[[StreamMessage], None]
+    ) -> NatsSubscription:
         """Subscribe to a subject or wildcard. Delivery is not guaranteed."""
 
         async def heard(message: Msg) -> None:
             headers: dict[str, str] = message.headers or {}
             on_message(
-                StreamMessage(message.subject, message.data, headers, int(headers.get(SEQUENCE, 0)), message.reply)
+                StreamMessage(
+                    message.subject,
+                    message.data,
+                    headers,
+                    int(headers.get(SEQUENCE, 0)),
+                    message.reply,
+                )
             )
 
         return NatsSubscription(await self._subscribe(subject, heard))
 
-    # -- requests ----------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------
     async def ask(self, subject: str, data: bytes, *, timeout: float) -> bytes:
         """Send a request and return the answer.
 
@@ -336,8 +359,10 @@ class Nats:
         """Return a new unique subject."""
         return self._client.new_inbox()
 
-    # -- JetStream API -----------------------------------------------------------------------------
-    async def api(self, verb: str, body: Mapping[str, Any], *, timeout: float = 5.0) -> dict[str, Any]:
+    # -- JetStream API ----------------------------------------------------------------------------
+    async def api(
+        self, verb: str, body: Mapping[str, Any], *, timeout: float = 5.0
+    ) -> dict[str, Any]:
         """Call the JetStream API and return its answer, which may be an error."""
         return decoded(await self._request(f"$JS.API.{verb}", json.dumps(body).encode(), timeout))
 
@@ -358,7 +383,7 @@ class Nats:
 
         return PullConsumer(self, inbox, await self._subscribe(f"{inbox}.*", heard))
 
-    # -- blobs -------------------------------------------------------------------------------------
+    # -- blobs ------------------------------------------------------------------------------------
     async def _bucket(self, name: str) -> ObjectStore:
         context = self._client.jetstream(timeout=BLOB_SECONDS_MAX)  # pyright: ignore[reportUnknownMemberType]
         return await context.object_store(name)
@@ -369,7 +394,9 @@ class Nats:
             await store.put(name, data)
         except nats.js.errors.APIError as exc:
             # The servers answered with a refusal, so waiting would not help.
-            raise refusal({"code": exc.code, "err_code": exc.err_code, "description": exc.description}) from exc
+            raise refusal(
+                {"code": exc.code, "err_code": exc.err_code, "description": exc.description}
+            ) from exc
         except (nats.errors.Error, OSError) as exc:
             raise self._unanswered(exc) from exc
 
@@ -387,7 +414,9 @@ class Nats:
             return None
         except (nats.errors.Error, OSError) as exc:
             raise self._unanswered(exc) from exc
-        data = b"".join(await self._parts(f"OBJ_{bucket}", f"$O.{bucket}.C.{info.nuid}", info.chunks or 0))
+        data = b"".join(
+            await self._parts(f"OBJ_{bucket}", f"$O.{bucket}.C.{info.nuid}", info.chunks or 0)
+        )
         return data if len(data) == info.size else None
 
     async def _parts(self, stream: str, subject: str, count: int) -> list[bytes]:
@@ -417,31 +446,41 @@ class Nats:
         except (nats.errors.Error, OSError) as exc:
             raise self._unanswered(exc) from exc
 
-    # -- server ------------------------------------------------------------------------------------
+    # -- server -----------------------------------------------------------------------------------
     @property
     def server_version(self) -> str:
         version = self._client.connected_server_version
         return f"{version.major}.{version.minor}.{version.patch}"
 
-    # -- connection --------------------------------------------------------------------------------
-    async def _subscribe(self, subject: str, heard: Callable[[Msg], Awaitable[None]] | None = None) -> Subscription:
+    # -- connection -------------------------------------------------------------------------------
+    async def _subscribe(
+        self, subject: str, heard: Callable[[Msg], Awaitable[None]] | None = None
+    ) -> Subscription:
         try:
             return await self._client.subscribe(subject, cb=heard)  # pyright: ignore[reportUnknownMemberType]
         except (nats.errors.Error, OSError) as exc:
             raise self._unanswered(exc) from exc
 
-    async def _send(self, subject: str, data: bytes, headers: dict[str, str], reply: str = "") -> None:
+    async def _send(
+        self, subject: str, data: bytes, headers: dict[str, str], reply: str = ""
+    ) -> None:
         try:
             await self._client.publish(subject, data, reply=reply, headers=headers or None)
         except (nats.errors.Error, OSError) as exc:
             raise self._unanswered(exc) from exc
 
     async def _request(
-        self, subject: str, data: bytes, timeout: float | None = None, headers: dict[str, str] | None = None
+        self,
+        subject: str,
+        data: bytes,
+        timeout: float | None = None,
+        headers: dict[str, str] | None = None,
     ) -> bytes:
         timeout = ANSWER_SECONDS_MAX if timeout is None else timeout
         try:
-            message = await _uncut(self._client.request(subject, data, timeout=timeout, headers=headers))
+            message = await _uncut(
+                self._client.request(subject, data, timeout=timeout, headers=headers)
+            )
         except (nats.errors.Error, OSError) as exc:
             raise self._unanswered(exc) from exc
         return message.data
@@ -492,7 +531,9 @@ async def _uncut(request: Awaitable[Msg]) -> Msg:
     return message
 
 
-def _headers(expected: int | None, more: Mapping[str, str] | None, id: str | None = None) -> dict[str, str]:
+def _headers(
+    expected: int | None, more: Mapping[str, str] | None, id: str | None = None
+) -> dict[str, str]:
     headers = dict(more or {})
     if expected is not None:
         headers["Nats-Expected-Last-Subject-Sequence"] = str(expected)
@@ -507,7 +548,11 @@ def _is_refusal(exc: BaseException) -> bool:
     While it connects, the client has no type for that, only the server's text.
     """
     words = str(exc)
-    return isinstance(exc, nats.errors.AuthorizationError) or "Authorization" in words or "Authentication" in words
+    return (
+        isinstance(exc, nats.errors.AuthorizationError)
+        or "Authorization" in words
+        or "Authentication" in words
+    )
 
 
 def _unreachable(address: StoreAddress, exc: BaseException) -> Unreachable:

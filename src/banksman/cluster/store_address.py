@@ -57,8 +57,12 @@ class StoreAddress:
 
         `ca` stays: it says which servers this client trusts, and grants the client nothing.
         """
-        servers = tuple(f"nats://{server.rpartition('@')[2].removeprefix('nats://')}" for server in self.servers)
-        return replace(self, servers=servers, token=None, creds=None, nkey=None, cert=None, key=None)
+        servers = tuple(
+            f"nats://{server.rpartition('@')[2].removeprefix('nats://')}" for server in self.servers
+        )
+        return replace(
+            self, servers=servers, token=None, creds=None, nkey=None, cert=None, key=None
+        )
 
 
 def is_address(store: str) -> bool:
@@ -116,7 +120,11 @@ def _settings(query: str) -> dict[str, Any]:
             case _ if name in FILES and value:
                 found[name] = os.path.abspath(os.path.expanduser(value))
             case _:
-                told = f"{name}={value!r:.60}" if name.isidentifier() else "the text after the question mark"
+                told = (
+                    f"{name}={value!r:.60}"
+                    if name.isidentifier()
+                    else "the text after the question mark"
+                )
                 raise UsageError(f"invalid setting of a store on NATS: {told}", hint=HINT)
     return found
 

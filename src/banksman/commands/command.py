@@ -84,7 +84,9 @@ class Command(RunningCommand):
         await self.wait_started()
         self._process.signal(int(number), to_group=group)
 
-    async def read(self, *, after: int = 0, stream: str = "stdout", bytes_max: int = 65536) -> Piece:
+    async def read(
+        self, *, after: int = 0, stream: str = "stdout", bytes_max: int = 65536
+    ) -> Piece:
         """Read output from byte `after` on; continue at `next` of the returned piece.
 
         The call waits for output or for the end of the stream (`is_end`), which may come long
@@ -96,7 +98,10 @@ class Command(RunningCommand):
         """
         which = _stream(stream)
         if not self.keeps_output:
-            raise UsageError("cannot read by position: this output is not kept", hint=f"read command.{which.value}")
+            raise UsageError(
+                "cannot read by position: this output is not kept",
+                hint=f"read command.{which.value}",
+            )
         if after < 0 or bytes_max < 1:
             hint = "pass 0 or more as after, and 1 or more as bytes_max"
             raise UsageError(f"cannot read {bytes_max!r} bytes after byte {after!r}", hint=hint)
@@ -111,7 +116,12 @@ class Command(RunningCommand):
         return Piece(data, following, max(0, begin - after), is_end)
 
     async def watch(
-        self, pattern: str | bytes, *, after: int = 0, stream: str = "stdout", timeout: float | None = None
+        self,
+        pattern: str | bytes,
+        *,
+        after: int = 0,
+        stream: str = "stdout",
+        timeout: float | None = None,
     ) -> Match | None:
         """Return the first match of a regular expression in the output from byte `after` on.
 
@@ -132,7 +142,9 @@ class Command(RunningCommand):
         if timeout is not None:
             check_seconds("timeout", timeout)
         seconds = clamp_timeout(timeout)
-        return await watch(self, pattern, after=after, stream=which, timeout=seconds, matchers=self._matchers)
+        return await watch(
+            self, pattern, after=after, stream=which, timeout=seconds, matchers=self._matchers
+        )
 
     async def write(self, data: bytes, *, timeout: float | None = None) -> None:
         """Write to stdin or to the terminal, whole and in order.
@@ -162,7 +174,9 @@ class Command(RunningCommand):
                 message = f"cannot write to command {self.id}: timed out; nothing was written"
                 raise Refused(message) from None
             stdin.close()
-            message = f"cannot write all data to command {self.id}: timed out; its stdin is now closed"
+            message = (
+                f"cannot write all data to command {self.id}: timed out; its stdin is now closed"
+            )
             raise Refused(message) from None
         except asyncio.CancelledError:
             stdin.withdraw(writing)

@@ -80,7 +80,9 @@ def _open_fd(name: str, wanted: Any, fd: Any) -> int:
     try:
         os.fstat(fd)
     except (OSError, OverflowError, TypeError) as exc:
-        raise UsageError(f"{name} cannot be {wanted!r:.60}: fd {fd} is not open", hint=HINT) from exc
+        raise UsageError(
+            f"{name} cannot be {wanted!r:.60}: fd {fd} is not open", hint=HINT
+        ) from exc
     return fd
 
 

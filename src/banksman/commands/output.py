@@ -220,7 +220,9 @@ def _locked(path: str) -> Generator[frozenset[str] | None]:
     Yields None if its process is alive, or if the file belongs to another user.
     """
     try:
-        fd = syscalls.above_stdio(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
+        fd = syscalls.above_stdio(
+            os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        )
     except OSError:
         yield None  # The file belongs to another user, or does not exist.
         return
@@ -304,7 +306,9 @@ class Output:
 class Capture:
     """Collector of one stream, in bounded memory."""
 
-    def __init__(self, bytes_max: int = OUTPUT_BYTES_MAX, spill_bytes_max: int = SPILL_BYTES_MAX) -> None:
+    def __init__(
+        self, bytes_max: int = OUTPUT_BYTES_MAX, spill_bytes_max: int = SPILL_BYTES_MAX
+    ) -> None:
         assert bytes_max >= 0
         self.total = 0
         self._head_max = bytes_max - bytes_max // 2

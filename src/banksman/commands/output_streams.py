@@ -90,7 +90,7 @@ class OutputReader:
     def __repr__(self) -> str:
         return f"<OutputReader of {self._stream.value}: {len(self._buffer)} bytes to be read, {self.missed} missed>"
 
-    # -- for callers -------------------------------------------------------------------------------
+    # -- for callers ------------------------------------------------------------------------------
     def at_eof(self) -> bool:
         """Return whether the stream has ended and all of it was read."""
         is_read = not self._buffer and not self.fetched and self._next >= self._capture.total
@@ -144,7 +144,7 @@ class OutputReader:
             raise StopAsyncIteration
         return line
 
-    # -- for the blocking API ----------------------------------------------------------------------
+    # -- for the blocking API ---------------------------------------------------------------------
     def put_back(self, data: bytes) -> None:
         """Return data to the front of the stream. It was read for a caller that is gone."""
         self._buffer[:0] = data
@@ -152,12 +152,14 @@ class OutputReader:
         # pause immediately.
         self._source.update(self._stream)
 
-    # -- for the command ---------------------------------------------------------------------------
+    # -- for the command --------------------------------------------------------------------------
     @property
     def is_behind(self) -> bool:
         """Whether the stream should pause."""
         is_full = len(self._buffer) >= self._room
-        return (is_full and self.is_holding) or (self.is_attached and (is_full or self._next < self._capture.total))
+        return (is_full and self.is_holding) or (
+            self.is_attached and (is_full or self._next < self._capture.total)
+        )
 
     def feed(self, data: bytes) -> None:
         """Append data that was just added to the capture, if it follows the buffer."""
@@ -169,7 +171,7 @@ class OutputReader:
             self._buffer += data
             self._next += len(data)
 
-    # -- internals ---------------------------------------------------------------------------------
+    # -- internals --------------------------------------------------------------------------------
     def _attach(self) -> None:
         if not self.is_attached:
             self.is_attached, self.is_holding = True, False
@@ -242,14 +244,20 @@ class CommandOutput:
         self._account = account
         self._pipes: ProcessPipes | None = None
         # A terminal has one stream for both. A stream that is not captured is empty, and has ended.
-        self.open = {stream for stream, to in zip(Stream, options.outputs, strict=True) if to == "pipe"}
+        self.open = {
+            stream for stream, to in zip(Stream, options.outputs, strict=True) if to == "pipe"
+        }
         if options.terminal is not None:
             self.open.discard(Stream.STDERR)
-        kept = (options.output_bytes_max, options.spill_bytes_max) if options.keep_output else (0, 0)
+        kept = (
+            (options.output_bytes_max, options.spill_bytes_max) if options.keep_output else (0, 0)
+        )
         self.captures = {stream: Capture(*kept) for stream in Stream}
         if not options.keeps_stdout:
             self.captures[Stream.STDOUT] = Capture(0, 0)
-        self.readers = {stream: OutputReader(self, stream, self.captures[stream]) for stream in Stream}
+        self.readers = {
+            stream: OutputReader(self, stream, self.captures[stream]) for stream in Stream
+        }
         # Woken by more output, or by the end of a stream.
         self.changed = Waiters()
         # Number of tasks that wait for the end of the command: see `awaiting_end`.
@@ -271,7 +279,7 @@ class CommandOutput:
     async def wait_changed(self) -> None:
         await self.changed.wait()
 
-    # -- facts -------------------------------------------------------------------------------------
+    # -- facts ------------------------------------------------------------------------------------
     def begin(self, pipes: ProcessPipes) -> None:
         """Attach the pipes of the process."""
         self._pipes = pipes
@@ -301,7 +309,7 @@ class CommandOutput:
         for capture in self.captures.values():
             capture.discard()
 
-    # -- backpressure ------------------------------------------------------------------------------
+    # -- backpressure -----------------------------------------------------------------------------
     def pause(self) -> None:
         """Stop reading until `resume`. The idle clock is suspended."""
         if self.may_wait and self._pipes is not None:

@@ -126,7 +126,9 @@ async def watch(
     assert matchers is not None
     matcher = matchers.take(source.id)
     try:
-        return await _watch(source, HelperSearch(matcher, pattern, deadline), after, stream, deadline)
+        return await _watch(
+            source, HelperSearch(matcher, pattern, deadline), after, stream, deadline
+        )
     except _TooLate:
         return None
     finally:
@@ -187,7 +189,9 @@ class InlineSearch:
 class HelperSearch:
     """Search by a helper process."""
 
-    def __init__(self, matcher: MatcherProcess, pattern: str | bytes, deadline: float | None) -> None:
+    def __init__(
+        self, matcher: MatcherProcess, pattern: str | bytes, deadline: float | None
+    ) -> None:
         self._deadline = deadline
         self._matcher = matcher
         matcher.begin(pattern)
@@ -195,7 +199,9 @@ class HelperSearch:
     async def feed(self, data: bytes, begin: int, is_end: bool) -> Found | None:
         seconds = SEARCH_SECONDS_MAX
         if self._deadline is not None:
-            seconds = min(seconds, max(0.0, self._deadline - time.monotonic()) + OVERTIME_SECONDS_MAX)
+            seconds = min(
+                seconds, max(0.0, self._deadline - time.monotonic()) + OVERTIME_SECONDS_MAX
+            )
         try:
             async with asyncio.timeout(seconds):
                 return await self._matcher.search((data, begin, is_end))
@@ -214,7 +220,9 @@ class MatcherProcess:
         env = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         argv = [sys.executable, "-I", "-S", pattern_search.__file__]
         launch = prepare(argv, cwd="/", env=env, inherit_env=False)
-        self._command = start(launch, Options(stdin="pipe", grace=0.0, linger=0.0, keep_output=False))
+        self._command = start(
+            launch, Options(stdin="pipe", grace=0.0, linger=0.0, keep_output=False)
+        )
         self._command.hold_output()
         self._is_asked = False
 

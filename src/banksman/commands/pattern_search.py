@@ -96,7 +96,11 @@ class PatternSearch:
         window = self._window
         self._from = _at_character(window, max(self._from, len(window) - self._span_max))
         gone = _at_character(window, max(0, self._from - CONTEXT_BYTES))
-        self._window, self._window_begin, self._from = window[gone:], self._window_begin + gone, self._from - gone
+        self._window, self._window_begin, self._from = (
+            window[gone:],
+            self._window_begin + gone,
+            self._from - gone,
+        )
 
 
 def _decode(data: bytes) -> str:

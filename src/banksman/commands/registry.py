@@ -19,7 +19,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from banksman.commands.command import Command
-from banksman.commands.options import OnOutput, Options, Pty, Redirect, Stdin, check_seconds, clamp_timeout
+from banksman.commands.options import (
+    OnOutput,
+    Options,
+    Pty,
+    Redirect,
+    Stdin,
+    check_seconds,
+    clamp_timeout,
+)
 from banksman.commands.output import Output
 from banksman.commands.output_watch import MatcherPool
 from banksman.commands.result import Ended, Finished
@@ -127,7 +135,7 @@ class CommandRegistry:
         while self._running or self._asides:
             await self._wait_change(self._running.values())
 
-    # -- reports -----------------------------------------------------------------------------------
+    # -- reports ----------------------------------------------------------------------------------
     def owe_report(self, command: Command) -> None:
         """Require a report of this command's end, even if it has already ended."""
         self._unreported[command.id] = command
@@ -172,7 +180,9 @@ class CommandRegistry:
         while self._ended and (len(self._ended) > self._finished_max or self._ended[0][0] < oldest):
             self._ended.popleft()
         # A report is due for any number of commands, but not forever if no caller takes it.
-        for command in [command for command in self._unreported.values() if command.ended_before(oldest)]:
+        for command in [
+            command for command in self._unreported.values() if command.ended_before(oldest)
+        ]:
             del self._unreported[command.id]
 
     def abandon(self) -> None:
@@ -233,9 +243,13 @@ def options_of(how: StartOptions, *, ends_input: bool = False) -> Options:
     return Options(**wanted, ends_input=ends_input)
 
 
-def launch_of(argv: Argv, how: StartOptions, options: Options, *, helper: Sequence[str] = ()) -> Launch:
+def launch_of(
+    argv: Argv, how: StartOptions, options: Options, *, helper: Sequence[str] = ()
+) -> Launch:
     """Check the keywords and build the launch."""
-    wanted: dict[str, Any] = {_OF_LAUNCH[name]: value for name, value in how.items() if name in _OF_LAUNCH}
+    wanted: dict[str, Any] = {
+        _OF_LAUNCH[name]: value for name, value in how.items() if name in _OF_LAUNCH
+    }
     return prepare(argv, **wanted, has_terminal=options.terminal is not None, helper=helper)
 
 
@@ -245,11 +259,16 @@ def explicit(function: F) -> F:
     Editors do this without help.
     """
     checks = [inspect.signature(Options).parameters, inspect.signature(prepare).parameters]
-    defaults = {name: parameter.default for parameters in checks for name, parameter in parameters.items()}
+    defaults = {
+        name: parameter.default for parameters in checks for name, parameter in parameters.items()
+    }
     *first, _how = (shown := inspect.signature(function)).parameters.values()
     keywords = [
         inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=defaults[_OF_LAUNCH.get(name, name)], annotation=kind
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=defaults[_OF_LAUNCH.get(name, name)],
+            annotation=kind,
         )
         for name, kind in _annotations(StartOptions).items()
     ]
@@ -266,9 +285,15 @@ class CommandStarter(ABC):
     """Starts commands and owns them until they are over."""
 
     def __init__(
-        self, *, finished_max: int, finished_seconds_max: float, user_helper: Sequence[str] | None = None
+        self,
+        *,
+        finished_max: int,
+        finished_seconds_max: float,
+        user_helper: Sequence[str] | None = None,
     ) -> None:
-        self._command_registry = CommandRegistry(finished_max=finished_max, finished_seconds_max=finished_seconds_max)
+        self._command_registry = CommandRegistry(
+            finished_max=finished_max, finished_seconds_max=finished_seconds_max
+        )
         self._matchers = MatcherPool(self._launch_aside)
         self._user_helper = check_helper(user_helper)
         # False if no caller has this host, so no caller could take a report.
@@ -282,11 +307,15 @@ class CommandStarter(ABC):
     def _bind(self) -> None:
         """Bind the host to the running event loop, if it is not bound already."""
 
-    # -- start -------------------------------------------------------------------------------------
+    # -- start ------------------------------------------------------------------------------------
     @overload
-    async def start(self, argv: Argv, *, yield_after: None = None, **how: Unpack[StartOptions]) -> Command: ...
+    async def start(
+        self, argv: Argv, *, yield_after: None = None, **how: Unpack[StartOptions]
+    ) -> Command: ...
     @overload
-    async def start(self, argv: Argv, *, yield_after: float, **how: Unpack[StartOptions]) -> Command | Finished: ...
+    async def start(
+        self, argv: Argv, *, yield_after: float, **how: Unpack[StartOptions]
+    ) -> Command | Finished: ...
     @explicit
     async def start(
         self, argv: Argv, *, yield_after: float | None = None, **how: Unpack[StartOptions]
@@ -390,7 +419,7 @@ class CommandStarter(ABC):
         # event loop.
         self._command_registry.end(command)
 
-    # -- lists and ends ----------------------------------------------------------------------------
+    # -- lists and ends ---------------------------------------------------------------------------
     def commands(self) -> list[Command]:
         """Return the ended commands that are still kept, oldest first, then the running ones."""
         return self._command_registry.all()

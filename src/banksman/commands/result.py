@@ -119,7 +119,9 @@ class ResultBuilder:
         assert self._options.idle_timeout is not None
         return self.last_output + self._options.idle_timeout - at
 
-    def result(self, at: float, *, stdout: Output, stderr: Output, drained: bool, leader: Survivor) -> Finished:
+    def result(
+        self, at: float, *, stdout: Output, stderr: Output, drained: bool, leader: Survivor
+    ) -> Finished:
         """Build the result.
 
         `leader`: the survivor to report if the state of the tree is unknown. A process counts as

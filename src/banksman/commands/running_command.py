@@ -166,7 +166,7 @@ class RunningCommand:
     def __repr__(self) -> str:
         return f"<Command {self.id} {self.state} pid={self.pid} {' '.join(self.argv)!r}>"
 
-    # -- state -------------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------
     @property
     def pid(self) -> int | None:
         return self._process.pid
@@ -215,8 +215,10 @@ class RunningCommand:
         """Return the number of bytes written to a stream."""
         return self._flow.captures[stream].total
 
-    # -- operations that do not wait ---------------------------------------------------------------
-    def stop_nowait(self, cause: Ended = Ended.STOPPED, *, at_once: bool = False, kill_by: float | None = None) -> None:
+    # -- operations that do not wait --------------------------------------------------------------
+    def stop_nowait(
+        self, cause: Ended = Ended.STOPPED, *, at_once: bool = False, kill_by: float | None = None
+    ) -> None:
         """Begin to stop the command and return immediately.
 
         The ladder then runs without the caller. Callbacks such as `on_output` may call this. No
@@ -288,7 +290,7 @@ class RunningCommand:
         self._process.abandon()
         self._flow.discard()
 
-    # -- dispatch ----------------------------------------------------------------------------------
+    # -- dispatch ---------------------------------------------------------------------------------
     def dispatch(self, fact: Fact) -> None:
         """Handle one fact, and the facts that its effects cause, such as a stop by a callback."""
         try:
@@ -300,7 +302,9 @@ class RunningCommand:
     def _handle(self, fact: Fact) -> None:
         if self.is_over:
             return  # A late fact. Nothing is delivered after the end.
-        if self._on_fact is not None and not isinstance(fact, rungs.LadderTimerFired | StopRequested | ClockRanOut):
+        if self._on_fact is not None and not isinstance(
+            fact, rungs.LadderTimerFired | StopRequested | ClockRanOut
+        ):
             self._on_fact(fact)
         match fact:
             case BytesRead():
@@ -344,7 +348,7 @@ class RunningCommand:
             case _:
                 assert_never(fact)
 
-    # -- output ------------------------------------------------------------------------------------
+    # -- output -----------------------------------------------------------------------------------
     def _on_bytes(self, fact: BytesRead) -> None:
         self._flow.add(fact)
         limit = self._options.output_total_max
@@ -368,10 +372,12 @@ class RunningCommand:
         if not self._flow.open:
             self._climb(rungs.OutputClosed(fact.at))
 
-    # -- timeouts ----------------------------------------------------------------------------------
+    # -- timeouts ---------------------------------------------------------------------------------
     def _set_clock(self, cause: Ended, seconds: float | None) -> None:
         if seconds is not None:
-            self._clocks[cause] = self._loop.call_later(max(0.0, seconds), self._on_clock_timer, cause)
+            self._clocks[cause] = self._loop.call_later(
+                max(0.0, seconds), self._on_clock_timer, cause
+            )
 
     def _on_clock_timer(self, cause: Ended) -> None:
         # The timer may fire late in a busy loop, while output or the exit waits to be read. Facts
@@ -389,7 +395,7 @@ class RunningCommand:
                 return
         self.stop_nowait(cause)
 
-    # -- end ---------------------------------------------------------------------------------------
+    # -- end --------------------------------------------------------------------------------------
     def _climb(self, fact: rungs.Fact) -> None:
         self._ladder, effects = rungs.step(self._ladder, fact)
         self._flow.may_wait = self._ladder.phase is rungs.LadderPhase.RUNNING
@@ -458,7 +464,10 @@ class RunningCommand:
     def _settle(self, result: Finished | BanksmanError) -> None:
         assert not self.is_over
         self._over_at = time.monotonic()
-        for timer in (*self._clocks.values(), *([self._ladder_timer] if self._ladder_timer else [])):
+        for timer in (
+            *self._clocks.values(),
+            *([self._ladder_timer] if self._ladder_timer else []),
+        ):
             timer.cancel()
         if isinstance(result, Finished):
             self.finished = result

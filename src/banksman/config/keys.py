@@ -133,9 +133,17 @@ _TOP = (
 )
 
 _SERVE = (
-    ConfigKey(name="serve.bind", kind=ValueKind.TEXT, what="The address to listen on.", default="127.0.0.1"),
     ConfigKey(
-        name="serve.port", kind=ValueKind.WHOLE, what="The port to listen on; 0 for any free port.", default=4380
+        name="serve.bind",
+        kind=ValueKind.TEXT,
+        what="The address to listen on.",
+        default="127.0.0.1",
+    ),
+    ConfigKey(
+        name="serve.port",
+        kind=ValueKind.WHOLE,
+        what="The port to listen on; 0 for any free port.",
+        default=4380,
     ),
     ConfigKey(
         name="serve.allow_remote",

@@ -38,7 +38,7 @@ PREFIX = "BANKSMAN_"
 DEFAULT = "default"
 
 
-# -- path ------------------------------------------------------------------------------------------
+# -- path ----------------------------------------------------------------------------------------
 class ConfigFile(NamedTuple):
     """Path of the settings file, and how it was chosen.
 
@@ -69,7 +69,7 @@ def chosen_path(path: str | os.PathLike[str] | None = None) -> ConfigFile:
     return ConfigFile(default_path(), "default", is_named=False)
 
 
-# -- reading ---------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------
 def read(place: ConfigFile) -> dict[str, Any]:
     """Read and check the settings file. Return its values by key name.
 
@@ -86,7 +86,9 @@ def read(place: ConfigFile) -> dict[str, Any]:
         # This is a TOMLDecodeError, or a number with more digits than Python accepts.
         raise UsageError(f"{place.path} is not TOML: {exc}", hint="see https://toml.io") from exc
     except RecursionError as exc:
-        raise UsageError(f"{place.path} is not TOML: it is nested too deeply", hint="see https://toml.io") from exc
+        raise UsageError(
+            f"{place.path} is not TOML: it is nested too deeply", hint="see https://toml.io"
+        ) from exc
     return dict(_checked(data, text, place.path))
 
 
@@ -96,7 +98,9 @@ def _text(place: ConfigFile) -> str | None:
     try:
         # O_NONBLOCK: every command reads this file, and the open of a FIFO without a writer would
         # block forever.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        with open(
+            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+        ) as file:
             is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode) or str(path) == os.devnull
             data = file.read(FILE_BYTES_MAX + 1) if is_file else None
     except FileNotFoundError as exc:
@@ -107,7 +111,9 @@ def _text(place: ConfigFile) -> str | None:
     except IsADirectoryError as exc:
         raise _no_file(path) from exc
     except OSError as exc:
-        raise UsageError(f"cannot read {path}: {exc.strerror}", hint="make it readable, or pass another path") from exc
+        raise UsageError(
+            f"cannot read {path}: {exc.strerror}", hint="make it readable, or pass another path"
+        ) from exc
     if data is None:
         raise _no_file(path)
     if len(data) > FILE_BYTES_MAX:
@@ -115,11 +121,15 @@ def _text(place: ConfigFile) -> str | None:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as exc:
-        raise UsageError(f"{path} is not TOML: it is not UTF-8", hint="see https://toml.io") from exc
+        raise UsageError(
+            f"{path} is not TOML: it is not UTF-8", hint="see https://toml.io"
+        ) from exc
 
 
 def _no_file(path: Path) -> UsageError:
-    return UsageError(f"cannot read {path}: it is not a regular file", hint="pass the path of a regular file")
+    return UsageError(
+        f"cannot read {path}: it is not a regular file", hint="pass the path of a regular file"
+    )
 
 
 def _checked(data: dict[str, Any], text: str, path: Path) -> Iterator[tuple[str, Any]]:
@@ -127,12 +137,17 @@ def _checked(data: dict[str, Any], text: str, path: Path) -> Iterator[tuple[str,
         if name in TABLES:
             if not isinstance(value, dict):
                 where = _where(path, text, "", name)
-                raise UsageError(f"{where}: {name} cannot be {value!r:.60}", hint=f"a table: [{name}]")
+                raise UsageError(
+                    f"{where}: {name} cannot be {value!r:.60}", hint=f"a table: [{name}]"
+                )
             for short, one in cast("dict[str, Any]", value).items():
                 yield _one(name, short, one, text, path)
         elif isinstance(value, dict):
             where = _where(path, text, name, "")
-            raise UsageError(f"{where}: unknown table [{name:.60}]", hint=f"did you mean [{nearest(name, TABLES)}]?")
+            raise UsageError(
+                f"{where}: unknown table [{name:.60}]",
+                hint=f"did you mean [{nearest(name, TABLES)}]?",
+            )
         else:
             yield _one("", name, value, text, path)
 
@@ -181,7 +196,7 @@ def _line_of(text: str, table: str, short: str) -> int | None:
     return None
 
 
-# -- writing ---------------------------------------------------------------------------------------
+# -- writing -------------------------------------------------------------------------------------
 def as_toml(value: Any) -> str:
     """Format the value of a key as TOML.
 
@@ -258,7 +273,11 @@ def put(path: Path, text: str, *, replaces: bool) -> None:
             with suppress(FileNotFoundError):
                 os.unlink(beside)
     except FileExistsError as exc:
-        hint = "edit it, or pass --force to replace it" if target.is_file() else "a folder of its path is a file"
+        hint = (
+            "edit it, or pass --force to replace it"
+            if target.is_file()
+            else "a folder of its path is a file"
+        )
         raise UsageError(f"cannot write {target}: it exists", hint=hint) from exc
     except OSError as exc:
         hint = "make its folder writable, or pass another path with --config"
@@ -355,7 +374,9 @@ class LayeredConfig:
         return {one.key.short: one.value for one in self if one.key.table == table}
 
 
-def load(*, flags: Mapping[str, Any] | None = None, path: str | os.PathLike[str] | None = None) -> LayeredConfig:
+def load(
+    *, flags: Mapping[str, Any] | None = None, path: str | os.PathLike[str] | None = None
+) -> LayeredConfig:
     """Load all settings and merge the layers.
 
     `flags`: values by key name; None means that the flag was not given. `path`: the value of
@@ -380,7 +401,9 @@ def load(*, flags: Mapping[str, Any] | None = None, path: str | os.PathLike[str]
             settings[name] = Setting(key, key.default, DEFAULT)
     # The server uses the user's store unless the [serve] table names another.
     if settings["serve.store"].value is None:
-        settings["serve.store"] = Setting(KEYS["serve.store"], settings["store"].value, settings["store"].origin)
+        settings["serve.store"] = Setting(
+            KEYS["serve.store"], settings["store"].value, settings["store"].origin
+        )
     return LayeredConfig(settings, place)
 
 

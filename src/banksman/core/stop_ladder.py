@@ -80,7 +80,7 @@ class Timings:
         return (self.eof or 0.0) + self.linger + self.grace + reports + self.drain
 
 
-# -- facts -----------------------------------------------------------------------------------------------------------
+# -- facts ---------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class StopAsked:
     """A caller wants the process ended.
@@ -111,7 +111,7 @@ class LadderTimerFired:
 Fact = StopAsked | Exited | OutputClosed | TreeEnded | LadderTimerFired
 
 
-# -- effects ---------------------------------------------------------------------------------------------------------
+# -- effects -------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class CloseStdin:
     """Close the process's stdin: the first rung for agents, which exit at the end of input."""
@@ -175,10 +175,20 @@ class Settle:
     drained: bool
 
 
-Effect = CloseStdin | TermGroup | TermRest | KillTree | KillKeeper | Hurry | CloseOutput | StartLadderTimer | Settle
+Effect = (
+    CloseStdin
+    | TermGroup
+    | TermRest
+    | KillTree
+    | KillKeeper
+    | Hurry
+    | CloseOutput
+    | StartLadderTimer
+    | Settle
+)
 
 
-# -- the machine -----------------------------------------------------------------------------------------------------
+# -- the machine ---------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Ladder:
     """State of the ladder of one command."""
@@ -230,9 +240,14 @@ def _on_stop(ladder: Ladder, fact: StopAsked) -> tuple[Ladder, list[Effect]]:
     # A `kill_by` that is not earlier than the current deadline changes no deadline.
     if fact.kill_by is None or ladder.bound(fact.kill_by) == ladder.kill_by:
         return _stop(ladder, fact.at)
-    ladder, effects = _shorten(*_stop(replace(ladder, kill_by=fact.kill_by), fact.at), fact.at, fact.kill_by)
+    ladder, effects = _shorten(
+        *_stop(replace(ladder, kill_by=fact.kill_by), fact.at), fact.at, fact.kill_by
+    )
     # Without an EOF wait, TERM has already been sent, so its deadline does not matter.
-    return ladder, [*effects, Hurry(fact.kill_by if ladder.term_at is None else ladder.term_at, fact.kill_by)]
+    return ladder, [
+        *effects,
+        Hurry(fact.kill_by if ladder.term_at is None else ladder.term_at, fact.kill_by),
+    ]
 
 
 def _stop(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
@@ -251,7 +266,9 @@ def _stop(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
             return ladder, []  # A stop is already under way.
 
 
-def _shorten(ladder: Ladder, effects: list[Effect], at: float, kill_by: float) -> tuple[Ladder, list[Effect]]:
+def _shorten(
+    ladder: Ladder, effects: list[Effect], at: float, kill_by: float
+) -> tuple[Ladder, list[Effect]]:
     """Shorten the current wait so that KILL comes by `kill_by`.
 
     The wait may have begun earlier or in this very step. In EOF, the time left is divided between
@@ -263,11 +280,17 @@ def _shorten(ladder: Ladder, effects: list[Effect], at: float, kill_by: float) -
         needed = wait + ladder.timings.grace
         if needed > left:
             term_at = at + left * (wait / needed)
-            return replace(ladder, term_at=term_at), [*effects, StartLadderTimer(term_at, LadderPhase.EOF)]
+            return replace(ladder, term_at=term_at), [
+                *effects,
+                StartLadderTimer(term_at, LadderPhase.EOF),
+            ]
     elif ladder.phase in (LadderPhase.TERM, LadderPhase.REST):
         assert ladder.kill_at is not None
         if kill_by < ladder.kill_at:
-            return replace(ladder, kill_at=kill_by), [*effects, StartLadderTimer(kill_by, ladder.phase)]
+            return replace(ladder, kill_at=kill_by), [
+                *effects,
+                StartLadderTimer(kill_by, ladder.phase),
+            ]
     return ladder, effects
 
 
@@ -295,7 +318,9 @@ def _on_tree_ended(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
         return ladder, []
     if ladder.is_output_closed:
         return replace(ladder, phase=LadderPhase.OVER), [Settle(drained=True)]
-    return replace(ladder, phase=LadderPhase.DRAIN), [StartLadderTimer(at + ladder.timings.drain, LadderPhase.DRAIN)]
+    return replace(ladder, phase=LadderPhase.DRAIN), [
+        StartLadderTimer(at + ladder.timings.drain, LadderPhase.DRAIN)
+    ]
 
 
 def _on_timer(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
@@ -312,7 +337,10 @@ def _on_timer(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:
         case _:
             # DRAIN: a process outside the tree holds a pipe open. KEEPER: neither the keeper nor
             # the zygote reports.
-            return replace(ladder, phase=LadderPhase.OVER), [CloseOutput(), Settle(drained=ladder.is_output_closed)]
+            return replace(ladder, phase=LadderPhase.OVER), [
+                CloseOutput(),
+                Settle(drained=ladder.is_output_closed),
+            ]
 
 
 def _term(ladder: Ladder, at: float) -> tuple[Ladder, list[Effect]]:

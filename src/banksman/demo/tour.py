@@ -66,7 +66,9 @@ SESSION_SCRIPT = {
 
 def run() -> None:
     """Run all parts of the tour."""
-    print("A command with four children: one plain, one in a new session, a daemon, one that ignores TERM.\n")
+    print(
+        "A command with four children: one plain, one in a new session, a daemon, one that ignores TERM.\n"
+    )
     _with_subprocess()
     print()
     asyncio.run(_with_banksman())
@@ -108,7 +110,10 @@ def _with_subprocess() -> None:
     marker = f"demo-{uuid.uuid4().hex}"
     print("1. The usual way: subprocess.Popen(start_new_session=True), then killpg(SIGKILL)")
     with subprocess.Popen(
-        _tree(marker), env={**os.environ, "TREE": TREE}, stdout=subprocess.PIPE, start_new_session=True
+        _tree(marker),
+        env={**os.environ, "TREE": TREE},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     ) as child:
         assert child.stdout is not None
         for _ in range(MEMBERS):
@@ -136,7 +141,9 @@ async def _with_banksman() -> None:
             _show("started", started)
 
     began = time.monotonic()
-    done = await banksman.execute(_tree(marker), env={"TREE": TREE}, timeout=1, grace=1, on_output=on_output)
+    done = await banksman.execute(
+        _tree(marker), env={"TREE": TREE}, timeout=1, grace=1, on_output=on_output
+    )
     print(f"   {done.ended.value} after {time.monotonic() - began:.1f} s")
     for step in done.ladder:
         print(f"     {step.at:4.1f} s  {step.rung}")
@@ -152,7 +159,9 @@ async def _with_banksman() -> None:
 async def _speak(folder: str) -> None:
     """Run the first host, which the tour kills. Prints a line when its agent starts to speak."""
     async with Host(f"sqlite:{folder}/store.db") as owner:
-        session = await owner.open("claude", name="tour", command=fake_agent(CRASH_SCRIPT, Path(folder, "memory")))
+        session = await owner.open(
+            "claude", name="tour", command=fake_agent(CRASH_SCRIPT, Path(folder, "memory"))
+        )
         turn = await session.ask("Tell me everything")
         await session.ask("And now the short version")
         async for _ in turn:
@@ -162,14 +171,18 @@ async def _speak(folder: str) -> None:
 async def _take_over(folder: str) -> None:
     """Run the second host: open the session by its name and wait for the queued ask."""
     async with Host(f"sqlite:{folder}/store.db") as owner:
-        session = await owner.open("claude", name="tour", command=fake_agent(CRASH_SCRIPT, Path(folder, "memory")))
+        session = await owner.open(
+            "claude", name="tour", command=fake_agent(CRASH_SCRIPT, Path(folder, "memory"))
+        )
         status = session.status()
         [waiting] = [ask.turn for ask in status.queue] or [status.holder or ""]
         await (await session.turn(waiting)).outcome()
         async for event in session.events():
             if event.kind == kinds.TURN_ENDED:
                 body = event.body
-                print(f"   {event.cursor:6} {event.kind}  {body['outcome']:8} {body['text'] or body['error']}")
+                print(
+                    f"   {event.cursor:6} {event.kind}  {body['outcome']:8} {body['text'] or body['error']}"
+                )
 
 
 def _crash() -> None:
@@ -180,9 +193,13 @@ def _crash() -> None:
             assert first.stdout is not None
             first.stdout.readline()
             first.kill()
-        print(f"   the first host (process {first.pid}) was killed while its agent spoke and a second ask waited")
+        print(
+            f"   the first host (process {first.pid}) was killed while its agent spoke and a second ask waited"
+        )
         asyncio.run(_take_over(folder))
-    print("   the open turn is UNKNOWN, because it may have been done; the queued ask was kept, and has run")
+    print(
+        "   the open turn is UNKNOWN, because it may have been done; the queued ask was kept, and has run"
+    )
 
 
 # ── The session ──
@@ -243,7 +260,10 @@ async def _session() -> None:
     screen = DemoScreen()
 
     def allow(question: Question) -> str:
-        screen.say("question", f"may it run {question.input.get('command')!r}? The bot of this tour says yes.")
+        screen.say(
+            "question",
+            f"may it run {question.input.get('command')!r}? The bot of this tour says yes.",
+        )
         return "allow"
 
     async with Host("memory:") as host:
@@ -262,7 +282,9 @@ async def _session() -> None:
         names = {chore.id: "chore", urgent.id: "question"}
         async for event in session.events(0, waits=False):
             if event.kind.startswith(("turn.", "question.")):
-                print(f"     {event.cursor:>6}  {event.kind:18} {names.get(event.turn or '', 'tests')}")
+                print(
+                    f"     {event.cursor:>6}  {event.kind:18} {names.get(event.turn or '', 'tests')}"
+                )
         if _has_terminal():
             await DemoConversation(session, screen).run()
 
@@ -270,7 +292,9 @@ async def _session() -> None:
 async def talk(agent: str) -> None:
     """Open a session with an agent that the user named, and let the user talk to it."""
     if not _has_terminal():
-        raise banksman.UsageError("cannot talk to the agent: stdin is not a terminal", hint="run it in a terminal")
+        raise banksman.UsageError(
+            "cannot talk to the agent: stdin is not a terminal", hint="run it in a terminal"
+        )
     screen = DemoScreen()
     async with Host("memory:") as host:
         conversation = DemoConversation(None, screen)
@@ -294,7 +318,9 @@ class DemoConversation:
         self._asking = asyncio.Lock()
 
     async def run(self) -> None:
-        print("Your turn. Each line is an ask, urgent while the agent works; Ctrl-C interrupts, Ctrl-D ends.")
+        print(
+            "Your turn. Each line is an ask, urgent while the agent works; Ctrl-C interrupts, Ctrl-D ends."
+        )
         loop = asyncio.get_running_loop()
         loop.add_reader(0, self._read)
         loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
@@ -327,7 +353,9 @@ class DemoConversation:
             return await self._decide(question)
 
     async def _decide(self, question: Question) -> str:
-        self._screen.say("question", f"may it use {question.tool} with {dict(question.input)}? [y/N]")
+        self._screen.say(
+            "question", f"may it use {question.tool} with {dict(question.input)}? [y/N]"
+        )
         self._question = asyncio.get_running_loop().create_future()
         try:
             return "allow" if (await self._question).lower().startswith("y") else "deny"

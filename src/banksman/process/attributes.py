@@ -32,7 +32,9 @@ Become = tuple[int, int, tuple[int, ...], bytes]
 _SETGID, _SETUID = 1 << 6, 1 << 7
 
 _RLIMIT_NAMES = {
-    name.removeprefix("RLIMIT_").lower(): number for name, number in vars(resource).items() if "RLIMIT_" in name
+    name.removeprefix("RLIMIT_").lower(): number
+    for name, number in vars(resource).items()
+    if "RLIMIT_" in name
 }
 _RLIMIT_NUMBERS = tuple(sorted(set(_RLIMIT_NAMES.values())))
 _RANGES = {"nice": (-20, 19), "oom_score_adj": (-1000, 1000)}
@@ -41,7 +43,17 @@ _soft_before: int | None = None
 
 # Lines of /proc/self/status that belong to the fingerprint.
 _FINGERPRINT_LINES = (
-    *(b"Uid:", b"Gid:", b"Groups:", b"CapInh:", b"CapPrm:", b"CapEff:", b"CapBnd:", b"CapAmb:", b"NoNewPrivs:"),
+    *(
+        b"Uid:",
+        b"Gid:",
+        b"Groups:",
+        b"CapInh:",
+        b"CapPrm:",
+        b"CapEff:",
+        b"CapBnd:",
+        b"CapAmb:",
+        b"NoNewPrivs:",
+    ),
     *(b"Seccomp:", b"Seccomp_filters:", b"Cpus_allowed:"),
 )
 
@@ -73,7 +85,9 @@ def may_become_others() -> bool:
         status = syscalls.read_proc("thread-self/status", 8192)
     except OSError as exc:
         raise no_room("/proc", exc) from exc
-    effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith(b"CapEff:"))
+    effective = next(
+        int(line.split()[1], 16) for line in status.splitlines() if line.startswith(b"CapEff:")
+    )
     return effective & (_SETGID | _SETUID) == _SETGID | _SETUID
 
 
@@ -92,7 +106,9 @@ def user_variables(user: pwd.struct_passwd) -> dict[bytes, bytes | None]:
     return {b"HOME": os.fsencode(user.pw_dir), b"USER": name, b"LOGNAME": name}
 
 
-def words_by_helper(user: pwd.struct_passwd, words: tuple[bytes, ...], helper: Sequence[str]) -> tuple[bytes, ...]:
+def words_by_helper(
+    user: pwd.struct_passwd, words: tuple[bytes, ...], helper: Sequence[str]
+) -> tuple[bytes, ...]:
     """Return the command that runs `words` as another user through the helper."""
     if not helper:
         raise UsageError(
@@ -218,6 +234,8 @@ def take_inherited() -> InheritedAttributes:
     ours = tuple(line for line in lines if line.startswith(_FINGERPRINT_LINES))
     # The soft limit of open files is sent with the order, so only the hard limit is part of the
     # fingerprint.
-    rlimits = tuple(resource.getrlimit(which)[which == resource.RLIMIT_NOFILE :] for which in _RLIMIT_NUMBERS)
+    rlimits = tuple(
+        resource.getrlimit(which)[which == resource.RLIMIT_NOFILE :] for which in _RLIMIT_NUMBERS
+    )
     priority = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), oom
     return InheritedAttributes(umask, child_nofile(), (ours, rlimits, priority))

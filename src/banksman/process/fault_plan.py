@@ -18,8 +18,30 @@ if TYPE_CHECKING:
 
 CALLS = (
     *("pipe", "socketpair", "open_fd", "memfd_create", "dup", "read", "write", "close_fd"),
-    *("set_blocking", "listdir", "fork", "posix_spawn", "execve", "setsid", "umask", "fchdir", "waitpid", "waitid"),
-    *("kill", "killpg", "pidfd_open", "pidfd_send_signal", "prctl", "poll", "send", "recv", "send_fds", "recv_fds"),
+    *(
+        "set_blocking",
+        "listdir",
+        "fork",
+        "posix_spawn",
+        "execve",
+        "setsid",
+        "umask",
+        "fchdir",
+        "waitpid",
+        "waitid",
+    ),
+    *(
+        "kill",
+        "killpg",
+        "pidfd_open",
+        "pidfd_send_signal",
+        "prctl",
+        "poll",
+        "send",
+        "recv",
+        "send_fds",
+        "recv_fds",
+    ),
     *("open_pty", "ioctl", "chown", "become_user"),
 )
 

@@ -30,18 +30,49 @@ from banksman.process.attributes import Become, InheritedAttributes
 NESTING = frozenset(
     (
         *("CLAUDECODE", "CLAUDE_CODE_ENTRYPOINT", "CLAUDE_CODE_SSE_PORT", "CLAUDE_CODE_SESSION_ID"),
-        *("CLAUDE_CODE_CHILD_SESSION", "CLAUDE_AGENT_SDK_VERSION", "CODEX_SANDBOX", "CODEX_SANDBOX_NETWORK_DISABLED"),
-        *("CODEX_THREAD_ID", "GEMINI_CLI", "GEMINI_CLI_NO_RELAUNCH", "QWEN_CODE", "QWEN_CODE_NO_RELAUNCH"),
+        *(
+            "CLAUDE_CODE_CHILD_SESSION",
+            "CLAUDE_AGENT_SDK_VERSION",
+            "CODEX_SANDBOX",
+            "CODEX_SANDBOX_NETWORK_DISABLED",
+        ),
+        *(
+            "CODEX_THREAD_ID",
+            "GEMINI_CLI",
+            "GEMINI_CLI_NO_RELAUNCH",
+            "QWEN_CODE",
+            "QWEN_CODE_NO_RELAUNCH",
+        ),
         *("OPENCODE", "OPENCODE_PID", "COPILOT_CLI", "GOOSE_TERMINAL"),
     )
 )
 SECRETS = frozenset(
     (
-        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"),
-        *("DATABASE_URL", "PGPASSWORD", "MYSQL_PWD", "NPM_TOKEN", "SSH_AUTH_SOCK", "GPG_AGENT_INFO"),
+        *(
+            "AWS_ACCESS_KEY_ID",
+            "AWS_SECRET_ACCESS_KEY",
+            "AWS_SESSION_TOKEN",
+            "GOOGLE_APPLICATION_CREDENTIALS",
+        ),
+        *(
+            "DATABASE_URL",
+            "PGPASSWORD",
+            "MYSQL_PWD",
+            "NPM_TOKEN",
+            "SSH_AUTH_SOCK",
+            "GPG_AGENT_INFO",
+        ),
     )
 )
-SECRET_ENDINGS = ("_API_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_PASSWD", "_CREDENTIALS", "_PRIVATE_KEY")
+SECRET_ENDINGS = (
+    "_API_KEY",
+    "_TOKEN",
+    "_SECRET",
+    "_PASSWORD",
+    "_PASSWD",
+    "_CREDENTIALS",
+    "_PRIVATE_KEY",
+)
 
 _NOTHING: Mapping[bytes, bytes | None] = {}
 
@@ -66,7 +97,11 @@ def build(
     # it.
     built = dict(os.environb) if inherit else {}
     if words:
-        built = {name: value for name, value in built.items() if not _is_scrubbed(os.fsdecode(name), words)}
+        built = {
+            name: value
+            for name, value in built.items()
+            if not _is_scrubbed(os.fsdecode(name), words)
+        }
     for name, value in ours.items():
         built.pop(name, None)
         if value is not None:
@@ -213,7 +248,9 @@ def _argv_words(argv: Any) -> tuple[bytes, ...]:
     try:
         words = tuple(os.fsencode(word) for word in argv)
     except TypeError as exc:
-        raise UsageError(f"argv must be a list of words: {exc}", hint="write numbers as str(…)") from exc
+        raise UsageError(
+            f"argv must be a list of words: {exc}", hint="write numbers as str(…)"
+        ) from exc
     except UnicodeEncodeError as exc:
         hint = "see sys.getfilesystemencoding(), or pass bytes"
         raise UsageError(f"argv holds text that cannot be encoded: {exc}", hint=hint) from exc
@@ -267,13 +304,18 @@ def _resolve(word: bytes, folder: bytes, env: Mapping[bytes, bytes]) -> bytes:
         except OSError:
             continue
         if not stat.S_ISREG(mode):
-            reason = reason or f"{os.fsdecode(path)} is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}"
+            reason = (
+                reason
+                or f"{os.fsdecode(path)} is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}"
+            )
         elif not os.access(path, os.X_OK):
             reason = reason or f"{os.fsdecode(path)} is not executable"
         else:
             # A relative path means a file in the child's folder. If the child starts elsewhere than
             # this process, the path is made absolute, because it would be wrong there.
-            return candidate if folder == b"." or os.path.isabs(candidate) else os.path.abspath(path)
+            return (
+                candidate if folder == b"." or os.path.isabs(candidate) else os.path.abspath(path)
+            )
     if reason:
         hint = "run chmod +x on it, or put its interpreter before it"
         raise ProgramNotExecutable(f"cannot run {shown!r}: {reason}", hint=hint)

@@ -37,7 +37,11 @@ class PipeReader:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, fd: int, on_data: Callable[[bytes], None], on_end: Callable[[bool], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        fd: int,
+        on_data: Callable[[bytes], None],
+        on_end: Callable[[bool], None],
     ) -> None:
         self._fd = fd
         self._loop = loop

@@ -100,7 +100,7 @@ class PortableProcess:
         self._loop.call_soon(self._on_fact, Started(self.pid, time.monotonic()))
         threading.Thread(target=self._wait, name=f"banksman-{self.pid}", daemon=True).start()
 
-    # -- events ------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------
     def _wait(self) -> None:
         result = self._child.wait()
         with contextlib.suppress(RuntimeError):  # The loop is closed, so no callback can run.
@@ -133,7 +133,7 @@ class PortableProcess:
         survivors = tuple(Survivor(row[0], row[4], "still dying") for row in left)
         self._on_fact(TreeEnded(survivors, now))
 
-    # -- orders ------------------------------------------------------------------------------------
+    # -- orders -----------------------------------------------------------------------------------
     def term(self, seconds: float) -> None:
         """Send TERM to the group. The ladder of the host keeps the time."""
         del seconds
@@ -218,7 +218,9 @@ class PortableProcess:
         children: dict[int, list[int]] = {}
         for row in rows.values():
             children.setdefault(row[1], []).append(row[0])
-        known = {pid: row for pid, row in self._known.items() if pid in rows and rows[pid][3] == row[3]}
+        known = {
+            pid: row for pid, row in self._known.items() if pid in rows and rows[pid][3] == row[3]
+        }
         members = dict(known)
         # A group id stays in use as long as the group has a member. If a process has the leader's
         # pid after the leader was reaped, the pid was reused, and the group belongs to another
@@ -236,7 +238,7 @@ class PortableProcess:
         self._known = members
         return list(members.values())
 
-    # -- streams, and the end ----------------------------------------------------------------------
+    # -- streams, and the end ---------------------------------------------------------------------
     def read_now(self) -> None:
         self._streams.read_now()
 
@@ -337,12 +339,22 @@ def _ps() -> list[Row]:
     argv = ["ps", "-axo", "pid=,ppid=,pgid=,stat=,lstart=,command="]
     # The environment of this program, except for the language: start times are compared as text,
     # and `born` parses them.
-    output = subprocess.run(argv, stdout=subprocess.PIPE, check=False, env={**os.environ, "LC_ALL": "C"}).stdout
+    output = subprocess.run(
+        argv, stdout=subprocess.PIPE, check=False, env={**os.environ, "LC_ALL": "C"}
+    ).stdout
     rows: list[Row] = []
     for line in output.decode("utf-8", "replace").splitlines():
         pid, parent, group, state, *rest = line.split(None, 9)
         if not state.startswith("Z"):
-            rows.append((int(pid), int(parent), int(group), " ".join(rest[:5]), rest[5] if len(rest) > 5 else ""))
+            rows.append(
+                (
+                    int(pid),
+                    int(parent),
+                    int(group),
+                    " ".join(rest[:5]),
+                    rest[5] if len(rest) > 5 else "",
+                )
+            )
     return rows
 
 
@@ -356,7 +368,10 @@ class PortableSweep:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, members: Callable[[], list[Row]], tell: Callable[[SweepEnded], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        members: Callable[[], list[Row]],
+        tell: Callable[[SweepEnded], None],
     ) -> None:
         self._loop = loop
         self._members = members
@@ -388,7 +403,12 @@ class PortableSweep:
         seconds = time.monotonic() - self._began
         if not self._left or seconds > NEWER_GRACE_SECONDS + NEWER_KILL_SECONDS_MAX:
             swept = tuple(Swept(row[0], row[4]) for row in self._met.values())
-            self._tell(SweepEnded(swept, tuple(Survivor(row[0], row[4], "still dying") for row in self._left.values())))
+            self._tell(
+                SweepEnded(
+                    swept,
+                    tuple(Survivor(row[0], row[4], "still dying") for row in self._left.values()),
+                )
+            )
             return
         if seconds > NEWER_GRACE_SECONDS:
             self._signal(signal.SIGKILL)
@@ -424,5 +444,15 @@ def born(row: Row) -> float:
     """
     _day, month, day, clock, year = row[3].split()
     hours, minutes, seconds = clock.split(":")
-    date = (int(year), _MONTHS.index(month) // 3 + 1, int(day), int(hours), int(minutes), int(seconds), 0, 0, -1)
+    date = (
+        int(year),
+        _MONTHS.index(month) // 3 + 1,
+        int(day),
+        int(hours),
+        int(minutes),
+        int(seconds),
+        0,
+        0,
+        -1,
+    )
     return time.mktime(date)

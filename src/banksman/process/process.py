@@ -31,7 +31,14 @@ from banksman.core.process_facts import (
     Swept,
     TreeEnded,
 )
-from banksman.errors import BanksmanError, MachineError, NotOwner, ProgramNotExecutable, UsageError, no_room
+from banksman.errors import (
+    BanksmanError,
+    MachineError,
+    NotOwner,
+    ProgramNotExecutable,
+    UsageError,
+    no_room,
+)
 from banksman.process import syscalls
 from banksman.process.keeper import messages
 from banksman.process.launch import PIPES, Launch, Target
@@ -101,7 +108,10 @@ class Process:
                 streams = self._streams = ChildStreams(stdin, on_fact, terminal, outputs)
                 self.stdin = streams.stdin
                 order = {"grace": grace, "linger": linger, "deadline": deadline}
-                order |= {"terminal": None if terminal is None else TAKE_TERMINAL, "has_lease": lease is not None}
+                order |= {
+                    "terminal": None if terminal is None else TAKE_TERMINAL,
+                    "has_lease": lease is not None,
+                }
                 self._open(launch, streams, order, lease)
                 self._ask()
         except BanksmanError:
@@ -115,8 +125,10 @@ class Process:
             raise
         self._start_timer = self._loop.call_later(START_SECONDS_MAX, self._on_start_timeout)
 
-    # -- start -------------------------------------------------------------------------------------
-    def _open(self, launch: Launch, streams: ChildStreams, order: dict[str, Any], lease: LeasePage | None) -> None:
+    # -- start ------------------------------------------------------------------------------------
+    def _open(
+        self, launch: Launch, streams: ChildStreams, order: dict[str, Any], lease: LeasePage | None
+    ) -> None:
         """Open the control socket, collect the fds for the keeper, and encode the order."""
         order |= {
             "path": launch.path,
@@ -133,7 +145,11 @@ class Process:
         self._control, control = socketpair()
         theirs = self._theirs
         theirs.append(control.detach())
-        theirs.append(syscalls.above_stdio(syscalls.open_fd(launch.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)))
+        theirs.append(
+            syscalls.above_stdio(
+                syscalls.open_fd(launch.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            )
+        )
         if lease is not None:
             theirs.append(lease.copy_fd())
         theirs.extend(fd for fd, _target in streams.theirs)
@@ -203,7 +219,7 @@ class Process:
         self.close()
         self._on_fact(StartFailed(error))
 
-    # -- messages of the keeper --------------------------------------------------------------------
+    # -- messages of the keeper -------------------------------------------------------------------
     def hear_now(self) -> None:
         """Read the messages that the keeper has sent.
 
@@ -306,7 +322,7 @@ class Process:
         why = "unknown: its keeper and the zygote were killed"
         self._on_gone((Survivor(self.pid, "", why),))
 
-    # -- orders to the keeper ----------------------------------------------------------------------
+    # -- orders to the keeper ---------------------------------------------------------------------
     def term(self, seconds: float) -> None:
         """Order TERM to the leader's group.
 
@@ -396,7 +412,7 @@ class Process:
         if self._streams is not None:
             self._streams.resume(stream)
 
-    # -- end ---------------------------------------------------------------------------------------
+    # -- end --------------------------------------------------------------------------------------
     def close_output(self) -> None:
         if self._streams is not None:
             self._streams.close_output()
@@ -497,7 +513,13 @@ def _write_order(data: bytes) -> int:
 def start_error(step: str, number: int) -> BanksmanError:
     """Translate a failed step of the keeper into an error."""
     text = os.strerror(number)
-    if step == "exec" and number in (errno.ENOEXEC, errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+    if step == "exec" and number in (
+        errno.ENOEXEC,
+        errno.EACCES,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.ELOOP,
+    ):
         hint = "check the interpreter in the script's first line (#!), or the binary's architecture"
         return ProgramNotExecutable(f"cannot run the program: {text}", hint=hint)
     if number == errno.E2BIG:

@@ -165,7 +165,9 @@ class ChildStreams:
             self.close()
             raise
 
-    def _open_output(self, loop: asyncio.AbstractEventLoop, stream: Stream, target: Target, number: int) -> None:
+    def _open_output(
+        self, loop: asyncio.AbstractEventLoop, stream: Stream, target: Target, number: int
+    ) -> None:
         if target == "pipe":
             ours, write_end = _pipe()
             self.theirs.append((write_end, number))
@@ -173,9 +175,13 @@ class ChildStreams:
         elif target == "stdout":
             # If stdout is not in `theirs`, it is /dev/null, like every stream that the child does
             # not get. Then stderr is /dev/null too.
-            self.theirs.extend((syscalls.dup(fd), number) for fd, taken in self.theirs[:] if taken == 1)
+            self.theirs.extend(
+                (syscalls.dup(fd), number) for fd, taken in self.theirs[:] if taken == 1
+            )
         elif target != "null":
-            self.theirs.append((_open_file(target) if isinstance(target, bytes) else syscalls.dup(target), number))
+            self.theirs.append(
+                (_open_file(target) if isinstance(target, bytes) else syscalls.dup(target), number)
+            )
 
     def _read(self, loop: asyncio.AbstractEventLoop, stream: Stream, fd: int) -> None:
         told = partial(self._on_bytes, stream), partial(self._on_end, stream)
@@ -274,7 +280,9 @@ def _open_file(path: bytes) -> int:
         if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise
         hint = "pass a path that can be written to, or an open file"
-        raise UsageError(f"cannot write output to {os.fsdecode(path)}: {exc.strerror}", hint=hint) from exc
+        raise UsageError(
+            f"cannot write output to {os.fsdecode(path)}: {exc.strerror}", hint=hint
+        ) from exc
     syscalls.set_blocking(fd, True)
     return fd
 

@@ -63,7 +63,9 @@ class StartedSince:
         """Return the first mark noted since this moment (CLOCK_MONOTONIC)."""
         # If a note older than the moment is still there, no note after the moment has been dropped.
         is_covered = not self._has_forgotten or self._notes[0][0] <= moment
-        noted = next((mark for at, mark in self._notes if at >= moment), None) if is_covered else None
+        noted = (
+            next((mark for at, mark in self._notes if at >= moment), None) if is_covered else None
+        )
         if noted is not None:
             return noted
         # No note covers the moment. The mark includes all processes of its tick: ending one too
@@ -96,7 +98,10 @@ class OpenSweeps:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, look_now: Callable[[], None], on_ended: Callable[[SweepEnded], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        look_now: Callable[[], None],
+        on_ended: Callable[[SweepEnded], None],
     ) -> None:
         """`look_now`: reads the messages that the keeper has already sent.
 
@@ -111,11 +116,18 @@ class OpenSweeps:
     def begin(self) -> int:
         """Register a request and return its number."""
         self._last += 1
-        self._open[self._last] = _Open(self._loop.call_later(ANSWER_SECONDS_MAX, self._on_silence, self._last))
+        self._open[self._last] = _Open(
+            self._loop.call_later(ANSWER_SECONDS_MAX, self._on_silence, self._last)
+        )
         return self._last
 
     def hear(
-        self, number: int, swept: tuple[Swept, ...], survivors: tuple[Survivor, ...], *, is_over: bool
+        self,
+        number: int,
+        swept: tuple[Swept, ...],
+        survivors: tuple[Survivor, ...],
+        *,
+        is_over: bool,
     ) -> tuple[Swept, ...]:
         """Take a report of the keeper.
 

@@ -46,7 +46,7 @@ PASSED_FDS_MAX = 240
 # Resolution of process start times: ticks per second.
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
-# -- fds -------------------------------------------------------------------------------------------
+# -- fds ------------------------------------------------------------------------------------------
 pipe = os.pipe
 socketpair = _socket.socketpair
 open_fd = os.open
@@ -157,7 +157,10 @@ def has_memory(pid: int) -> bool:
     False for a process that is exiting: its program is unknown then.
     """
     try:
-        os.readlink(f"{pid}/exe" if proc_fd >= 0 else f"/proc/{pid}/exe", dir_fd=proc_fd if proc_fd >= 0 else None)
+        os.readlink(
+            f"{pid}/exe" if proc_fd >= 0 else f"/proc/{pid}/exe",
+            dir_fd=proc_fd if proc_fd >= 0 else None,
+        )
     except FileNotFoundError:
         return False
     except OSError:
@@ -165,7 +168,7 @@ def has_memory(pid: int) -> bool:
     return True
 
 
-# -- processes -------------------------------------------------------------------------------------
+# -- processes -----------------------------------------------------------------------------------
 fork = os.fork
 posix_spawn = os.posix_spawn
 execve = os.execve
@@ -253,7 +256,7 @@ def _call(name: str, *arguments: int | bytes | None) -> int:
     return result
 
 
-# -- poll and messages -----------------------------------------------------------------------------
+# -- poll and messages ---------------------------------------------------------------------------
 def poll(poller: select.poll, timeout_ms: float | None) -> list[tuple[int, int]]:
     return poller.poll(timeout_ms)
 
@@ -292,5 +295,8 @@ def recv_fds(sock: _socket.socket) -> tuple[bytes, list[int]]:
     fds: list[int] = []
     for level, kind, rights in ancillary:
         if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
-            fds.extend(int.from_bytes(rights[i : i + 4], sys.byteorder) for i in range(0, len(rights) - 3, 4))
+            fds.extend(
+                int.from_bytes(rights[i : i + 4], sys.byteorder)
+                for i in range(0, len(rights) - 3, 4)
+            )
     return data, fds

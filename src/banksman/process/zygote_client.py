@@ -161,7 +161,9 @@ class Spawner:
         self._is_over = False
         self.plan_text = ""
 
-    def spawn(self, order: bytes | None, fds: list[int], grace: float, fingerprint: object) -> ZygoteHandle:
+    def spawn(
+        self, order: bytes | None, fds: list[int], grace: float, fingerprint: object
+    ) -> ZygoteHandle:
         """Send an order to a current zygote that is alive.
 
         BlockingIOError: retry when it is writable.
@@ -197,7 +199,9 @@ class Spawner:
         They are children of this program.
         """
         with self._lock:
-            return frozenset(zygote.pid for zygote in (*self._retired, *([self._zygote] if self._zygote else [])))
+            return frozenset(
+                zygote.pid for zygote in (*self._retired, *([self._zygote] if self._zygote else []))
+            )
 
     def release(self, child: Child, zygote: ZygoteHandle | None) -> None:
         """Remove a process and its use of a zygote."""
@@ -247,7 +251,9 @@ class Spawner:
         deadline = time.monotonic() + longest + SHUTDOWN_SECONDS_MAX
         left = [zygote for zygote in zygotes if not zygote.wait_gone(deadline - time.monotonic())]
         with self._lock:
-            self._retired = [zygote for zygote in self._retired if zygote not in zygotes or zygote in left]
+            self._retired = [
+                zygote for zygote in self._retired if zygote not in zygotes or zygote in left
+            ]
         return not left
 
     def before_fork(self) -> None:
@@ -263,7 +269,11 @@ class Spawner:
         closes. Threads do not survive a fork, so a lock that another thread held would stay locked
         forever: hence new locks.
         """
-        self._lock, self._shutdown_lock, self.fork_lock = threading.RLock(), threading.RLock(), threading.RLock()
+        self._lock, self._shutdown_lock, self.fork_lock = (
+            threading.RLock(),
+            threading.RLock(),
+            threading.RLock(),
+        )
         for child in list(self._children):
             child.forget()
         self._children = weakref.WeakSet()
@@ -311,7 +321,9 @@ def _start(fingerprint: object, plan_text: str) -> ZygoteHandle:
     # Some interpreters find their libraries by this variable. No other variable matters.
     # LD_BIND_NOW binds all symbols at the start, so that no keeper writes to the pages that hold
     # them.
-    env = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ} | {"LD_BIND_NOW": "1"}
+    env = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ} | {
+        "LD_BIND_NOW": "1"
+    }
     try:
         ours, theirs = socketpair()
     except OSError as exc:
@@ -326,7 +338,13 @@ def _start(fingerprint: object, plan_text: str) -> ZygoteHandle:
     ]
     try:
         pid = syscalls.posix_spawn(
-            sys.executable, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=[signal.SIGPIPE]
+            sys.executable,
+            argv,
+            env,
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=[signal.SIGPIPE],
         )
         pidfd = syscalls.above_stdio(syscalls.pidfd_open(pid))
     except OSError as exc:
@@ -357,6 +375,8 @@ def warm_up() -> None:
 
 spawner = Spawner()
 os.register_at_fork(
-    before=spawner.before_fork, after_in_parent=spawner.after_fork, after_in_child=spawner.forget_in_fork
+    before=spawner.before_fork,
+    after_in_parent=spawner.after_fork,
+    after_in_child=spawner.forget_in_fork,
 )
 atexit.register(spawner.end)

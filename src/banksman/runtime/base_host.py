@@ -97,10 +97,16 @@ class Host(CommandStarter):
         It is also called before each start of a process.
         """
         for limit_name, limit in (("processes_max", processes_max), ("starts_max", starts_max)):
-            if limit is not None and (isinstance(limit, bool) or not isinstance(cast(object, limit), int) or limit < 1):
+            if limit is not None and (
+                isinstance(limit, bool) or not isinstance(cast(object, limit), int) or limit < 1
+            ):
                 hint = "use a whole number, 1 or more, or None"
                 raise UsageError(f"{limit_name} cannot be {limit!r:.60}", hint=hint)
-        super().__init__(finished_max=finished_max, finished_seconds_max=finished_seconds_max, user_helper=user_helper)
+        super().__init__(
+            finished_max=finished_max,
+            finished_seconds_max=finished_seconds_max,
+            user_helper=user_helper,
+        )
         self._open_store = store
         self._settles = settles
         self._secrets = secrets
@@ -137,15 +143,20 @@ class Host(CommandStarter):
         return self._settles is not SettleTime.WHEN_NEEDED
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 
     def __repr__(self) -> str:
         sessions = sum(not session.is_closed for session in self.our_sessions())
-        return f"<Host {sessions} sessions, {self._command_registry}{', closing' * self._is_closing}>"
+        return (
+            f"<Host {sessions} sessions, {self._command_registry}{', closing' * self._is_closing}>"
+        )
 
-    # -- sessions ----------------------------------------------------------------------------------
+    # -- sessions ---------------------------------------------------------------------------------
     async def open(
         self,
         agent: str = "claude",
@@ -233,7 +244,11 @@ class Host(CommandStarter):
             raise
 
     async def fork(
-        self, session: Session | str, *, name: str | None = None, on_question: OnQuestion | None = None
+        self,
+        session: Session | str,
+        *,
+        name: str | None = None,
+        on_question: OnQuestion | None = None,
     ) -> Session:
         """Open a session that begins as a copy of another session's conversation.
 
@@ -304,9 +319,13 @@ class Host(CommandStarter):
         self._bind()
         await self._own_sessions().take_up()
 
-    # -- reading several sessions ------------------------------------------------------------------
+    # -- reading several sessions -----------------------------------------------------------------
     async def read_many(
-        self, after: str | None = None, *, limit: int = 1000, sessions: Collection[str] | None = None
+        self,
+        after: str | None = None,
+        *,
+        limit: int = 1000,
+        sessions: Collection[str] | None = None,
     ) -> MultiSessionPage:
         """Read events of all sessions of the store, or of these, in commit order.
 
@@ -422,7 +441,7 @@ class Host(CommandStarter):
         for command in self._command_registry.running():
             command.stop_nowait(Ended.HOST_CLOSED)
 
-    # -- closing -----------------------------------------------------------------------------------
+    # -- closing ----------------------------------------------------------------------------------
     async def close(self) -> None:
         """Close every session, stop every command by the ladder, and return when all have ended.
 
@@ -472,7 +491,9 @@ class Host(CommandStarter):
             with contextlib.suppress(StopIteration):
                 self._guard.__anext__().__await__().__next__()
         elif self._loop() is not loop:
-            raise UsageError("this host belongs to another event loop", hint="make one Host per loop")
+            raise UsageError(
+                "this host belongs to another event loop", hint="make one Host per loop"
+            )
 
     async def _drain_at_loop_end(self) -> AsyncGenerator[None]:
         try:

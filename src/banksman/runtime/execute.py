@@ -57,16 +57,24 @@ async def execute(argv: Argv, **how: Unpack[StartOptions]) -> Finished:
     """
     options = options_of(how, ends_input=True)
     if options.stdin == "pipe":
-        raise UsageError('execute cannot write to stdin="pipe"', hint="pass the bytes, or use Host.start")
+        raise UsageError(
+            'execute cannot write to stdin="pipe"', hint="pass the bytes, or use Host.start"
+        )
     return await default_host().run(launch_of(argv, how, options), options)
 
 
 @overload
-async def start(argv: Argv, *, yield_after: None = None, **how: Unpack[StartOptions]) -> Command: ...
+async def start(
+    argv: Argv, *, yield_after: None = None, **how: Unpack[StartOptions]
+) -> Command: ...
 @overload
-async def start(argv: Argv, *, yield_after: float, **how: Unpack[StartOptions]) -> Command | Finished: ...
+async def start(
+    argv: Argv, *, yield_after: float, **how: Unpack[StartOptions]
+) -> Command | Finished: ...
 @explicit
-async def start(argv: Argv, *, yield_after: float | None = None, **how: Unpack[StartOptions]) -> Command | Finished:
+async def start(
+    argv: Argv, *, yield_after: float | None = None, **how: Unpack[StartOptions]
+) -> Command | Finished:
     """Start a command in the background, without a `Host`. The options are those of `Host.start`.
 
     The running loop owns the command. It lives until it ends or is stopped. The end of the loop

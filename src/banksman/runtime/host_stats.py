@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 # Phases of sessions that are open on this host, and of the others. Each has an entry in the
 # statistics, even if its count is 0.
 PHASES = (
-    *("idle", "backing_off", "starting", "running", "interrupting", "stopping", "draining", "closing"),
+    *(
+        "idle",
+        "backing_off",
+        "starting",
+        "running",
+        "interrupting",
+        "stopping",
+        "draining",
+        "closing",
+    ),
     *("leaving", "parting", "failed", "fenced"),
 )
 OTHER_PHASES = ("asleep", "elsewhere", "lost")

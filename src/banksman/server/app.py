@@ -15,7 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from banksman.cluster.http.forwarded_request import Application
 from banksman.server import web
-from banksman.server.api import admin_routes, command_routes, event_routes, host_routes, session_routes, turn_routes
+from banksman.server.api import (
+    admin_routes,
+    command_routes,
+    event_routes,
+    host_routes,
+    session_routes,
+    turn_routes,
+)
 from banksman.server.api.route import Endpoint, HttpAnswer, Route, RouteCall
 from banksman.server.context import Context
 from banksman.server.http.auth import AuthMiddleware, PageTokens, revoked_path

@@ -83,7 +83,9 @@ class GracefulShutdown:
         """
         task = asyncio.ensure_future(work)
         try:
-            await asyncio.wait((task, self._now), timeout=self.seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (task, self._now), timeout=self.seconds, return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
             task.cancel()
             await asyncio.wait((task,))
@@ -164,7 +166,9 @@ async def serving(
                 await server.close()
 
 
-def context_of(host: Host, settings: ServerSettings, drain: Drain, policy: StartPolicy | None = None) -> Context:
+def context_of(
+    host: Host, settings: ServerSettings, drain: Drain, policy: StartPolicy | None = None
+) -> Context:
     streams = EventStreams(
         closing=asyncio.get_running_loop().create_future(),
         counts=StreamCounts(),
@@ -172,7 +176,14 @@ def context_of(host: Host, settings: ServerSettings, drain: Drain, policy: Start
         heartbeat_seconds=settings.heartbeat_seconds,
         streams_max=settings.streams_max,
     )
-    return Context(host, settings, policy or StartPolicy(settings), streams, drain=drain, store=settings.store_shown)
+    return Context(
+        host,
+        settings,
+        policy or StartPolicy(settings),
+        streams,
+        drain=drain,
+        store=settings.store_shown,
+    )
 
 
 def store_of(settings: ServerSettings) -> str | None:
@@ -188,7 +199,10 @@ def store_of(settings: ServerSettings) -> str | None:
     own = "" if found is None else store[found.end() :]
     keeps = [
         f"{name}={value}"
-        for name, value in (("keep_bytes", settings.keep_bytes), ("keep_seconds", settings.keep_seconds))
+        for name, value in (
+            ("keep_bytes", settings.keep_bytes),
+            ("keep_seconds", settings.keep_seconds),
+        )
         if value is not None and f"&{name}=" not in f"&{own}"
     ]
     if not keeps:
@@ -236,7 +250,7 @@ class EmbeddedServer:
         self._over.wait()
         self._thread.join()
 
-    # -- in the thread -----------------------------------------------------------------------------------------------
+    # -- in the thread ----------------------------------------------------------------------------
     def _end(self, finish_seconds: float) -> None:
         assert self._ending is not None
         self._ending.ask(finish_seconds)

@@ -42,9 +42,13 @@ def bind(settings: ServerSettings) -> socket.socket:
         where = f"{settings.bind}:{settings.port}"
         if exc.errno == errno.EADDRINUSE:
             hint = "stop the server that uses it, or pass another --port (0: any free port)"
-            raise MachineError(f"cannot listen at {where}: the address is in use", number=exc.errno, hint=hint) from exc
+            raise MachineError(
+                f"cannot listen at {where}: the address is in use", number=exc.errno, hint=hint
+            ) from exc
         if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS):
-            raise MachineError(f"cannot listen at {where}: {exc.strerror}", number=exc.errno) from exc
+            raise MachineError(
+                f"cannot listen at {where}: {exc.strerror}", number=exc.errno
+            ) from exc
         raise UsageError(
             f"cannot listen at {where}: {exc.strerror or exc}", hint="pass another --bind or --port"
         ) from exc
@@ -64,7 +68,11 @@ class HttpServer:
     """Serve an application on these sockets, and close them at the end."""
 
     def __init__(
-        self, app: ASGIApp, listeners: Sequence[socket.socket], settings: ServerSettings, streams: EventStreams
+        self,
+        app: ASGIApp,
+        listeners: Sequence[socket.socket],
+        settings: ServerSettings,
+        streams: EventStreams,
     ) -> None:
         self._config = config_for(app)
         self._state = ServerState()

@@ -107,7 +107,9 @@ async def _run_host(settings: ServerSettings) -> int:
             async with embedded.serving(
                 settings, listeners, token=token, port=0, address=address, drain=ending.ask
             ) as context:
-                _say(f"Banksman takes {settings.room} sessions of {context.store}, as {membership.name_of(settings)}")
+                _say(
+                    f"Banksman takes {settings.room} sessions of {context.store}, as {membership.name_of(settings)}"
+                )
                 await _until_ended(context, ending, notifier, context.store)
     finally:
         stack_dump.uninstall(loop)
@@ -115,7 +117,11 @@ async def _run_host(settings: ServerSettings) -> int:
 
 
 async def _serve(
-    settings: ServerSettings, listener: socket.socket, token: str, notifier: service_manager.Notifier, then: Then | None
+    settings: ServerSettings,
+    listener: socket.socket,
+    token: str,
+    notifier: service_manager.Notifier,
+    then: Then | None,
 ) -> None:
     url = servers.url_of(listener)
     port = servers.port_of(listener)
@@ -131,7 +137,9 @@ async def _serve(
             takes_up = [] if settings.is_clustered else [host.take_up()]
             with _announced(url, path):
                 _tell(context)
-                await _until_ended(context, ending, notifier, url, *takes_up, *([then(host, url)] if then else []))
+                await _until_ended(
+                    context, ending, notifier, url, *takes_up, *([then(host, url)] if then else [])
+                )
 
 
 async def _until_ended(
@@ -190,7 +198,11 @@ def _tell(context: Context) -> None:
     is worthless. The systemd journal is kept and read by other users, so it gets the address only.
     """
     assert context.authentication is not None
-    link = context.url if _is_journal() else f"{context.url}/#code={context.authentication.pages.make_code()}"
+    link = (
+        context.url
+        if _is_journal()
+        else f"{context.url}/#code={context.authentication.pages.make_code()}"
+    )
     _say(f"Banksman is at {link}")
 
 

@@ -26,7 +26,9 @@ MEDIA_TYPE = "application/problem+json"
 # retry storm, and short enough that a user does not notice.
 RETRY_SECONDS = 1
 DETAIL_CHARACTERS_MAX = 2000
-CLOSING_HINT = "the server is shutting down: send the request again when it is back, or to another server"
+CLOSING_HINT = (
+    "the server is shutting down: send the request again when it is back, or to another server"
+)
 
 # The first matching entry counts: subclasses come before their base classes.
 _STATUSES: tuple[tuple[type[BanksmanError], int], ...] = (
@@ -114,7 +116,9 @@ def problem_of(error: BanksmanError, *, is_closing: bool = False) -> Problem:
         status, hint = 503, CLOSING_HINT
     headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(error, errors.Busy) else None
     detail = error.args[0] if error.args else ""
-    return Problem(status, type(error).__name__, str(detail), hint=hint, ids=error.ids, headers=headers)
+    return Problem(
+        status, type(error).__name__, str(detail), hint=hint, ids=error.ids, headers=headers
+    )
 
 
 def session_of(host: Host, id_or_name: str) -> Session:

@@ -81,7 +81,13 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        positive = ("body_bytes_max", "streams_max", "heartbeat_seconds", "stall_seconds", "drain_seconds")
+        positive = (
+            "body_bytes_max",
+            "streams_max",
+            "heartbeat_seconds",
+            "stall_seconds",
+            "drain_seconds",
+        )
         for name in (*positive, "keep_bytes", "keep_seconds"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1 << 53:
@@ -123,7 +129,9 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise UsageError(f"room cannot be {self.room}", hint=hint)
         if (self.room or self.labels or self.name) and not self.is_clustered:
             hint = "set store = nats://…, or leave room, labels and name out"
-            raise UsageError("room, labels and name need a store that several hosts share", hint=hint)
+            raise UsageError(
+                "room, labels and name need a store that several hosts share", hint=hint
+            )
 
     def with_room(self, room: int) -> ServerSettings:
         return msgspec.structs.replace(self, room=room)
@@ -143,7 +151,9 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     def shown(self) -> dict[str, Any]:
         """Return the settings for display, without secrets and credentials."""
         hidden = {"secrets", "token", "token_file"}
-        found = {field: getattr(self, field) for field in self.__struct_fields__ if field not in hidden}
+        found = {
+            field: getattr(self, field) for field in self.__struct_fields__ if field not in hidden
+        }
         return found if self.store is None else {**found, "store": self.store_shown}
 
 
@@ -157,7 +167,9 @@ def is_loopback(bind: str) -> bool:
         return False  # A name may resolve to another address tomorrow.
 
 
-def load(path: str | os.PathLike[str] | None = None, flags: Mapping[str, Any] | None = None) -> ServerSettings:
+def load(
+    path: str | os.PathLike[str] | None = None, flags: Mapping[str, Any] | None = None
+) -> ServerSettings:
     """Load the settings.
 
     `path`: the TOML file; None takes the user's file, if it exists. `flags` win over every other

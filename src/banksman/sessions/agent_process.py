@@ -101,7 +101,9 @@ Spawn = Callable[[StartProcess, OnReport], AgentProcess]
 class RealAgent:
     """`AgentProcess` backed by a real process."""
 
-    def __init__(self, launch: Launch, timings: Timings, on_report: OnReport, lease: LeasePage | None = None) -> None:
+    def __init__(
+        self, launch: Launch, timings: Timings, on_report: OnReport, lease: LeasePage | None = None
+    ) -> None:
         self._on_report = on_report
         options = Options(
             stdin="pipe",
@@ -114,7 +116,12 @@ class RealAgent:
             spill_bytes_max=0,
         )
         self._command = Command(
-            launch, options, id=os.urandom(6).hex(), on_end=self._on_end, on_fact=self._on_fact, lease=lease
+            launch,
+            options,
+            id=os.urandom(6).hex(),
+            on_end=self._on_end,
+            on_fact=self._on_fact,
+            lease=lease,
         )
         self._command.widen_stdout()
 
@@ -158,7 +165,12 @@ class RealAgent:
 
     def _on_fact(self, fact: ProcessFact) -> None:
         match fact:
-            case BytesRead(stream=Stream.STDOUT) | StreamEnded(stream=Stream.STDOUT) | Exited() | SweepEnded():
+            case (
+                BytesRead(stream=Stream.STDOUT)
+                | StreamEnded(stream=Stream.STDOUT)
+                | Exited()
+                | SweepEnded()
+            ):
                 self._on_report(fact)
             case Started():
                 self._on_report(replace(fact, born=trace(fact.pid)))
@@ -177,7 +189,9 @@ class RealAgent:
             return
         began = time.time() - done.seconds
         ladder = tuple(Rung(step.rung, began + step.at) for step in done.ladder)
-        self._on_report(ProcessGone(done.swept, done.survivors, done.drained, _stderr_of(done.stderr), ladder))
+        self._on_report(
+            ProcessGone(done.swept, done.survivors, done.drained, _stderr_of(done.stderr), ladder)
+        )
 
 
 def _stderr_of(written: output.Output) -> Stderr:

@@ -51,13 +51,13 @@ from banksman.errors import NotFound, Refused, UsageError
 from banksman.sessions.profile import AFTER_INTERRUPT, QUIET_SECONDS_MAX, Profile
 from banksman.sessions.status import find_turn
 
-# -- names -----------------------------------------------------------------------------------------
+# -- names ----------------------------------------------------------------------------------------
 NAME_CHARACTERS_MAX = 200
 # A name must not look like a generated id. Otherwise a lookup by id could find another session by
 # its name.
 ID = re.compile(r"s-[0-9a-f]{16}")
 
-# -- options ---------------------------------------------------------------------------------------
+# -- options --------------------------------------------------------------------------------------
 LADDER = {"eof_grace": "eof", "grace": "grace", "linger": "linger", "drain": "drain"}
 # Each new ask is placed by a scan of the whole queue. A longer queue indicates another problem.
 QUEUE_MAX_MAX = 4096
@@ -70,7 +70,9 @@ WORDS = {
 }
 # Timeouts that may be None.
 OPTIONAL = ("question_seconds", "idle_seconds", "recycle_seconds")
-SECONDS = tuple(name for name in Config.__struct_fields__ if name.endswith(("_seconds", "_seconds_max")))
+SECONDS = tuple(
+    name for name in Config.__struct_fields__ if name.endswith(("_seconds", "_seconds_max"))
+)
 KNOWN = (*SECONDS, *COUNTS, *LADDER, *WORDS, "clocks", "save_prompt")
 # -- asks ------------------------------------------------------------------------------------------
 ON_BUSY = ("enqueue", "reject", "interrupt", "steer", "collect")
@@ -89,7 +91,11 @@ def checked_name(name: Any, redactor: Redactor | None = None) -> str | None:
     """Return a valid session name; None means no name."""
     if name is None:
         return None
-    if not isinstance(name, str) or not 1 <= len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
+    if (
+        not isinstance(name, str)
+        or not 1 <= len(name) <= NAME_CHARACTERS_MAX
+        or not name.isprintable()
+    ):
         hint = f"use 1 to {NAME_CHARACTERS_MAX} printable characters"
         raise UsageError(f"a session cannot be named {name!r:.60}", hint=hint)
     if ID.fullmatch(name):
@@ -333,7 +339,11 @@ def _kinds(prompt: Any) -> set[str]:
 
     A value that is not a list of blocks has no kinds. Other checks reject it.
     """
-    blocks = cast(Sequence[Any], prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else ()
+    blocks = (
+        cast(Sequence[Any], prompt)
+        if isinstance(prompt, Sequence) and not isinstance(prompt, str)
+        else ()
+    )
     kinds = (cast(Any, block).get("type") for block in blocks if isinstance(block, Mapping))
     return {kind for kind in kinds if isinstance(kind, str)}
 
@@ -393,11 +403,15 @@ def _is_server(server: Any) -> bool:
     if not all(isinstance(each, list | tuple) for each in (words, *pairs)):
         return False
     texts = (*(members.get(name) or None for name in needed), *words)
-    return all(isinstance(text, str) for text in texts) and all(_is_pair(pair) for each in pairs for pair in each)
+    return all(isinstance(text, str) for text in texts) and all(
+        _is_pair(pair) for each in pairs for pair in each
+    )
 
 
 def _is_pair(pair: Any) -> bool:
-    return isinstance(pair, Mapping) and all(isinstance(cast(Any, pair).get(name), str) for name in ("name", "value"))
+    return isinstance(pair, Mapping) and all(
+        isinstance(cast(Any, pair).get(name), str) for name in ("name", "value")
+    )
 
 
 def checked_conversation(resume: Any) -> str | None:

@@ -65,7 +65,7 @@ class CallerFutures(OutcomeListener):
         # closes the log.
         self._reading = OwnedTasks()
 
-    # -- expected results --------------------------------------------------------------------------
+    # -- expected results -------------------------------------------------------------------------
     def expect_turn(self, turn: Turn) -> asyncio.Future[None]:
         """Register a turn and return the future of its acceptance.
 
@@ -95,7 +95,10 @@ class CallerFutures(OutcomeListener):
 
     def expect_receipt(self, interrupt: str, turn: Turn | str) -> asyncio.Future[Receipt]:
         receipt: asyncio.Future[Receipt] = self.loop.create_future()
-        self._receipts[interrupt] = receipt, turn if isinstance(turn, Turn) else self._turns.get(turn)
+        self._receipts[interrupt] = (
+            receipt,
+            turn if isinstance(turn, Turn) else self._turns.get(turn),
+        )
         return receipt
 
     def expect_hold(self, hold: str) -> asyncio.Future[None]:
@@ -115,7 +118,7 @@ class CallerFutures(OutcomeListener):
     async def wait_read(self) -> None:
         await self._reading.wait()
 
-    # -- results from the driver -------------------------------------------------------------------
+    # -- results from the driver ------------------------------------------------------------------
     def accept(self, turn: str) -> None:
         _set(self._accepting.pop(turn))
 
@@ -162,7 +165,9 @@ class CallerFutures(OutcomeListener):
     def end_hold(self, hold: str, error: BanksmanError | None) -> None:
         granted = self._granting.pop(hold, None)
         if granted is not None and not granted.done():
-            granted.set_exception(copy(error) if error else Refused("the hold ended before it was granted"))
+            granted.set_exception(
+                copy(error) if error else Refused("the hold ended before it was granted")
+            )
 
     def ask_human(self, effect: AskHuman) -> None:
         assert self.questions is not None
@@ -201,7 +206,7 @@ class CallerFutures(OutcomeListener):
         # and needs its own dispatch.
         self.loop.call_soon(self.save, prompt)
 
-    # -- the end -----------------------------------------------------------------------------------
+    # -- the end ----------------------------------------------------------------------------------
     def finish(self) -> None:
         """End the callbacks and set `finished`."""
         self._end_callbacks()
@@ -219,7 +224,12 @@ class CallerFutures(OutcomeListener):
         if self.questions is not None:
             self.questions.fail(error)
         receipts = [receipt for receipt, _ in self._receipts.values()]
-        for future in (*self._accepting.values(), *self._granting.values(), *self._changing.values(), *receipts):
+        for future in (
+            *self._accepting.values(),
+            *self._granting.values(),
+            *self._changing.values(),
+            *receipts,
+        ):
             if not future.done():
                 # Also retrieve the exception: a cancelled caller never awaits the future, and
                 # asyncio would warn.
@@ -297,7 +307,7 @@ class KeyedTurns:
             del self._asked[key]
 
 
-# -- holds -----------------------------------------------------------------------------------------
+# -- holds ---------------------------------------------------------------------------------------
 # Holds that the current task is inside of, by session. Asks of this task belong to the hold.
 _holds: contextvars.ContextVar[Mapping[str, str]] = contextvars.ContextVar(
     "banksman_holds", default=MappingProxyType({})

@@ -22,7 +22,7 @@ from banksman.core.session.facts import Asked, Fact, FramesRead
 from banksman.core.session.outcome import Kind
 from banksman.core.session.state import Session
 
-# -- times -----------------------------------------------------------------------------------------
+# -- times ----------------------------------------------------------------------------------------
 # Upper bounds in seconds. The range is wide because an agent answers in a second or works for an
 # hour.
 BOUNDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
@@ -74,7 +74,9 @@ class Histogram:
         self.seconds += seconds
 
     def update(self, other: Histogram) -> None:
-        self.counts = [mine + others for mine, others in zip(self.counts, other.counts, strict=True)]
+        self.counts = [
+            mine + others for mine, others in zip(self.counts, other.counts, strict=True)
+        ]
         self.seconds += other.seconds
 
 
@@ -115,7 +117,7 @@ class TurnTimes:
         self.turn.update(other.turn)
 
 
-# -- all sessions of a host ------------------------------------------------------------------------
+# -- all sessions of a host ----------------------------------------------------------------------
 class SessionCounts(NamedTuple):
     """Counters of one session.
 

@@ -150,7 +150,7 @@ class Driver:
     def now(self) -> float:
         return self._loop.time()
 
-    # -- dispatch ----------------------------------------------------------------------------------
+    # -- dispatch ---------------------------------------------------------------------------------
     def dispatch(self, fact: Fact) -> None:
         """Process a fact, and the facts that its effects cause, to the end."""
         try:
@@ -206,7 +206,7 @@ class Driver:
             case _:
                 tell(self._listener, effect)
 
-    # -- the log -----------------------------------------------------------------------------------
+    # -- the log ----------------------------------------------------------------------------------
     def _append(self, effect: Append) -> None:
         self.turn_times.note(effect.entries, self.now())
         self._log_writer.append(effect.entries)
@@ -260,15 +260,20 @@ class Driver:
         number = self.state.process.number
 
         def on_taken(error: NotOwner) -> None:
-            self.dispatch(ConversationTaken(self.now(), number, error, self._log_writer.conversation))
+            self.dispatch(
+                ConversationTaken(self.now(), number, error, self._log_writer.conversation)
+            )
 
         self._log_writer.lease(conversation, on_taken)
 
-    # -- the pool ----------------------------------------------------------------------------------
+    # -- the pool ---------------------------------------------------------------------------------
     @property
     def urgency(self) -> int:
         seconds = self.state.config.ageing_seconds
-        return max((ask_queue.standing(waiting, self.now(), seconds) for waiting in self.state.queue), default=0)
+        return max(
+            (ask_queue.standing(waiting, self.now(), seconds) for waiting in self.state.queue),
+            default=0,
+        )
 
     @property
     def idle_since(self) -> float | None:
@@ -303,7 +308,7 @@ class Driver:
         self._hold_conversation(self.state.conversation)
         self._log_writer.advance(partial(self._on_advanced, effect))
 
-    # -- the process -------------------------------------------------------------------------------
+    # -- the process ------------------------------------------------------------------------------
     def _on_advanced(self, effect: StartProcess) -> None:
         if self._postponed is not effect:
             return  # The start was cancelled meanwhile.
@@ -429,7 +434,7 @@ class Driver:
         if self.error is not None:
             self._finish()
 
-    # -- timers ------------------------------------------------------------------------------------
+    # -- timers -----------------------------------------------------------------------------------
     def _cancel_timer(self, subject: Subject) -> None:
         timer = self.timers.pop(subject, None)
         if timer is not None:
@@ -452,7 +457,7 @@ class Driver:
             del self.timers[subject]
             self.dispatch(TimerFired(self.now(), subject))
 
-    # -- the end -----------------------------------------------------------------------------------
+    # -- the end ----------------------------------------------------------------------------------
     def _finish(self) -> None:
         for subject in list(self.timers):
             self._cancel_timer(subject)
@@ -503,7 +508,9 @@ def _since(state: Session, now: float) -> Session:
     The log's times come from another clock, so the time that an ask has already waited is unknown.
     """
     queue = tuple(
-        replace(waiting, ask=replace(waiting.ask, at=now)) if isinstance(waiting, Turn) and waiting.ask else waiting
+        replace(waiting, ask=replace(waiting.ask, at=now))
+        if isinstance(waiting, Turn) and waiting.ask
+        else waiting
         for waiting in state.queue
     )
     return replace(state, queue=queue)

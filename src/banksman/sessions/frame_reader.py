@@ -15,7 +15,13 @@ from banksman.core.dialects.dialect import Dialect
 from banksman.core.dialects.meaning import Meaning, Noise
 from banksman.core.session.facts import FramesRead
 from banksman.core.session.state import ProcessState, Session, Stdin
-from banksman.core.wire.framing import Framing, MixedChunk, OversizeBegan, OversizeEnded, OversizePiece
+from banksman.core.wire.framing import (
+    Framing,
+    MixedChunk,
+    OversizeBegan,
+    OversizeEnded,
+    OversizePiece,
+)
 from banksman.sessions.diagnostics import Counters
 
 # Limits on an agent's output: floods of lines, output at the end of a process, and oversize frames.
@@ -92,7 +98,11 @@ def drops_floods(process: ProcessState) -> bool:
     Only after the driver stopped the process. In all other cases the flood may hold the turn's
     result.
     """
-    return process.was_told_to_stop and not process.exited_by_itself and process.stdin is not Stdin.BROKEN
+    return (
+        process.was_told_to_stop
+        and not process.exited_by_itself
+        and process.stdin is not Stdin.BROKEN
+    )
 
 
 class Backlog:
@@ -152,7 +162,9 @@ def slices(lines: Sequence[bytes]) -> list[Sequence[bytes]]:
     """Split lines into slices. Most reads fit into one slice."""
     if len(lines) <= SLICE_LINES_MAX:
         return [lines]
-    return [lines[begin : begin + SLICE_LINES_MAX] for begin in range(0, len(lines), SLICE_LINES_MAX)]
+    return [
+        lines[begin : begin + SLICE_LINES_MAX] for begin in range(0, len(lines), SLICE_LINES_MAX)
+    ]
 
 
 class OversizeFrames:
@@ -288,7 +300,9 @@ class FrameReader:
 
     def feed(self, process: int, data: bytes) -> None:
         lines = self._framing.feed(data)
-        if not self._ending.admits(len(data), self._listener.state.process) and not isinstance(lines, MixedChunk):
+        if not self._ending.admits(len(data), self._listener.state.process) and not isinstance(
+            lines, MixedChunk
+        ):
             self._drop(lines)
         elif not self._backlog and (isinstance(lines, MixedChunk) or len(lines) <= SLICE_LINES_MAX):
             self._read(process, lines)
@@ -336,7 +350,11 @@ class FrameReader:
         """
         listener = self._listener
         state = listener.state
-        if self._backlog.was_flood and drops_floods(state.process) and not isinstance(lines, MixedChunk):
+        if (
+            self._backlog.was_flood
+            and drops_floods(state.process)
+            and not isinstance(lines, MixedChunk)
+        ):
             self._drop(lines)
             return
         dialect, counters = state.config.dialect, listener.counters
@@ -346,7 +364,11 @@ class FrameReader:
                 plain, meanings = self._oversize.take(lines, dialect, counters)
             else:
                 plain = lines
-                meanings = [(index, meaning) for index, line in enumerate(lines) if (meaning := read(line)) is not None]
+                meanings = [
+                    (index, meaning)
+                    for index, line in enumerate(lines)
+                    if (meaning := read(line)) is not None
+                ]
         except Exception as exc:
             # A dialect never raises, whatever it reads. An exception is a bug. This code runs
             # outside `dispatch`, so the listener must fail the session here.

@@ -32,7 +32,15 @@ from banksman.errors import UsageError
 log = logging.getLogger("banksman")
 
 EVENTS = (
-    *("PreToolUse", "PostToolUse", "PostToolUseFailure", "UserPromptSubmit", "Stop", "SubagentStop", "PreCompact"),
+    *(
+        "PreToolUse",
+        "PostToolUse",
+        "PostToolUseFailure",
+        "UserPromptSubmit",
+        "Stop",
+        "SubagentStop",
+        "PreCompact",
+    ),
     *("Notification", "SubagentStart", "PermissionRequest", "SessionStart"),
 )
 # The agent's timeout for a hook is longer than the hook's timeout by this time. When its timeout
@@ -46,7 +54,9 @@ REASON_CHARS_MAX = 2000
 _NAMES = r"[A-Za-z0-9_.:/-]+(?:\.\*)?|\*|\.\*"
 _MATCHER = re.compile(rf"(?:{_NAMES})(?:\|(?:{_NAMES}))*")
 
-HookCall = Callable[[Mapping[str, Any]], "Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None"]
+HookCall = Callable[
+    [Mapping[str, Any]], "Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +175,7 @@ def _failed(event: str, why: str) -> dict[str, Any]:
     return {"hookSpecificOutput": {"hookEventName": event, **answer}}
 
 
-# -- calls of user callables -----------------------------------------------------------------------
+# -- calls of user callables ---------------------------------------------------------------------
 class RequestTasks:
     """Tasks that each answer one request of the agent.
 
@@ -221,7 +231,9 @@ class CallbackRunner:
     def __init__(self) -> None:
         self._running: dict[asyncio.Task[Any], object] = {}
 
-    async def result(self, call: Callable[[Any], Any], argument: object, *, seconds: float, key: object = None) -> Any:
+    async def result(
+        self, call: Callable[[Any], Any], argument: object, *, seconds: float, key: object = None
+    ) -> Any:
         """Return the callable's result or raise its exception.
 
         Raises `CallUnfinished` after `seconds`. Cancelling this call cancels the callable.

@@ -36,7 +36,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAME_HINT = "use at most 64 letters, digits, '.', '_' and '-', the first a letter or a digit"
 # The package's profiles have about 2 kB each.
 FILE_BYTES_MAX = 256 << 10
-_NOT_FOR_US = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
+_NOT_FOR_US = (
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+)
 
 
 def names() -> list[str]:
@@ -86,7 +93,11 @@ def load_or_plain(agent: str) -> Profile:
     try:
         return load(agent)
     except UsageError:
-        return _ours(agent) if agent in _texts() else replace(_ours("claude"), name=agent, dialect=UNKNOWN)
+        return (
+            _ours(agent)
+            if agent in _texts()
+            else replace(_ours("claude"), name=agent, dialect=UNKNOWN)
+        )
 
 
 def load(name: str) -> Profile:
@@ -203,7 +214,7 @@ def _extended(data: dict[str, Any], name: str, said_as: str) -> dict[str, Any]:
     return merged
 
 
-# -- installed agents ------------------------------------------------------------------------------
+# -- installed agents ----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledAgent:
     """Agent with its profile and the path of its program.
@@ -236,7 +247,13 @@ class InstalledAgent:
                 "note": profile.note,
             }
         where = {"source": self.source, "overrides": self.overrides, "error": self.error}
-        return {"name": self.name, "found": self.path is not None, "path": self.path, **known, **where}
+        return {
+            "name": self.name,
+            "found": self.path is not None,
+            "path": self.path,
+            **known,
+            **where,
+        }
 
 
 def find_agents(only: str | None = None) -> list[InstalledAgent]:

@@ -50,7 +50,13 @@ class LogReaders:
     """
 
     def __init__(
-        self, store: Log, session: str, finished: asyncio.Future[None], project: Project, *, since: int | None = None
+        self,
+        store: Log,
+        session: str,
+        finished: asyncio.Future[None],
+        project: Project,
+        *,
+        since: int | None = None,
     ) -> None:
         """Create the readers of one session.
 
@@ -75,7 +81,12 @@ class LogReaders:
         return self._since is not None
 
     async def events(
-        self, after: int, *, waits: bool, until: asyncio.Future[Any] | None = None, epoch: int | None = None
+        self,
+        after: int,
+        *,
+        waits: bool,
+        until: asyncio.Future[Any] | None = None,
+        epoch: int | None = None,
     ) -> AsyncGenerator[Event]:
         """Yield the events after a seq.
 
@@ -93,7 +104,9 @@ class LogReaders:
                 is_last = not waits or any(end.done() for end in ends)
                 page = self._page_of_rest(seq)
                 if page is None:
-                    page = await self._read(self._store.read(self._session, seq, project=self._project))
+                    page = await self._read(
+                        self._store.read(self._session, seq, project=self._project)
+                    )
                 self._places[reader] = page.events[-1].seq if page.events else seq
                 if page.gap is not None:
                     first, last = page.gap
@@ -103,7 +116,12 @@ class LogReaders:
                     yield event
                     seq = event.seq
                     is_closed = event.kind == kinds.SESSION_CLOSED
-                    if is_closed and self._is_ours and self._finished.done() and seq > (self._since or 0):
+                    if (
+                        is_closed
+                        and self._is_ours
+                        and self._finished.done()
+                        and seq > (self._since or 0)
+                    ):
                         return  # Nothing follows this event, and the log may already be closed.
                 if page.events:
                     continue
@@ -128,7 +146,9 @@ class LogReaders:
         found = page.events[0] if page.events else None
         if epoch is not None and (found is None or found.epoch != epoch):
             hint = "begin again from the first event (after=None)"
-            raise HistoryLost(f"the store has no event {epoch}.{after}", hint=hint, session=self._session)
+            raise HistoryLost(
+                f"the store has no event {epoch}.{after}", hint=hint, session=self._session
+            )
         return found is not None and found.kind == kinds.SESSION_CLOSED
 
     async def page(self, after: int, limit: int, *, epoch: int | None = None) -> Page:
@@ -138,9 +158,13 @@ class LogReaders:
         """
         if epoch is not None:
             await self._look_back(after, epoch)
-        return await self._read(self._store.read(self._session, after, limit, project=self._project))
+        return await self._read(
+            self._store.read(self._session, after, limit, project=self._project)
+        )
 
-    async def page_before(self, before: int, limit: int, *, epoch: int | None = None) -> Sequence[Event]:
+    async def page_before(
+        self, before: int, limit: int, *, epoch: int | None = None
+    ) -> Sequence[Event]:
         """Return at most `limit` events before a cursor, oldest first.
 
         Returns fewer events if they are too long for one page of the store. Returns no event if the
@@ -154,7 +178,9 @@ class LogReaders:
             # The store only reads forward. Seqs are dense, so the last `count` events before the
             # cursor are the first `count` events after `before - 1 - count`.
             count = min(limit, before - 1)
-            reading = self._store.read(self._session, before - 1 - count, count, project=self._project)
+            reading = self._store.read(
+                self._session, before - 1 - count, count, project=self._project
+            )
             page = await self._read(reading)
             # If retention removed the first of them, the page extends beyond the cursor.
             events = [event for event in page.events if event.seq < before]
@@ -326,7 +352,9 @@ class ReadableSession:
         epoch, seq = parse_cursor(after)
         return await self._readers.page(seq, limit, epoch=epoch)
 
-    async def page_before(self, before: str | int, *, limit: int = READ_EVENTS_MAX) -> Sequence[Event]:
+    async def page_before(
+        self, before: str | int, *, limit: int = READ_EVENTS_MAX
+    ) -> Sequence[Event]:
         """Return at most `limit` events before a cursor, oldest first.
 
         Returns fewer events if they are very long. A cursor without an epoch may be beyond the end.
@@ -348,7 +376,9 @@ class ReadableSession:
         told: Event | None = None
         place = self.committed + 1
         for number in range(LOOK_BACK_PAGES_MAX):
-            events = await self.page_before(place, limit=READ_EVENTS_MAX if number else FIRST_LOOK_EVENTS)
+            events = await self.page_before(
+                place, limit=READ_EVENTS_MAX if number else FIRST_LOOK_EVENTS
+            )
             for event in reversed(events):
                 if event.kind == SENT:
                     told = told or event

@@ -90,7 +90,7 @@ class LogWriter:
         """Whether the driver may read the agent again."""
         return self._uncommitted_bytes <= UNCOMMITTED_BYTES_MAX // 2
 
-    # -- appending ---------------------------------------------------------------------------------
+    # -- appending --------------------------------------------------------------------------------
     def append(self, entries: Sequence[Entry]) -> None:
         """Fold the entries into the history and append them, without waiting.
 
@@ -105,7 +105,9 @@ class LogWriter:
         self._uncommitted_bytes += size
         done = partial(self._on_answer, self._run, self._past, self.epoch, size)
         snapshot = self._snapshot_if_due(len(entries), size)
-        self._store.append(self._session, self.epoch, expected, time.time(), entries, done, snapshot)
+        self._store.append(
+            self._session, self.epoch, expected, time.time(), entries, done, snapshot
+        )
 
     def _snapshot_if_due(self, events: int, size: int) -> bytes | None:
         self._events_since += events
@@ -132,7 +134,9 @@ class LogWriter:
             done = partial(self._on_advanced, self._run, self._past, self.epoch)
             self._store.advance(self._session, before, done)
 
-    def _on_advanced(self, run: int, past: SessionHistory, epoch: int, error: StoreError | NotOwner | None) -> None:
+    def _on_advanced(
+        self, run: int, past: SessionHistory, epoch: int, error: StoreError | NotOwner | None
+    ) -> None:
         then, self._then = self._then, None
         # Compared first, because `_on_answer` starts a new run after an error.
         is_meant = run == self._run
@@ -141,7 +145,12 @@ class LogWriter:
             then()
 
     def _on_answer(
-        self, run: int, past: SessionHistory, epoch: int, size: int, error: StoreError | NotOwner | None
+        self,
+        run: int,
+        past: SessionHistory,
+        epoch: int,
+        size: int,
+        error: StoreError | NotOwner | None,
     ) -> None:
         self._uncommitted_bytes -= size
         if run == self._run:
@@ -170,7 +179,7 @@ class LogWriter:
         for epoch in sorted({self._durable_epoch, self.epoch}):
             self._store.release(self._session, epoch)
 
-    # -- the conversation --------------------------------------------------------------------------
+    # -- the conversation -------------------------------------------------------------------------
     def lease(self, conversation: str | None, on_taken: Callable[[NotOwner], None]) -> None:
         """Lease a conversation in the log, or give the lease up with None.
 
@@ -200,7 +209,11 @@ class LogWriter:
             self._wanted = self.conversation
         # `NotOwner` of another session: only the conversation is taken, and the session itself
         # continues. Any other error means that the session cannot be written, like a failed append.
-        if run == self._run and isinstance(error, NotOwner) and error.ids.get("session") != self._session:
+        if (
+            run == self._run
+            and isinstance(error, NotOwner)
+            and error.ids.get("session") != self._session
+        ):
             on_taken(error)
         elif run == self._run:
             self._on_answer(run, self._past, self.epoch, 0, error)

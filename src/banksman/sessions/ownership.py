@@ -200,7 +200,7 @@ class OwnershipGuard:
     def __repr__(self) -> str:
         return f"<OwnershipGuard {len(self._owned)} sessions, {self.lease or 'no lease'}, lost {self._losses} times>"
 
-    # -- notifications of the store ----------------------------------------------------------------
+    # -- notifications of the store ---------------------------------------------------------------
     def on_held(self, fence_at: float, dead_by: float) -> None:
         if self._is_closed or not HAS_KEEPERS:
             return
@@ -231,7 +231,7 @@ class OwnershipGuard:
                     # deadline.
                     log.exception("session %s: cannot end it after the loss of its ownership", id)
 
-    # -- owned sessions ----------------------------------------------------------------------------
+    # -- owned sessions ---------------------------------------------------------------------------
     def watch(self, id: str, owned: OwnedSession) -> None:
         """Track a claimed session until it is finished."""
         self._owned[id] = owned

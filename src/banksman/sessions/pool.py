@@ -25,7 +25,9 @@ def starts_at_once() -> int:
 
     With two, one agent can use the core while the other waits for its disk.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(2, cores)
 
 
@@ -136,9 +138,17 @@ class Pool:
     def _make_room(self) -> None:
         # A member that got work before it processed the request keeps its process. This member is
         # neither idle nor leaving, and must not count as a slot that becomes free.
-        self._told = {member for member in self._told if member.idle_since is not None or member.is_leaving}
+        self._told = {
+            member for member in self._told if member.idle_since is not None or member.is_leaving
+        }
         leaving = sum(member.is_leaving or member in self._told for member in self._there)
-        idle = {member: since for member in self._there - self._told if (since := member.idle_since) is not None}
-        for member in sorted(idle, key=lambda member: idle[member])[: max(0, len(self._waiting) - leaving)]:
+        idle = {
+            member: since
+            for member in self._there - self._told
+            if (since := member.idle_since) is not None
+        }
+        for member in sorted(idle, key=lambda member: idle[member])[
+            : max(0, len(self._waiting) - leaving)
+        ]:
             self._told.add(member)
             member.evict()

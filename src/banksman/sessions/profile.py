@@ -31,19 +31,42 @@ from banksman.process import launch
 # Capabilities that a caller can request from a session. Agents differ in them.
 CAPABILITIES = frozenset(
     (
-        *("audio", "fork", "hooks", "images", "interrupt", "mcp_servers", "model", "permission_mode", "questions"),
+        *(
+            "audio",
+            "fork",
+            "hooks",
+            "images",
+            "interrupt",
+            "mcp_servers",
+            "model",
+            "permission_mode",
+            "questions",
+        ),
         *("resume", "schema", "steer", "system_prompt", "tools"),
     )
 )
 # Capabilities that a dialect cannot express.
-_WORDLESS = {"acp": ("hooks", "schema", "steer", "tools"), "codex": ("audio", "hooks", "tools"), "claude": ("audio",)}
+_WORDLESS = {
+    "acp": ("hooks", "schema", "steer", "tools"),
+    "codex": ("audio", "hooks", "tools"),
+    "claude": ("audio",),
+}
 AFTER_INTERRUPT = ("sweep", "keep")
 # No prompt is sent in this time after each turn. A longer time is a mistake and would be felt as
 # slowness.
 QUIET_SECONDS_MAX = 5.0
 _TOP = frozenset(
     (
-        *("title", "command", "dialect", "install", "website", "capabilities", "drain_seconds", "quiet_seconds"),
+        *(
+            "title",
+            "command",
+            "dialect",
+            "install",
+            "website",
+            "capabilities",
+            "drain_seconds",
+            "quiet_seconds",
+        ),
         *("after_interrupt", "transcripts", "extends", "ladder", "clocks", "env", "quirks"),
     )
 )
@@ -52,7 +75,15 @@ _LADDER = frozenset(("eof_grace", "grace", "linger", "drain"))
 _CLOCKS = frozenset(str(name) for name in ClockName)
 _ENV = frozenset(("scrub", "set"))
 _QUIRKS = frozenset(
-    ("leaves_tools", "cancel_may_say", "error_texts", "silence_is_error", "recites_late", "serves", "note")
+    (
+        "leaves_tools",
+        "cancel_may_say",
+        "error_texts",
+        "silence_is_error",
+        "recites_late",
+        "serves",
+        "note",
+    )
 )
 # -- transcripts -----------------------------------------------------------------------------------
 # A pattern such as `~/.house/{cwd_slug}/{conversation}.jsonl` begins with the agent's home, or with
@@ -62,7 +93,9 @@ _QUIRKS = frozenset(
 TRANSCRIPT_HINT = "use ~/… or $VARIABLE/… with {conversation}, optionally {cwd_slug}, without .."
 # Claude truncates a longer folder name and appends a hash that other programs cannot compute.
 SLUG_CHARACTERS_MAX = 200
-_PATTERN = re.compile(r"(?:~|\$(?P<variable>[A-Z][A-Z0-9_]*))/(?P<rest>[^{}]*(?:\{(?:cwd_slug|conversation)\}[^{}]*)+)")
+_PATTERN = re.compile(
+    r"(?:~|\$(?P<variable>[A-Z][A-Z0-9_]*))/(?P<rest>[^{}]*(?:\{(?:cwd_slug|conversation)\}[^{}]*)+)"
+)
 _CONVERSATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _NO_WORD = re.compile(r"[^A-Za-z0-9]")
 
@@ -73,7 +106,9 @@ class ProfileTable:
     `path`: the prefix of its keys, such as `ladder.`
     """
 
-    def __init__(self, source: str, path: str, data: Mapping[str, Any], known: Iterable[str]) -> None:
+    def __init__(
+        self, source: str, path: str, data: Mapping[str, Any], known: Iterable[str]
+    ) -> None:
         self.source = source
         self.path = path
         self.data = data
@@ -124,7 +159,12 @@ class ProfileTable:
         return value
 
     def words(
-        self, key: str, default: tuple[str, ...] = (), *, among: Iterable[str] | None = None, hint: str = ""
+        self,
+        key: str,
+        default: tuple[str, ...] = (),
+        *,
+        among: Iterable[str] | None = None,
+        hint: str = "",
     ) -> tuple[str, ...]:
         """Return a list of words."""
         value = self.data.get(key, list(default))
@@ -250,14 +290,18 @@ class Profile:
         quirks = {
             f"tools that are still running after an interrupt are {ended}": self.leaves_tools,
             f"{said} after an interrupt is reported as cancelled": bool(said),
-            "an error that arrives as an answer is reported as a failure": bool(self.quirks.error_texts),
+            "an error that arrives as an answer is reported as a failure": bool(
+                self.quirks.error_texts
+            ),
             "a turn that ends successfully without output is reported as a failure": self.quirks.silence_is_error,
             f"output up to {self.quiet_seconds:g} s after a turn's end belongs to that turn": self.quiet_seconds,
         }
         return [words for words, holds in quirks.items() if holds]
 
 
-def parse(data: Mapping[str, Any], *, name: str, said_as: str, source: str | None = None) -> Profile:
+def parse(
+    data: Mapping[str, Any], *, name: str, said_as: str, source: str | None = None
+) -> Profile:
     """Parse the content of a profile.
 
     `said_as`: the name of the profile in error messages.
@@ -278,7 +322,9 @@ def parse(data: Mapping[str, Any], *, name: str, said_as: str, source: str | Non
         dialect=dialect(read),
         install=top.text("install"),
         website=top.text("website"),
-        capabilities=frozenset(top.words("capabilities", among=CAPABILITIES.difference(_WORDLESS[spoken]))),
+        capabilities=frozenset(
+            top.words("capabilities", among=CAPABILITIES.difference(_WORDLESS[spoken]))
+        ),
         drain_seconds=top.seconds("drain_seconds", 5.0),
         quiet_seconds=_quiet(top),
         leaves_tools=quirks.flag("leaves_tools"),
@@ -352,7 +398,9 @@ def is_transcript_pattern(text: str) -> bool:
     return found is not None and "{conversation}" in text and ".." not in text and "\0" not in text
 
 
-def transcript_path(patterns: Sequence[str], *, cwd: str, conversation: str, env: Mapping[bytes, bytes]) -> Path | None:
+def transcript_path(
+    patterns: Sequence[str], *, cwd: str, conversation: str, env: Mapping[bytes, bytes]
+) -> Path | None:
     """Return the file of a conversation, by the first pattern whose variable is set.
 
     None: the path cannot be determined. Reads the file system, because the agent names its folder
@@ -367,7 +415,9 @@ def transcript_path(patterns: Sequence[str], *, cwd: str, conversation: str, env
         if not below:
             continue
         slug = _NO_WORD.sub("-", os.path.realpath(cwd))
-        if not os.path.isabs(below) or ("{cwd_slug}" in pattern and len(slug) > SLUG_CHARACTERS_MAX):
+        if not os.path.isabs(below) or (
+            "{cwd_slug}" in pattern and len(slug) > SLUG_CHARACTERS_MAX
+        ):
             return None
         rest = found["rest"].replace("{cwd_slug}", slug).replace("{conversation}", conversation)
         return Path(os.fsdecode(below), rest)

@@ -128,12 +128,21 @@ class Questions:
         asked = effect.asked
         # A copy, so that a callback cannot change the input that it allows.
         given, details = storable([asked.input, asked.details])
-        question = Question(effect.question, effect.turn, asked.tool, given, wants=asked.wants.value, details=details)
+        question = Question(
+            effect.question,
+            effect.turn,
+            asked.tool,
+            given,
+            wants=asked.wants.value,
+            details=details,
+        )
         self._open[question.id] = question
         if self.on_question is None:
             # A caller may still list and answer the question. If no caller does, the turn is stuck,
             # and this line explains it.
-            waiting.warning("turn waits for an answer: no on_question callback (tool=%s)", asked.tool)
+            waiting.warning(
+                "turn waits for an answer: no on_question callback (tool=%s)", asked.tool
+            )
         else:
             # A separate task, so that the callback never runs inside `dispatch`.
             self._tasks.start(question.id, self._call(self.on_question, question))
@@ -143,7 +152,9 @@ class Questions:
             answer = on_question(question)
             if inspect.isawaitable(answer):
                 answer = await answer
-            self._give(question.id, answer if isinstance(answer, Answer) else Answer(answer), by="callback")
+            self._give(
+                question.id, answer if isinstance(answer, Answer) else Answer(answer), by="callback"
+            )
         except asyncio.CancelledError:
             # Either the question is over and `close` cancelled this task, and `_give` does nothing.
             # Or the callback cancelled itself, which is not an answer. Then the answer is a denial.
@@ -153,7 +164,9 @@ class Questions:
             # A tool must not run without permission. So a failed callback denies, and it affects no
             # other question.
             log.exception("on_question raised an exception, denying the request")
-            self._give(question.id, Answer("deny", f"the callback failed: {error_text(exc)}"), by="failure")
+            self._give(
+                question.id, Answer("deny", f"the callback failed: {error_text(exc)}"), by="failure"
+            )
             if not isinstance(exc, Exception):
                 raise
 
@@ -163,14 +176,18 @@ class Questions:
         if question is not None:
             self._driver.dispatch(self._decided(question, answer, by))
 
-    def _decided(self, question: AgentRequest | KeptQuestion, answer: Answer, by: str) -> QuestionAnswered:
+    def _decided(
+        self, question: AgentRequest | KeptQuestion, answer: Answer, by: str
+    ) -> QuestionAnswered:
         """Build the fact of an answer, and raise `UsageError` if the answer cannot be sent.
 
         `by`: recorded in the log: "answer" (of a caller), "callback" or "failure".
         """
         state = self._driver.state
         dialect = state.config.dialect
-        decision = replace(_decision(question.asked, answer, takes_input=dialect.takes_input), by=by)
+        decision = replace(
+            _decision(question.asked, answer, takes_input=dialect.takes_input), by=by
+        )
         try:
             storable([decision.message, decision.updated_input, decision.content])
         except (TypeError, ValueError, RecursionError) as exc:
@@ -184,8 +201,10 @@ class Questions:
             (state.process.protocol or dialect.begin(PLAIN)).answer(question.asked, decision)
         return QuestionAnswered(self._driver.now(), question.id, decision)
 
-    # -- answers -----------------------------------------------------------------------------------
-    async def answer(self, id: str, answer: Answer, tell: Callable[[QuestionAnswered], None]) -> Answered | None:
+    # -- answers ----------------------------------------------------------------------------------
+    async def answer(
+        self, id: str, answer: Answer, tell: Callable[[QuestionAnswered], None]
+    ) -> Answered | None:
         """Answer an open question, and wait until the question's answer is durable.
 
         The result may be another caller's answer. None: the question is not open and its answer is
@@ -193,7 +212,9 @@ class Questions:
         """
         state = self._driver.state
         question = None if state.mode in OVER else state.open_question(id)
-        is_on_its_way = any(isinstance(told, TellAnswer) and told.question == id for _, told in state.deferred)
+        is_on_its_way = any(
+            isinstance(told, TellAnswer) and told.question == id for _, told in state.deferred
+        )
         if question is None and not is_on_its_way:
             return self._answers.get(id)
         if self._driver.error is not None:
@@ -235,7 +256,9 @@ class Questions:
         """
         state = self._driver.state
         if state.mode is Mode.CLOSED:
-            raise Closed("the session is closed", hint="open it again and answer there", question=id)
+            raise Closed(
+                "the session is closed", hint="open it again and answer there", question=id
+            )
         if state.mode is Mode.LEFT:
             raise not_open(state, question=id)
         if state.store is not Store.WORKING:
@@ -265,7 +288,9 @@ class Questions:
                 log.warning(message, len(late))
 
 
-async def find_answer(read: Callable[[int], AsyncGenerator[Event]], id: str, committed: int) -> Answered | None:
+async def find_answer(
+    read: Callable[[int], AsyncGenerator[Event]], id: str, committed: int
+) -> Answered | None:
     """Return the logged answer of a question that is over; None if the log has no answer.
 
     `NotFound`: the question was never asked, or retention removed it. `read`: reads the events
@@ -283,13 +308,22 @@ async def find_answer(read: Callable[[int], AsyncGenerator[Event]], id: str, com
                 is_known, told = True, None
             elif event.kind == kinds.QUESTION_ANSWERED and event.body["question"] == id:
                 body = event.body
-                told = Answered(id, body["answer"], body.get("by", "agent"), body.get("message"), is_first=False)
-            elif name is not None and not is_known and event.kind != kinds.STREAM_GAP and event.seq <= int(name[1]):
+                told = Answered(
+                    id, body["answer"], body.get("by", "agent"), body.get("message"), is_first=False
+                )
+            elif (
+                name is not None
+                and not is_known
+                and event.kind != kinds.STREAM_GAP
+                and event.seq <= int(name[1])
+            ):
                 break  # Another event is at the seq of the id, so this question was never asked.
             if told is not None and name is not None:
                 break
     if not is_known and told is None:
-        raise NotFound(f"there is no question {id!r:.100} in this session", hint="it may be too old to be kept")
+        raise NotFound(
+            f"there is no question {id!r:.100} in this session", hint="it may be too old to be kept"
+        )
     return told
 
 
@@ -317,20 +351,30 @@ def checked(answer: Answer) -> Answer:
     if answer.decision == "allow" and answer.interrupt:
         hint = 'use "deny" with interrupt=True'
         raise UsageError("an answer cannot both allow and interrupt", hint=hint)
-    if not allows and (answer.remember or answer.updated_input is not None or answer.content is not None):
+    if not allows and (
+        answer.remember or answer.updated_input is not None or answer.content is not None
+    ):
         message = "an answer that denies cannot have remember, updated_input or content"
         raise UsageError(message, hint="leave them out, or allow")
     return answer
 
 
 def _place(answer: Answer) -> str | None:
-    return ("session" if answer.remember else None) if isinstance(answer.remember, bool) else answer.remember
+    return (
+        ("session" if answer.remember else None)
+        if isinstance(answer.remember, bool)
+        else answer.remember
+    )
 
 
 def _decision(asked: Requested, answer: Answer, *, takes_input: bool) -> Decision:
     checked(answer)
     wants = asked.wants
-    if answer.updated_input is not None and not takes_input and wants is not RequestPurpose.ELICITATION:
+    if (
+        answer.updated_input is not None
+        and not takes_input
+        and wants is not RequestPurpose.ELICITATION
+    ):
         # The agent would run the tool with the original input.
         hint = "allow the tool without updated_input, or deny with a message that says what to do"
         raise UsageError("this agent does not support updated_input", hint=hint)
@@ -342,7 +386,9 @@ def _decision(asked: Requested, answer: Answer, *, takes_input: bool) -> Decisio
     if answer.content is not None and wants is not RequestPurpose.ELICITATION:
         hint = "use updated_input for the input of a tool"
         raise UsageError("only an answer to an elicitation can have content", hint=hint)
-    if wants is RequestPurpose.ELICITATION and (answer.remember or answer.updated_input is not None):
+    if wants is RequestPurpose.ELICITATION and (
+        answer.remember or answer.updated_input is not None
+    ):
         message = "an answer to an elicitation cannot have remember or updated_input"
         raise UsageError(message, hint="use content")
     return Decision(
@@ -373,4 +419,11 @@ def _option(asked: Requested, id: str) -> dict[str, str]:
 def asked_before(question: OpenQuestion) -> Question:
     """Build a question from its record in the log."""
     asked = questions.requested(question)
-    return Question(question.id, question.turn, asked.tool, asked.input, wants=asked.wants.value, details=asked.details)
+    return Question(
+        question.id,
+        question.turn,
+        asked.tool,
+        asked.input,
+        wants=asked.wants.value,
+        details=asked.details,
+    )

@@ -28,7 +28,14 @@ from banksman.core.session.crash_recovery import settle
 from banksman.core.session.event import SESSION_CLOSED, Entry
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.session_config import Config
-from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError, StoreTooNew, UsageError
+from banksman.errors import (
+    BanksmanError,
+    NotOwner,
+    StoreDamaged,
+    StoreError,
+    StoreTooNew,
+    UsageError,
+)
 from banksman.process import orphans
 from banksman.sessions import known_agents
 from banksman.sessions.log_writer import lease_name
@@ -67,14 +74,18 @@ async def load(store: Log, session: str, config: Config) -> SessionHistory:
     while (page := await store.read(session, past.session.head)).events:
         if page.gap is not None:
             first, last = page.gap
-            raise StoreDamaged(f"the events {first} to {last} of session {session} are missing", session=session)
+            raise StoreDamaged(
+                f"the events {first} to {last} of session {session} are missing", session=session
+            )
         # One bounded page at a time, so that other tasks of the loop run in between.
         try:
             past = pasts.fold_events(past, page.events)
         except (AssertionError, LookupError, TypeError, ValueError) as exc:
             # Written by another version, or edited by hand.
             first = page.events[0].seq
-            message = f"cannot load session {session}: invalid events from seq {first}: {exc!r:.200}"
+            message = (
+                f"cannot load session {session}: invalid events from seq {first}: {exc!r:.200}"
+            )
             hint = "use the version of Banksman that wrote them"
             raise StoreDamaged(message, hint=hint, session=session) from exc
     return past
@@ -82,7 +93,9 @@ async def load(store: Log, session: str, config: Config) -> SessionHistory:
 
 async def load_known(store: Log, known: KnownSession) -> SessionHistory:
     """Load the state of a listed session, even if its agent has no profile."""
-    return await load(store, known.id, Config(dialect=known_agents.load_or_plain(known.agent).dialect))
+    return await load(
+        store, known.id, Config(dialect=known_agents.load_or_plain(known.agent).dialect)
+    )
 
 
 async def take_over(
@@ -189,10 +202,17 @@ async def clean_up(store: Log, known: KnownSession) -> None:
 def is_left_alone(store: Log, known: KnownSession) -> bool:
     """Return whether the session has not been claimed since it was listed and its owner is dead."""
     now = store.find(known.id)
-    return now is not None and now.epoch == known.epoch and now.owner is not None and not now.owner.is_alive
+    return (
+        now is not None
+        and now.epoch == known.epoch
+        and now.owner is not None
+        and not now.owner.is_alive
+    )
 
 
-async def _settle(store: Log, session: str, epoch: int, past: SessionHistory, then: Sequence[Entry]) -> SessionHistory:
+async def _settle(
+    store: Log, session: str, epoch: int, past: SessionHistory, then: Sequence[Entry]
+) -> SessionHistory:
     # The processes must be gone before their turns become UNKNOWN. A process that still runs could
     # finish a turn.
     swept = [] if past.process is None else await orphans.end(past.process.parts)
@@ -209,7 +229,9 @@ async def append(store: Log, session: str, epoch: int, seq: int, entries: Sequen
     await answered
 
 
-async def _lease(store: Log, session: str, epoch: int, config: Config, conversation: str | None) -> None:
+async def _lease(
+    store: Log, session: str, epoch: int, config: Config, conversation: str | None
+) -> None:
     if conversation is not None:
         done, answered = _answer()
         store.lease(session, epoch, lease_name(config.dialect.name, conversation), done)
@@ -231,7 +253,7 @@ def _answer() -> tuple[Done, asyncio.Future[None]]:
     return done, answered
 
 
-# -- sessions of dead hosts ------------------------------------------------------------------------
+# -- sessions of dead hosts ----------------------------------------------------------------------
 async def has_waiting_asks(store: Log, known: KnownSession) -> bool:
     """Return whether an accepted ask is queued in a session without a live owner.
 
@@ -275,7 +297,9 @@ class DeadHostCleanup:
     or claims the session during the settlement.
     """
 
-    def __init__(self, store: Log, alone: Callable[[str], AbstractAsyncContextManager[None]]) -> None:
+    def __init__(
+        self, store: Log, alone: Callable[[str], AbstractAsyncContextManager[None]]
+    ) -> None:
         self._store = store
         self._alone = alone
         self._task: asyncio.Task[None] | None = None
@@ -299,7 +323,11 @@ class DeadHostCleanup:
             await asyncio.wait((self._task,))
 
     async def _settle_all(self) -> None:
-        dead = [known for known in self._store.sessions() if known.owner is not None and not known.owner.is_alive]
+        dead = [
+            known
+            for known in self._store.sessions()
+            if known.owner is not None and not known.owner.is_alive
+        ]
         places = asyncio.Semaphore(SETTLING_MAX)
 
         async def settle(known: KnownSession) -> None:

@@ -41,7 +41,9 @@ class SessionRegistry:
     and the log.
     """
 
-    def __init__(self, store: Log, pool: Pool, redactor: Redactor | None = None, permit: Permit | None = None) -> None:
+    def __init__(
+        self, store: Log, pool: Pool, redactor: Redactor | None = None, permit: Permit | None = None
+    ) -> None:
         """Create a registry for a log.
 
         `permit`: raises if a session may not be opened again with the spec that its log records. It
@@ -62,10 +64,12 @@ class SessionRegistry:
         # In a store that hosts share over a network, another host resumes the sessions of a dead
         # host. A cleanup would only hold claims and delay that.
         alone = functools.partial(self._gate.alone, "session")
-        self._cleanup = None if getattr(store, "cluster", None) is not None else DeadHostCleanup(store, alone)
+        self._cleanup = (
+            None if getattr(store, "cluster", None) is not None else DeadHostCleanup(store, alone)
+        )
         self._table = SessionTable(store, self._guard, self._claim, redactor)
 
-    # -- opening -----------------------------------------------------------------------------------
+    # -- opening ----------------------------------------------------------------------------------
     @asynccontextmanager
     async def _at_work(self) -> AsyncGenerator[None]:
         """Enter a call that claims: the store is ready and the host is not closing."""
@@ -76,7 +80,12 @@ class SessionRegistry:
             yield
 
     async def open(
-        self, spec: SessionSpec, *, name: str | None, on_question: OnQuestion | None, id: str | None = None
+        self,
+        spec: SessionSpec,
+        *,
+        name: str | None,
+        on_question: OnQuestion | None,
+        id: str | None = None,
     ) -> Session:
         """Open a new session, or the known session of this name.
 
@@ -131,7 +140,11 @@ class SessionRegistry:
                 here.name = known.name
                 return await self._open_again(here, spec, on_question)
             if here is not None and here.is_leaving and not here.is_closed:
-                raise Moving("the session is leaving this host", hint="try again in a moment", session=known.id)
+                raise Moving(
+                    "the session is leaving this host",
+                    hint="try again in a moment",
+                    session=known.id,
+                )
             if here is not None and not here.is_closed:
                 # The session is closing, or its ownership was lost. Its log is opened again after
                 # the close.
@@ -165,14 +178,18 @@ class SessionRegistry:
         losses = self._guard.losses
         epoch = await recovery.create(self.store, id, name, spec.profile.name)
         try:
-            await self._begin(session, epoch, spec, on_question, losses, resume=spec.resume, settings=settings)
+            await self._begin(
+                session, epoch, spec, on_question, losses, resume=spec.resume, settings=settings
+            )
         except BaseException:
             with suppress(BanksmanError):  # The first error is the one to report.
                 await self.store.delete(id)  # The session is empty and has no caller.
             raise
         return session
 
-    async def _reopen(self, known: KnownSession, spec: SessionSpec, on_question: OnQuestion | None) -> Session:
+    async def _reopen(
+        self, known: KnownSession, spec: SessionSpec, on_question: OnQuestion | None
+    ) -> Session:
         if spec.profile.name != known.agent:
             message = f"the session {known.name!r} belongs to the agent {known.agent}"
             hint = "choose another name, or delete that session first"
@@ -181,7 +198,9 @@ class SessionRegistry:
         await self._take(session, spec, on_question)
         return session
 
-    async def _take(self, session: Session, spec: SessionSpec, on_question: OnQuestion | None) -> None:
+    async def _take(
+        self, session: Session, spec: SessionSpec, on_question: OnQuestion | None
+    ) -> None:
         """Claim a session that has a past."""
         # Read before the claim, so that `check` notices a loss of ownership during the claim.
         losses = self._guard.losses
@@ -214,9 +233,16 @@ class SessionRegistry:
             # A setting that the new spec changes overrides the value that was set since the last
             # open.
             dropped = [(name, None) for name in spec.settings_asked_anew(past.opened)]
-            changed = [(name, value, "fork") for name, value in settings] + [(*pair, "open") for pair in dropped]
-            told = [entry(None, SESSION_SETTING, name=name, value=value, by=by) for name, value, by in changed]
-            return [opened, *told] if self.redactor is None else self.redactor.entries([opened, *told])
+            changed = [(name, value, "fork") for name, value in settings] + [
+                (*pair, "open") for pair in dropped
+            ]
+            told = [
+                entry(None, SESSION_SETTING, name=name, value=value, by=by)
+                for name, value, by in changed
+            ]
+            return (
+                [opened, *told] if self.redactor is None else self.redactor.entries([opened, *told])
+            )
 
         hooks = self.cluster_hooks
         past = await recovery.take_over(
@@ -270,7 +296,9 @@ class SessionRegistry:
             if self.cluster_hooks is not None:
                 self.cluster_hooks.on_closed(session)
 
-    async def _open_again(self, session: Session, spec: SessionSpec, on_question: OnQuestion | None) -> Session:
+    async def _open_again(
+        self, session: Session, spec: SessionSpec, on_question: OnQuestion | None
+    ) -> Session:
         startup = self._startups[session.id]
         before = startup.next
         if spec.profile.name != before.profile.name:
@@ -291,13 +319,17 @@ class SessionRegistry:
         # any case.
         logged, startup.record = startup.record, record
         try:
-            await session.reconfigure(spec, replaces=replaces, drops=drops, opened=opened, on_question=on_question)
+            await session.reconfigure(
+                spec, replaces=replaces, drops=drops, opened=opened, on_question=on_question
+            )
         except BanksmanError:
             startup.record = logged
             raise
         return session
 
-    async def fork(self, session: Session, name: str | None, on_question: OnQuestion | None) -> Session:
+    async def fork(
+        self, session: Session, name: str | None, on_question: OnQuestion | None
+    ) -> Session:
         """Open a new session whose conversation is a copy of this session's conversation.
 
         If this session is itself a fork that has not started, the copy is made from its origin.
@@ -315,13 +347,17 @@ class SessionRegistry:
         forked = startup.next.forked(conversation)
         try:
             async with self._at_work():
-                added = await self._add(forked, name, on_question or session.on_question, settings=session.settings)
+                added = await self._add(
+                    forked, name, on_question or session.on_question, settings=session.settings
+                )
         except NameTaken as exc:
             forked.close()
-            raise UsageError(f"session {name!r} already exists", hint="choose another name") from exc
+            raise UsageError(
+                f"session {name!r} already exists", hint="choose another name"
+            ) from exc
         return await self._heard(added)
 
-    # -- finding and reading -----------------------------------------------------------------------
+    # -- finding and reading ----------------------------------------------------------------------
     def find(self, id_or_name: str) -> Session:
         """Return any session of the store by its id or its name."""
         return self._table.find(id_or_name)
@@ -337,7 +373,9 @@ class SessionRegistry:
         """Return the open sessions of this host and the kept closed sessions, oldest first."""
         return self._table.ours()
 
-    async def read_many(self, after: str | None, limit: int, sessions: Collection[str] | None) -> MultiSessionPage:
+    async def read_many(
+        self, after: str | None, limit: int, sessions: Collection[str] | None
+    ) -> MultiSessionPage:
         """Return events of many sessions in the order of their commits."""
         return await self._table.read_many(after, limit, sessions)
 
@@ -345,7 +383,7 @@ class SessionRegistry:
         await self.store.ready()
         await self.store.wait_past_position(position)
 
-    # -- claiming ----------------------------------------------------------------------------------
+    # -- claiming ---------------------------------------------------------------------------------
     async def _claim(self, session: Session) -> None:
         """Claim a session for a caller's request, with the spec that its log records."""
         async with self._at_work(), self._gate.alone("session", session.id):
@@ -400,7 +438,7 @@ class SessionRegistry:
                 # log.
                 log.warning("cannot resume session %s, its asks stay queued: %s", known.id, exc)
 
-    # -- forgetting --------------------------------------------------------------------------------
+    # -- forgetting -------------------------------------------------------------------------------
     async def delete(self, session: Session) -> None:
         """Delete a session with all of its history."""
         async with self._at_work(), self._gate.alone("session", session.id):

@@ -15,7 +15,15 @@ import asyncio
 import dataclasses
 import functools
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, MutableSet, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Mapping,
+    MutableSet,
+    Sequence,
+)
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -38,11 +46,24 @@ from banksman.core.session.turn import TurnPhase
 from banksman.core.wire.redaction import Redactor
 from banksman.errors import Moved, NotFound, Refused
 from banksman.sessions import status
-from banksman.sessions.arguments import AskChecks, check_no_secret, checked_name, find_move, priority_of
+from banksman.sessions.arguments import (
+    AskChecks,
+    check_no_secret,
+    checked_name,
+    find_move,
+    priority_of,
+)
 from banksman.sessions.caller_futures import current_hold, held, ignore
 from banksman.sessions.log_reader import LogReaders
 from banksman.sessions.ownership import OwnedSession
-from banksman.sessions.questions import Answer, Answered, Question, asked_before, checked, find_answer
+from banksman.sessions.questions import (
+    Answer,
+    Answered,
+    Question,
+    asked_before,
+    checked,
+    find_answer,
+)
 from banksman.sessions.recovery import load
 from banksman.sessions.session_lifecycle import SessionLifecycle
 from banksman.sessions.status import Status
@@ -79,7 +100,9 @@ class Session(SessionLifecycle):
         `capabilities`: the agent's capabilities; None means all. `claim`: claims the session for
         this host. `redactor`: removes secrets from everything that is written to the store.
         """
-        super().__init__(id, name=name, agent=agent, dialect=dialect, store=store, ends=ends, readers=readers)
+        super().__init__(
+            id, name=name, agent=agent, dialect=dialect, store=store, ends=ends, readers=readers
+        )
         self._claim = claim
         self._redactor = redactor
         self._checks = AskChecks(agent, dialect, capabilities)
@@ -106,7 +129,7 @@ class Session(SessionLifecycle):
         """Load the state from the log, without a claim and without a change."""
         return await load(self._store, self.id, Config(dialect=self.dialect))
 
-    # -- asking ------------------------------------------------------------------------------------
+    # -- asking -----------------------------------------------------------------------------------
     async def ask(
         self,
         prompt: Prompt,
@@ -160,7 +183,9 @@ class Session(SessionLifecycle):
         turn.takers += 1
         return turn
 
-    async def _wait_accepted(self, owned: OwnedSession, turn: Turn, accepted: asyncio.Future[None]) -> None:
+    async def _wait_accepted(
+        self, owned: OwnedSession, turn: Turn, accepted: asyncio.Future[None]
+    ) -> None:
         """Wait for the acceptance as one of the ask's callers.
 
         If the last caller is cancelled before any caller received the turn, the ask is withdrawn.
@@ -231,7 +256,8 @@ class Session(SessionLifecycle):
             return LoggedTurn(is_over=True)
         # The log cannot distinguish a started turn from a sent one. A started turn counts as sent.
         return LoggedTurn(
-            is_over=False, phase=TurnPhase.QUEUED if found.phase is TurnPhase.QUEUED else TurnPhase.RUNNING
+            is_over=False,
+            phase=TurnPhase.QUEUED if found.phase is TurnPhase.QUEUED else TurnPhase.RUNNING,
         )
 
     async def interrupt(self, turn: Turn | str | None = None) -> Receipt:
@@ -269,7 +295,9 @@ class Session(SessionLifecycle):
         """
         owned = await self._own()
         try:
-            first, other = find_move(owned.driver.state, _id(turn), None if before is None else _id(before))
+            first, other = find_move(
+                owned.driver.state, _id(turn), None if before is None else _id(before)
+            )
         except Refused as exc:
             await self.turn(str(exc.ids["turn"]))  # Raises `NotFound` if the turn never existed.
             raise
@@ -307,10 +335,12 @@ class Session(SessionLifecycle):
         without an ask, and with the session. Asks after that are plain asks.
         """
         owned = await self._own()
-        async with held(self.id, owned.futures, priority_of(priority), self._tell, self._raise_if_failed):
+        async with held(
+            self.id, owned.futures, priority_of(priority), self._tell, self._raise_if_failed
+        ):
             yield
 
-    # -- questions ---------------------------------------------------------------------------------
+    # -- questions --------------------------------------------------------------------------------
     def questions(self) -> list[Question]:
         """Return the open questions of an owned session."""
         return [] if self._owned is None else self._owned.questions.open()
@@ -352,11 +382,15 @@ class Session(SessionLifecycle):
                 told = await self._find_answer(question)
                 return told or Answered(question, "withdrawn", "store", None, is_first=False)
         owned = await self._own()
-        told = await owned.questions.answer(question, answer, self._tell) or await self._find_answer(question)
+        told = await owned.questions.answer(
+            question, answer, self._tell
+        ) or await self._find_answer(question)
         return self._as_logged(told or owned.questions.without_answer(question))
 
     async def _find_answer(self, question: str) -> Answered | None:
-        return await find_answer(lambda after: self._readers.events(after, waits=False), question, self.committed)
+        return await find_answer(
+            lambda after: self._readers.events(after, waits=False), question, self.committed
+        )
 
     def _as_logged(self, told: Answered) -> Answered:
         """Redact the answer's message.
@@ -368,7 +402,7 @@ class Session(SessionLifecycle):
             return told
         return dataclasses.replace(told, message=self._redactor.redact_text(told.message))
 
-    # -- settings ----------------------------------------------------------------------------------
+    # -- settings ---------------------------------------------------------------------------------
     async def set_model(self, model: str) -> None:
         """Set the model from the next turn on. Returns when the agent has confirmed it.
 
@@ -392,7 +426,7 @@ class Session(SessionLifecycle):
         self._tell(SettingAsked(self._now(), change, name, value))
         await self._wait_change(taken)
 
-    # -- looking -----------------------------------------------------------------------------------
+    # -- looking ----------------------------------------------------------------------------------
     def status(self) -> Status:
         """Return the current state. Never blocks and changes nothing.
 
@@ -400,7 +434,9 @@ class Session(SessionLifecycle):
         returns more.
         """
         if self._owned is None:
-            return status.from_listing(self._store.find(self.id), self.id, name=self.name, agent=self.agent)
+            return status.from_listing(
+                self._store.find(self.id), self.id, name=self.name, agent=self.agent
+            )
         redact = None if self._redactor is None else self._redactor.redact_text
         return status.from_driver(
             self._driver,

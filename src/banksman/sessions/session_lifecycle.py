@@ -45,7 +45,9 @@ class SessionLifecycle(ReadableSession):
         ends: asyncio.Future[None],
         readers: MutableSet[LogReaders] | None = None,
     ) -> None:
-        super().__init__(id, name=name, agent=agent, dialect=dialect, store=store, ends=ends, readers=readers)
+        super().__init__(
+            id, name=name, agent=agent, dialect=dialect, store=store, ends=ends, readers=readers
+        )
         self._owned: OwnedSession | None = None
         # A session that is created under the same id after a deletion gets another number.
         self.incarnation = next(_incarnations)
@@ -120,7 +122,7 @@ class SessionLifecycle(ReadableSession):
     def on_question(self) -> OnQuestion | None:
         return self._here.questions.on_question
 
-    # -- opening -----------------------------------------------------------------------------------
+    # -- opening ----------------------------------------------------------------------------------
     def opened_with(self, spec: SessionSpec) -> None:
         """Store the shown parts of the spec."""
         self.cwd = spec.cwd
@@ -176,9 +178,13 @@ class SessionLifecycle(ReadableSession):
     @property
     def has_broken_log(self) -> bool:
         """Whether the store failed the last append of this session, which is still open here."""
-        return self._owned is not None and not self.is_closed and self._driver.state.store is Store.BROKEN
+        return (
+            self._owned is not None
+            and not self.is_closed
+            and self._driver.state.store is Store.BROKEN
+        )
 
-    # -- closing -----------------------------------------------------------------------------------
+    # -- closing ----------------------------------------------------------------------------------
     async def close(self) -> None:
         """Stop the process by the ladder and release the session.
 
@@ -260,7 +266,7 @@ class SessionLifecycle(ReadableSession):
             self._owned.callbacks.abandon()
             self._driver.abandon()
 
-    # -- the driver --------------------------------------------------------------------------------
+    # -- the driver -------------------------------------------------------------------------------
     def _now(self) -> float:
         return self._driver.now()
 
@@ -272,7 +278,9 @@ class SessionLifecycle(ReadableSession):
             is_here = False
         if not is_here:
             hint = "call it from the loop that opened it, or use banksman.threads"
-            raise UsageError("this session belongs to another event loop", hint=hint, session=self.id)
+            raise UsageError(
+                "this session belongs to another event loop", hint=hint, session=self.id
+            )
         self._driver.dispatch(fact)
 
     def _raise_if_failed(self, waiting: asyncio.Future[Any]) -> None:

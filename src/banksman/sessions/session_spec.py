@@ -65,7 +65,11 @@ def checked(labels: Sequence[Any]) -> list[str]:
     if isinstance(labels, str | bytes):
         raise UsageError(f"labels cannot be {labels!r:.60}", hint="use a list of words")
     for label in labels:
-        if not isinstance(label, str) or _LABEL.fullmatch(label) is None or label.startswith("agent="):
+        if (
+            not isinstance(label, str)
+            or _LABEL.fullmatch(label) is None
+            or label.startswith("agent=")
+        ):
             raise UsageError(f"a label cannot be {label!r:.60}", hint=hint)
     found = sorted(set(labels))
     if len(found) > LABELS_MAX:
@@ -204,8 +208,14 @@ class SessionSpec:
         if record is None:
             message = "cannot open the session: its log does not record how it was opened"
             raise UsageError(message, hint="open it by its name")
-        missing = [f"{what} ({', '.join(record[name])})" for name, what in UNKEPT.items() if record[name]]
-        missing += [f"{name} (which contained a secret)" for name, value in record.items() if REDACTED in repr(value)]
+        missing = [
+            f"{what} ({', '.join(record[name])})" for name, what in UNKEPT.items() if record[name]
+        ]
+        missing += [
+            f"{name} (which contained a secret)"
+            for name, value in record.items()
+            if REDACTED in repr(value)
+        ]
         if missing:
             hint = f"open it by its name and pass its {' and '.join(missing)}: the log does not keep them"
             raise UsageError("cannot open the session from its log alone", hint=hint)
@@ -272,12 +282,20 @@ class SessionSpec:
 
     def settings_unlike(self, other: SessionSpec) -> list[str]:
         """Return the changeable settings whose value differs from the other spec."""
-        return [name for name in ("model", "permission_mode") if self._wishes[name] != other._wishes[name]]
+        return [
+            name
+            for name in ("model", "permission_mode")
+            if self._wishes[name] != other._wishes[name]
+        ]
 
     def settings_asked_anew(self, record: Mapping[str, Any] | None) -> list[str]:
         """Return the changeable settings whose value differs from the recorded last open."""
         last: Mapping[str, Any] = {} if record is None else record
-        return [name for name in ("model", "permission_mode") if name in last and self._wishes[name] != last[name]]
+        return [
+            name
+            for name in ("model", "permission_mode")
+            if name in last and self._wishes[name] != last[name]
+        ]
 
     def forked(self, conversation: str) -> SessionSpec:
         """Return a copy of the spec for a session that begins as a copy of this conversation."""
@@ -294,7 +312,9 @@ class SessionSpec:
         if self._mcp_config is not None:
             self._mcp_config.close()
 
-    def spawn(self, effect: StartProcess, on_report: OnReport, lease: LeasePage | None = None) -> RealAgent:
+    def spawn(
+        self, effect: StartProcess, on_report: OnReport, lease: LeasePage | None = None
+    ) -> RealAgent:
         return RealAgent(self._prepare(effect), self._timings, on_report, lease)
 
     def transcript(self, conversation: str) -> Path | None:
@@ -303,7 +323,9 @@ class SessionSpec:
         Reads the file system.
         """
         patterns = self.profile.transcripts
-        return transcript_path(patterns, cwd=self._cwd, conversation=conversation, env=self._environment())
+        return transcript_path(
+            patterns, cwd=self._cwd, conversation=conversation, env=self._environment()
+        )
 
     def workspace(self, lease: LeasePage | None = None) -> Workspace | None:
         """Return a new workspace for one process; None if its dialect has no such requests."""
@@ -350,7 +372,9 @@ class SessionSpec:
             if not self.profile.install or self._command != list(self.profile.command):
                 raise
             hint = f"{self.profile.install}; run `banksman agents` to list the installed agents"
-            raise ProgramNotFound(str(exc.args[0]), hint=hint, agent=self.profile.name, **exc.ids) from exc
+            raise ProgramNotFound(
+                str(exc.args[0]), hint=hint, agent=self.profile.name, **exc.ids
+            ) from exc
 
     def _mcp_file(self) -> _Private | None:
         text = self.profile.dialect.mcp_file(self._servers) if self._servers else None
@@ -410,7 +434,9 @@ class Startup:
     other hooks and tools in the next spec.
     """
 
-    def __init__(self, spec: SessionSpec, lease: LeasePage | None = None, permit: Permit | None = None) -> None:
+    def __init__(
+        self, spec: SessionSpec, lease: LeasePage | None = None, permit: Permit | None = None
+    ) -> None:
         """Create the startup for a claimed session.
 
         `lease`: the lease page of the session's claim; later claims have other pages. `permit`: the
@@ -433,7 +459,9 @@ class Startup:
         assert self.callbacks is not None
         self.callbacks.work_in(workspace)
         return self.next.spawn(
-            effect, on_report if workspace is None else workspace.ending_with(on_report), self._lease
+            effect,
+            on_report if workspace is None else workspace.ending_with(on_report),
+            self._lease,
         )
 
     def _check(self) -> None:

@@ -33,7 +33,9 @@ class SessionTable:
     it.
     """
 
-    def __init__(self, store: Log, guard: OwnershipGuard, claim: Claim, redactor: Redactor | None = None) -> None:
+    def __init__(
+        self, store: Log, guard: OwnershipGuard, claim: Claim, redactor: Redactor | None = None
+    ) -> None:
         self._store = store
         self._guard = guard
         self._claim = claim
@@ -50,7 +52,7 @@ class SessionTable:
         # cache lives as long as the table.
         self._profile = functools.cache(known_agents.load_or_plain)
 
-    # -- finding -----------------------------------------------------------------------------------
+    # -- finding ----------------------------------------------------------------------------------
     def find(self, id_or_name: str) -> Session:
         checked_id(id_or_name)
         if self._ends.done():
@@ -84,14 +86,20 @@ class SessionTable:
             return here
         other = self._others.get(known.id)
         if other is None:
-            other = self._others[known.id] = self.new(known.id, known.name, self._profile(known.agent))
+            other = self._others[known.id] = self.new(
+                known.id, known.name, self._profile(known.agent)
+            )
         other.name, other.seen = known.name, known
         return other
 
-    # -- reading many ------------------------------------------------------------------------------
-    async def read_many(self, after: str | None, limit: int, sessions: Collection[str] | None) -> MultiSessionPage:
+    # -- reading many -----------------------------------------------------------------------------
+    async def read_many(
+        self, after: str | None, limit: int, sessions: Collection[str] | None
+    ) -> MultiSessionPage:
         await self._store.ready()
-        return await self._store.read_many(after, limit, sessions=sessions, project_of=self._project_of)
+        return await self._store.read_many(
+            after, limit, sessions=sessions, project_of=self._project_of
+        )
 
     def _project_of(self, session: str) -> Project | None:
         known = self._store.find(session)
@@ -100,7 +108,7 @@ class SessionTable:
         dialect = self._profile(known.agent).dialect
         return Project(dialect.project, dialect.partial)
 
-    # -- changing ----------------------------------------------------------------------------------
+    # -- changing ---------------------------------------------------------------------------------
     def new(self, id: str, name: str | None, profile: Profile) -> Session:
         return Session(
             id,
@@ -142,7 +150,7 @@ class SessionTable:
             if not self._store.is_durable and not has_waiting:
                 await self._store.delete(session.id)
 
-    # -- the end -----------------------------------------------------------------------------------
+    # -- the end ----------------------------------------------------------------------------------
     def end(self) -> None:
         """Stop using the store for lookups."""
         if not self._ends.done():

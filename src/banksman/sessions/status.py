@@ -116,7 +116,11 @@ class Status:
 
 def find_turn(state: Session, id: str) -> Turn | None:
     """Return the queued or granted turn of an ask; None if the turn is over."""
-    turns = [state.turn, state.own, *(waiting for waiting in state.queue if isinstance(waiting, Turn))]
+    turns = [
+        state.turn,
+        state.own,
+        *(waiting for waiting in state.queue if isinstance(waiting, Turn)),
+    ]
     for turn in turns:
         if turn is not None and (turn.id == id or any(ask.id == id for ask in turn.asks)):
             return turn
@@ -143,7 +147,9 @@ def phase(driver: Driver) -> str:
         return turn.phase
     if state.is_backing_off and state.queue:
         return "backing_off"
-    return {"NONE": "idle", "READY": "idle"}.get(state.process.phase.name, state.process.phase.name.lower())
+    return {"NONE": "idle", "READY": "idle"}.get(
+        state.process.phase.name, state.process.phase.name.lower()
+    )
 
 
 def preview(prompt: Prompt, *, redact: Callable[[str], str] | None = None) -> str:
@@ -153,7 +159,9 @@ def preview(prompt: Prompt, *, redact: Callable[[str], str] | None = None) -> st
     """
     if not isinstance(prompt, str):
         texts = (block["text"] for block in prompt if isinstance(block.get("text"), str))
-        prompt = "\n\n".join(text[:SECRET_CHARACTERS_MAX] for text in itertools.islice(texts, BLOCKS_MAX))
+        prompt = "\n\n".join(
+            text[:SECRET_CHARACTERS_MAX] for text in itertools.islice(texts, BLOCKS_MAX)
+        )
     if redact is not None:
         # Redact before the cut, because a truncated secret is not recognised.
         prompt = redact(prompt[:SECRET_CHARACTERS_MAX])
@@ -210,9 +218,15 @@ def _requests(driver: Driver, now: float) -> tuple[Request, ...]:
     is_starting = process.phase is ProcessPhase.STARTING and process.is_there
     begun = max(0.0, now - (process.start_due - config.start_seconds))
     return (
-        *((Request(id=f"{HANDSHAKE}-{process.number}", kind="handshake", seconds=begun),) if is_starting else ()),
         *(
-            Request(id=request, kind="interrupt", seconds=since(Timer.DRAIN, key, config.drain_seconds))
+            (Request(id=f"{HANDSHAKE}-{process.number}", kind="handshake", seconds=begun),)
+            if is_starting
+            else ()
+        ),
+        *(
+            Request(
+                id=request, kind="interrupt", seconds=since(Timer.DRAIN, key, config.drain_seconds)
+            )
             for request, key in process.unacknowledged
         ),
         *(
@@ -251,7 +265,9 @@ def from_driver(
         name=name,
         agent=agent,
         phase=current,
-        state=state_of(driver, current, has_question=bool(questions), stop_seconds_max=stop_seconds_max),
+        state=state_of(
+            driver, current, has_question=bool(questions), stop_seconds_max=stop_seconds_max
+        ),
         holder=holder(state),
         hold=None if state.hold is None else state.hold.id,
         queue=tuple(
@@ -267,10 +283,18 @@ def from_driver(
             if not isinstance(turn, Hold) and turn.ask is not None
         ),
         clocks=tuple(
-            ClockStatus(name=c.name, seconds=c.seconds, left=c.seconds - c.elapsed(now), is_running=c.is_running)
+            ClockStatus(
+                name=c.name,
+                seconds=c.seconds,
+                left=c.seconds - c.elapsed(now),
+                is_running=c.is_running,
+            )
             for c in state.clocks
         ),
-        timers={f"{t.value} {subject}": timer.when() - now for (t, subject), timer in driver.timers.items()},
+        timers={
+            f"{t.value} {subject}": timer.when() - now
+            for (t, subject), timer in driver.timers.items()
+        },
         questions=questions,
         pids=() if driver.pid is None else (driver.pid,),
         waits_for_place=driver.waits_for_place,
@@ -281,7 +305,9 @@ def from_driver(
         seconds_since_in=None if driver.last_in is None else now - driver.last_in,
         seconds_since_out=None if driver.last_out is None else now - driver.last_out,
         cost=state.cost,
-        holder_prompt=None if granted is None or granted.ask is None else preview(granted.ask.prompt),
+        holder_prompt=None
+        if granted is None or granted.ask is None
+        else preview(granted.ask.prompt),
         requests=_requests(driver, now),
     )
 
@@ -337,7 +363,9 @@ def from_log(past: SessionHistory, seen: Status) -> Status:
         # An accepted ask waits for the next owner, so the session is not gone.
         state="queued" if waiting and seen.phase in UNOWNED_PHASES else seen.state,
         holder=holder(state),
-        holder_prompt=None if granted is None or granted.ask is None else preview(granted.ask.prompt),
+        holder_prompt=None
+        if granted is None or granted.ask is None
+        else preview(granted.ask.prompt),
         queue=tuple(
             Waiting(
                 turn=turn.id,

@@ -98,7 +98,9 @@ class Tool:
         object.__setattr__(self, "schema", copy)
 
 
-def tool(*, description: str, schema: Mapping[str, Any], name: str | None = None) -> Callable[[ToolCall], Tool]:
+def tool(
+    *, description: str, schema: Mapping[str, Any], name: str | None = None
+) -> Callable[[ToolCall], Tool]:
     """Make a tool of the decorated function. `name` defaults to the function's name."""
     return lambda call: Tool(name or getattr(call, "__name__", ""), description, schema, call)
 
@@ -109,7 +111,9 @@ class ToolServer:
     Owns the running calls. To end it, cancel `serve` and then await `wait_ended`.
     """
 
-    def __init__(self, tools: Sequence[Tool], *, name: str = "tools", seconds: float = 600.0) -> None:
+    def __init__(
+        self, tools: Sequence[Tool], *, name: str = "tools", seconds: float = 600.0
+    ) -> None:
         _check_name("server", name)
         check_wait(seconds)
         self.name = name
@@ -134,7 +138,11 @@ class ToolServer:
         """
         if not _is_mapping(message):
             return _error(None, INVALID_REQUEST, "the message must be an object")
-        id, method, params = message.get("id"), message.get("method"), _members(message.get("params"))
+        id, method, params = (
+            message.get("id"),
+            message.get("method"),
+            _members(message.get("params")),
+        )
         known_id = id if _is_id(id) else None
         if message.get("jsonrpc") != "2.0":
             return _error(known_id, INVALID_REQUEST, "the message is not JSON-RPC 2.0")
@@ -145,7 +153,11 @@ class ToolServer:
         if "id" not in message:
             # A notification gets no answer. Only a cancellation has a meaning here. A tool call
             # without an id is not executed, because its result could not be delivered.
-            if method == "notifications/cancelled" and params is not None and _is_id(params.get("requestId")):
+            if (
+                method == "notifications/cancelled"
+                and params is not None
+                and _is_id(params.get("requestId"))
+            ):
                 self._calls.cancel(params["requestId"])
             return None
         if known_id is None:
@@ -158,7 +170,9 @@ class ToolServer:
             case "ping":
                 return _response(known_id, {})
             case "tools/list":
-                return _response(known_id, {"tools": [_listed(each) for each in self._tools.values()]})
+                return _response(
+                    known_id, {"tools": [_listed(each) for each in self._tools.values()]}
+                )
             case "tools/call":
                 return await self._called(known_id, params)
             case _:
@@ -189,7 +203,9 @@ class ToolServer:
         called = self._tools.get(name) if isinstance(name, str) else None
         if called is None:
             known = ", ".join(self._tools)
-            return _error(id, INVALID_PARAMS, f"there is no tool {name!r:.60}; known tools: {known}")
+            return _error(
+                id, INVALID_PARAMS, f"there is no tool {name!r:.60}; known tools: {known}"
+            )
         if given is None:
             return _error(id, INVALID_PARAMS, "the arguments must be an object")
         fault = schemas.fault(dict(given), called.schema)
@@ -304,7 +320,9 @@ class Callbacks:
         if hooks is not self.hooks:
             # Keep only targets with running calls, because a session may be opened again many
             # times.
-            self._former = [each for each in (*self._former, self.hooks, self.server) if each.is_running]
+            self._former = [
+                each for each in (*self._former, self.hooks, self.server) if each.is_running
+            ]
         self.hooks, self.server = hooks, server
 
     def work_in(self, workspace: Workspace | None) -> None:
@@ -329,7 +347,9 @@ class Callbacks:
         request = effect.asked.request
         self._tasks.start(request, self._call(effect.process, request, answer))
 
-    async def _call(self, process: int, request: str, answer: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
+    async def _call(
+        self, process: int, request: str, answer: Callable[[], Awaitable[Mapping[str, Any]]]
+    ) -> None:
         response: Mapping[str, Any] | None = None
         error = ""
         try:
@@ -341,7 +361,9 @@ class Callbacks:
             raise
         finally:
             # In every case: an agent without an answer waits forever.
-            self._driver.dispatch(CallbackAnswered(self._driver.now(), process, request, response, error))
+            self._driver.dispatch(
+                CallbackAnswered(self._driver.now(), process, request, response, error)
+            )
 
     def _answering(self, asked: Requested) -> Callable[[], Awaitable[Mapping[str, Any]]]:
         """Return the function that answers a request.
@@ -360,7 +382,9 @@ class Callbacks:
             hint = "this session serves no files and no terminals"
             raise UsageError(f"{asked.subtype!r:.60} is not served here", hint=hint)
         if asked.tool != self.server.name:
-            raise UsageError(f"there is no server {asked.tool!r:.60}", hint=f"use {self.server.name}")
+            raise UsageError(
+                f"there is no server {asked.tool!r:.60}", hint=f"use {self.server.name}"
+            )
         response = await self.server.serve(asked.input)
         # The agent waits for an answer even where MCP defines none.
         return {"jsonrpc": "2.0", "id": 0, "result": {}} if response is None else response
@@ -394,4 +418,6 @@ class Callbacks:
         After that no process of a terminal is left.
         """
         workspaces = () if self.workspace is None else (self.workspace,)
-        await asyncio.gather(*(each.wait_ended() for each in (self.hooks, self.server, *workspaces, *self._former)))
+        await asyncio.gather(
+            *(each.wait_ended() for each in (self.hooks, self.server, *workspaces, *self._former))
+        )

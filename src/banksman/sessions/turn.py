@@ -98,7 +98,9 @@ class Turn:
         """
         outcome = self._outcome.result() if self._outcome.done() else None
         if isinstance(outcome, Outcome):
-            return IdempotencyKey(key, self.id, self._after, outcome.kind) if outcome.durable else None
+            return (
+                IdempotencyKey(key, self.id, self._after, outcome.kind) if outcome.durable else None
+            )
         if self._watch is not None and self._watch.is_over and self._watch.kind is not None:
             return IdempotencyKey(key, self.id, self._after, self._watch.kind)
         return None
@@ -191,7 +193,9 @@ class Turn:
         # After the outcome nothing more arrives, even if retention removed the event of the end.
         # The generator is closed explicitly: a generator that is left to the garbage collector is
         # closed by a task without an owner.
-        async with aclosing(self.session.events(self._after, waits=waits, until=self._outcome)) as events:
+        async with aclosing(
+            self.session.events(self._after, waits=waits, until=self._outcome)
+        ) as events:
             async for event in events:
                 if event.kind == kinds.TURN_STARTED:
                     if self.id in (event.body.get("joined") or ()):
@@ -203,7 +207,7 @@ class Turn:
                     if event.kind == kinds.TURN_ENDED and event.turn == self.id:
                         return
 
-    # -- for the session ---------------------------------------------------------------------------
+    # -- for the session --------------------------------------------------------------------------
     def resolve(self, outcome: Outcome) -> None:
         assert not self._outcome.done(), f"turn {self.id} has two outcomes"
         self._outcome.set_result(outcome)

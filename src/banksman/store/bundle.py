@@ -51,7 +51,20 @@ from banksman.store.transfer import events_of, found, frame_of, line_of
 VERSION = 1
 # Members of Banksman's own events that describe the result, in fixed words and numbers.
 SHOWN = frozenset(
-    ("answer", "attempt", "by", "clock", "code", "origin", "outcome", "process", "reason", "retries", "signal", "wants")
+    (
+        "answer",
+        "attempt",
+        "by",
+        "clock",
+        "code",
+        "origin",
+        "outcome",
+        "process",
+        "reason",
+        "retries",
+        "signal",
+        "wants",
+    )
 )
 # Limits of the streamed pieces that are examined together. Beyond them a new text begins.
 RUN_FRAMES_MAX = 20_000
@@ -60,19 +73,78 @@ RUN_BYTES_MAX = 16 << 20
 # Members whose strings stay: without them a frame cannot be understood, or matched to its answer.
 STRUCTURE = frozenset(
     (
-        *("type", "subtype", "role", "kind", "state", "status", "model", "name", "stop_reason", "terminal_reason"),
-        *("id", "uuid", "session_id", "request_id", "tool_use_id", "parent_tool_use_id", "task_id", "api_message_id"),
-        *("command_uuid", "user_message_uuid", "user_message_uuids", "still_queued", "callback_id", "server_name"),
-        *("mcp_server_name", "tool_name", "display_name", "toolName", "behavior", "destination", "action", "jsonrpc"),
-        *("method", "compact_result", "permissionMode", "mode", "claude_code_version", "capabilities", "tools"),
-        *("hookEventName", "hook_event_name", "permissionDecision", "hookCallbackIds", "onFailure", "error_code"),
+        *(
+            "type",
+            "subtype",
+            "role",
+            "kind",
+            "state",
+            "status",
+            "model",
+            "name",
+            "stop_reason",
+            "terminal_reason",
+        ),
+        *(
+            "id",
+            "uuid",
+            "session_id",
+            "request_id",
+            "tool_use_id",
+            "parent_tool_use_id",
+            "task_id",
+            "api_message_id",
+        ),
+        *(
+            "command_uuid",
+            "user_message_uuid",
+            "user_message_uuids",
+            "still_queued",
+            "callback_id",
+            "server_name",
+        ),
+        *(
+            "mcp_server_name",
+            "tool_name",
+            "display_name",
+            "toolName",
+            "behavior",
+            "destination",
+            "action",
+            "jsonrpc",
+        ),
+        *(
+            "method",
+            "compact_result",
+            "permissionMode",
+            "mode",
+            "claude_code_version",
+            "capabilities",
+            "tools",
+        ),
+        *(
+            "hookEventName",
+            "hook_event_name",
+            "permissionDecision",
+            "hookCallbackIds",
+            "onFailure",
+            "error_code",
+        ),
     )
 )
 # Members that hold user data, whatever their own members are called. `HOOKED` are the exceptions,
 # for the input of a hook.
 OPAQUE = frozenset(
     (
-        *("input", "updatedInput", "tool_input", "tool_response", "tool_use_result", "structured_output", "arguments"),
+        *(
+            "input",
+            "updatedInput",
+            "tool_input",
+            "tool_response",
+            "tool_use_result",
+            "structured_output",
+            "arguments",
+        ),
         *("structuredContent", "rawInput", "rawOutput"),
     )
 )
@@ -97,14 +169,21 @@ _AFTER_WORD = re.compile(
     r"|((?i:\b[\w-]{0,60}(?:key|token|secret|password|passwd)\\?[\"']?\s{0,3}[=:]\s{0,3}\\?[\"']?))[^\s\"'\\&,;]{6,}"
     r"|(://[^\s/:@\"']{0,100}:)[^\s/@\"']{1,200}(?=@)"
 )
-_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![\w-])")
+_EMAIL = re.compile(
+    r"(?<![\w.+-])[\w.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![\w-])"
+)
 _HOMES = re.compile(r"((?:/home|/Users|\\Users|\\\\Users)[/\\]{1,2})[^/\\\s\"':]{1,64}")
 
 Scrub = Callable[[str], str]
 
 
 async def bundle(
-    log: Log, session: str, path: str | os.PathLike[str], *, secrets: Iterable[str] = (), text: bool = True
+    log: Log,
+    session: str,
+    path: str | os.PathLike[str],
+    *,
+    secrets: Iterable[str] = (),
+    text: bool = True,
 ) -> None:
     """Write the bundle of a session to a new file that only its owner can read.
 
@@ -156,15 +235,25 @@ def _personal() -> list[tuple[re.Pattern[str], str]]:
         if home.count("/") > 1:
             dashed = re.escape(re.sub(r"[^A-Za-z0-9]", "-", home))
             patterns.append((re.compile(rf"(?<![\w.]){dashed}(?!\w)"), "-[home]"))
-    names = [re.compile(rf"(?<=[/\\]){re.escape(user)}(?=[/\\]|$)") for user in sorted(filter(None, users))]
+    names = [
+        re.compile(rf"(?<=[/\\]){re.escape(user)}(?=[/\\]|$)")
+        for user in sorted(filter(None, users))
+    ]
     return [*patterns, *((name, "[user]") for name in names)]
 
 
-# -- the lines -------------------------------------------------------------------------------------------------------
-async def _lines(log: Log, known: KnownSession, scrub: Scrub, *, is_text_kept: bool) -> AsyncGenerator[bytes]:
+# -- the lines -----------------------------------------------------------------------------------
+async def _lines(
+    log: Log, known: KnownSession, scrub: Scrub, *, is_text_kept: bool
+) -> AsyncGenerator[bytes]:
     yield line_of(
         {
-            **{"banksman": "bundle", "version": VERSION, "agent": known.agent, "banksman_version": _own_version()},
+            **{
+                "banksman": "bundle",
+                "version": VERSION,
+                "agent": known.agent,
+                "banksman_version": _own_version(),
+            },
             **{"python": platform.python_version(), "platform": _platform(), "text": is_text_kept},
             **{"first": known.first, "last": known.seq},
         }
@@ -172,7 +261,11 @@ async def _lines(log: Log, known: KnownSession, scrub: Scrub, *, is_text_kept: b
     begin: float | None = None
     async for run in _runs(events_of(log, known)):
         begin = run[0].at if begin is None else begin
-        shown = masked_pieces(run, scrub) if len(run) > 1 and is_text_kept else [event.data for event in run]
+        shown = (
+            masked_pieces(run, scrub)
+            if len(run) > 1 and is_text_kept
+            else [event.data for event in run]
+        )
         for event, data in zip(run, shown, strict=True):
             line: dict[str, Any] = {"at": round(event.at - begin, 6), "seq": event.seq}
             line |= {"turn": event.turn, "kind": event.kind}
@@ -215,7 +308,11 @@ def piece_of(frame: bytes) -> str | None:
     if b"delta" not in frame and b"_chunk" not in frame:
         return None
     match _decoded(frame):
-        case {"event": {"delta": {"text": str(text)} | {"thinking": str(text)} | {"partial_json": str(text)}}}:
+        case {
+            "event": {
+                "delta": {"text": str(text)} | {"thinking": str(text)} | {"partial_json": str(text)}
+            }
+        }:
             return text
         case {"params": {"update": {"sessionUpdate": str(), "content": {"text": str(text)}}}}:
             return text
@@ -270,7 +367,11 @@ def _shown(data: bytes) -> dict[str, Any]:
 
 def _is_plain(value: Any) -> bool:
     # A text of Banksman is a word. A longer one may be user data.
-    return value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= 40)
+    return (
+        value is None
+        or isinstance(value, bool | int | float)
+        or (isinstance(value, str) and len(value) <= 40)
+    )
 
 
 def _own_version() -> str:

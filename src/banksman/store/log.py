@@ -341,7 +341,7 @@ class Log(Protocol):
 
     is_durable: bool
 
-    # -- readiness and the ownership listener ------------------------------------------------------------------------
+    # -- readiness and the ownership listener -----------------------------------------------------
     async def ready(self) -> None:
         """Wait until the handle can answer.
 
@@ -359,8 +359,10 @@ class Log(Protocol):
         """
         ...
 
-    # -- ownership ---------------------------------------------------------------------------------------------------
-    async def claim(self, session: str, *, name: str | None = None, agent: str | None = None) -> int:
+    # -- ownership --------------------------------------------------------------------------------
+    async def claim(
+        self, session: str, *, name: str | None = None, agent: str | None = None
+    ) -> int:
         """Become the session's writer and return the new epoch.
 
         Appends of earlier writers fail from now on.
@@ -402,7 +404,7 @@ class Log(Protocol):
         """
         ...
 
-    # -- writing -----------------------------------------------------------------------------------------------------
+    # -- writing ----------------------------------------------------------------------------------
     def append(  # noqa: PLR0917
         self,
         session: str,
@@ -446,7 +448,7 @@ class Log(Protocol):
         """
         ...
 
-    # -- reading -----------------------------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
     def head(self, session: str) -> Head:
         """Return the session's head.
 
@@ -510,7 +512,7 @@ class Log(Protocol):
         """
         ...
 
-    # -- the sessions of the store -----------------------------------------------------------------------------------
+    # -- the sessions of the store ----------------------------------------------------------------
     def sessions(self, after: str | None = None, limit: int | None = None) -> list[KnownSession]:
         """List the sessions of the store, oldest first.
 
@@ -565,7 +567,7 @@ class Log(Protocol):
         """Close after the event loop was closed: like `close`, but without completions."""
         ...
 
-    # -- health ------------------------------------------------------------------------------------------------------
+    # -- health -----------------------------------------------------------------------------------
     def check(self) -> None:
         """Raise `StoreError` if the store cannot be read, or if writes to it would not last.
 

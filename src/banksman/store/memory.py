@@ -132,8 +132,10 @@ class MemoryLog:
             f"waiting={waiting}>"
         )
 
-    # -- owning ------------------------------------------------------------------------------------------------------
-    async def claim(self, session: str, *, name: str | None = None, agent: str | None = None) -> int:
+    # -- owning -----------------------------------------------------------------------------------
+    async def claim(
+        self, session: str, *, name: str | None = None, agent: str | None = None
+    ) -> int:
         self._check_open()
         self._commit()
         state = self._sessions.get(session)
@@ -142,7 +144,9 @@ class MemoryLog:
                 message = f"cannot claim session {session}: there is no such session"
                 raise UsageError(message, hint="check whether it was deleted", session=session)
             self._check_name(name, session)
-            state = MemorySession(session, name=name, agent=agent, epoch=self._epoch_deleted_max, at=time.time())
+            state = MemorySession(
+                session, name=name, agent=agent, epoch=self._epoch_deleted_max, at=time.time()
+            )
             self._sessions[session] = state
         # The epoch skips one value if the session is owned: its fenced-off writer may still advance
         # to it.
@@ -185,7 +189,7 @@ class MemoryLog:
                 self._leases[name] = state
                 state.lease = name
 
-    # -- writing -----------------------------------------------------------------------------------------------------
+    # -- writing ----------------------------------------------------------------------------------
     def append(  # noqa: PLR0917  The protocol's signature, called once per chunk: keyword arguments would cost time.
         self,
         session: str,
@@ -250,7 +254,7 @@ class MemoryLog:
         self._sessions[session] = state
         self._commit()
 
-    # -- reading -----------------------------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
     def head(self, session: str) -> Head:
         self._check_open()
         state = self._sessions.get(session)
@@ -270,7 +274,9 @@ class MemoryLog:
             return Page((), None)
         seq = max(after + 1, state.first)
         last = min(state.seq, seq + limit - 1)
-        return Page(state.events(seq, last, project), (after + 1, seq - 1) if after + 1 < seq else None)
+        return Page(
+            state.events(seq, last, project), (after + 1, seq - 1) if after + 1 < seq else None
+        )
 
     async def find_turn(self, session: str, turn: str) -> TurnPlace | None:
         self._check_open()
@@ -329,7 +335,7 @@ class MemoryLog:
         if self._end <= place:
             await self._order_waiters.past(place)
 
-    # -- the sessions of the store -----------------------------------------------------------------------------------
+    # -- the sessions of the store ----------------------------------------------------------------
     def sessions(self, after: str | None = None, limit: int | None = None) -> list[KnownSession]:
         self._check_open()
         states = iter(self._sessions.values())
@@ -424,7 +430,7 @@ class MemoryLog:
         self._answer(_Answer(done, None, None))
         await answered
 
-    # -- decisions ---------------------------------------------------------------------------------------------------
+    # -- decisions --------------------------------------------------------------------------------
     def _check_open(self) -> None:
         if self._phase is LogPhase.CLOSED:
             raise StoreError("the log is closed")
@@ -438,7 +444,9 @@ class MemoryLog:
             message = f"another session has the name {name}"
             raise NameTaken(message, hint="use another name", session=holder.id)
 
-    def _refusal(self, state: MemorySession | None, session: str, epoch: int) -> StoreError | NotOwner | None:
+    def _refusal(
+        self, state: MemorySession | None, session: str, epoch: int
+    ) -> StoreError | NotOwner | None:
         """Return why a call under this epoch is refused, or None."""
         if self._phase is LogPhase.CLOSED:
             return StoreError("the log is closed", session=session)
@@ -456,16 +464,27 @@ class MemoryLog:
         return None
 
     def _decided(
-        self, state: MemorySession | None, epoch: int, error: StoreError | NotOwner | None, done: Done
+        self,
+        state: MemorySession | None,
+        epoch: int,
+        error: StoreError | NotOwner | None,
+        done: Done,
     ) -> None:
         """Queue the completion of an append or advance, and record its failure."""
         answer = _Answer(done, error, state)
         # A call of a former owner must not fail the calls of the current one.
-        if error is not None and state is not None and epoch == state.epoch and state.failed is None:
+        if (
+            error is not None
+            and state is not None
+            and epoch == state.epoch
+            and state.failed is None
+        ):
             state.failed = answer
         self._answer(answer)
 
-    def _accept(self, state: MemorySession, at: float, entries: Sequence[Entry], snapshot: bytes | None) -> None:
+    def _accept(
+        self, state: MemorySession, at: float, entries: Sequence[Entry], snapshot: bytes | None
+    ) -> None:
         if entries:
             self._number += 1
             state.accept(self._number, at, entries)
@@ -480,7 +499,7 @@ class MemoryLog:
             del self._leases[state.lease]
             state.lease = None
 
-    # -- completions -------------------------------------------------------------------------------------------------
+    # -- completions ------------------------------------------------------------------------------
     def _answer(self, answer: _Answer) -> None:
         self._answers.append(answer)
         if not self._is_flush_due:

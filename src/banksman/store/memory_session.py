@@ -134,7 +134,9 @@ class TurnIndexes:
         # Concurrent callers read the log once: the waiting ones find an updated index.
         async with lock:
             while (page := await self._read(session, index.seen)).events:
-                index.add(page.events[0].seq, [(event.turn, event.kind, b"") for event in page.events])
+                index.add(
+                    page.events[0].seq, [(event.turn, event.kind, b"") for event in page.events]
+                )
             index.drop_before(first)
         self._drop_oldest()
         return index.find(turn)
@@ -298,7 +300,7 @@ class MemorySession:
             changed=self.changed,
         )
 
-    # -- writing -----------------------------------------------------------------------------------------------------
+    # -- writing ----------------------------------------------------------------------------------
     def accept(self, number: int, at: float, entries: Sequence[Entry]) -> None:
         """Accept the entries as the events after `tail`."""
         kept = tuple(entries)  # The caller may reuse its list.
@@ -314,7 +316,9 @@ class MemorySession:
     def commit(self) -> None:
         """Make the accepted chunks and the accepted snapshot visible to readers."""
         if self.seq < self.tail:
-            for chunk in self.chunks[bisect_right(self.chunks, self.seq, lo=self.dropped, key=_first) :]:
+            for chunk in self.chunks[
+                bisect_right(self.chunks, self.seq, lo=self.dropped, key=_first) :
+            ]:
                 self.turns.add(chunk.first, chunk.entries)
             self.seq = self.tail
             self.changed = self.chunks[-1].at
@@ -328,7 +332,7 @@ class MemorySession:
         self.tail = self.seq
         self._next_snapshot = None
 
-    # -- retention ---------------------------------------------------------------------------------------------------
+    # -- retention --------------------------------------------------------------------------------
     def drop_beyond(self, bytes_max: int) -> None:
         """Drop the oldest removable chunks until the rest fits."""
         while self.weight > bytes_max and self._may_drop():
@@ -366,7 +370,7 @@ class MemorySession:
             del self.chunks[: self.dropped]
             self.dropped = 0
 
-    # -- reading -----------------------------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
     def events(self, seq: int, last: int, project: Project | None) -> list[Event]:
         """Return the events from `seq` to `last`. Both must be retained and committed."""
         assert self.first <= seq
@@ -393,7 +397,9 @@ class MemorySession:
             index += 1
 
 
-def _events_of(session: str, chunk: StoredChunk, skipped: int, limit: int, project: Project | None) -> list[Event]:
+def _events_of(
+    session: str, chunk: StoredChunk, skipped: int, limit: int, project: Project | None
+) -> list[Event]:
     """Return at most `limit` events of a chunk, after its first `skipped` ones."""
     wanted = chunk.entries[skipped : skipped + limit]
     return [
@@ -414,7 +420,8 @@ def placed_after(
         project = None if project_of is None else project_of(state.id)
         page = _events_of(state.id, chunk, skipped, limit - len(events), project)
         events += [
-            PositionedEvent(position_of((number, count)), event) for count, event in enumerate(page, skipped + 1)
+            PositionedEvent(position_of((number, count)), event)
+            for count, event in enumerate(page, skipped + 1)
         ]
         if len(events) == limit:
             break

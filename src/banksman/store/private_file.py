@@ -123,7 +123,10 @@ def _unwritable(target: str, exc: OSError) -> UsageError | StoreError:
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "free space on that disk, then try again"
         return StoreFull(f"cannot write {target}: {why}", hint=hint, path=target)
-    if isinstance(exc, FileNotFoundError | NotADirectoryError | PermissionError) or exc.errno == errno.EROFS:
+    if (
+        isinstance(exc, FileNotFoundError | NotADirectoryError | PermissionError)
+        or exc.errno == errno.EROFS
+    ):
         hint = "use an existing folder that this user may write to"
         return UsageError(f"cannot write {target}: {why}", hint=hint, path=target)
     return StoreError(f"cannot write {target}: {why}", path=target)

@@ -75,7 +75,15 @@ WORD_CHARACTERS_MAX = 255
 # Errors that the path causes. ENXIO and ENODEV: a socket, or a device without a driver.
 NOT_TO_BE_READ = frozenset(
     (
-        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP),
+        *(
+            errno.ENOENT,
+            errno.ENOTDIR,
+            errno.EISDIR,
+            errno.EACCES,
+            errno.EPERM,
+            errno.ENAMETOOLONG,
+            errno.ELOOP,
+        ),
         *(errno.ENXIO, errno.ENODEV, errno.EINVAL),
     )
 )
@@ -83,7 +91,7 @@ NOT_TO_BE_READ = frozenset(
 AGAIN = "export the session again, and copy the whole file"
 
 
-# -- export ----------------------------------------------------------------------------------------------------------
+# -- export --------------------------------------------------------------------------------------
 async def export(log: Log, session: str) -> AsyncGenerator[bytes]:
     """Yield the lines of the file, each with its newline, up to the session's current head.
 
@@ -96,9 +104,19 @@ async def export(log: Log, session: str) -> AsyncGenerator[bytes]:
     if snapshot is not None:
         known = found(log, session)  # The session has reached at least its snapshot.
     header = {
-        **{"banksman": "session", "version": VERSION, "id": known.id, "name": known.name, "agent": known.agent},
+        **{
+            "banksman": "session",
+            "version": VERSION,
+            "id": known.id,
+            "name": known.name,
+            "agent": known.agent,
+        },
         **{"created": known.created, "first": known.first, "last": known.seq},
-        **({} if snapshot is None else {"snapshot_seq": snapshot.seq, "snapshot": snapshot.data.decode()}),
+        **(
+            {}
+            if snapshot is None
+            else {"snapshot_seq": snapshot.seq, "snapshot": snapshot.data.decode()}
+        ),
     }
     digest = hashlib.sha256()
     line = line_of(header)
@@ -112,7 +130,9 @@ async def export(log: Log, session: str) -> AsyncGenerator[bytes]:
             raise UsageError(message, hint=hint, session=known.id, seq=event.seq)
         digest.update(line)
         yield line
-    yield line_of({"end": True, "events": known.seq - known.first + 1, "sha256": digest.hexdigest()})
+    yield line_of(
+        {"end": True, "events": known.seq - known.first + 1, "sha256": digest.hexdigest()}
+    )
 
 
 async def export_to(log: Log, session: str, path: str | os.PathLike[str]) -> None:
@@ -198,7 +218,7 @@ def _encoded(kind: str, body: dict[str, Any]) -> bytes:
     return entry(None, kind, **body)[2]
 
 
-# -- import ----------------------------------------------------------------------------------------------------------
+# -- import --------------------------------------------------------------------------------------
 class _Header(NamedTuple):
     id: str
     agent: str
@@ -217,7 +237,12 @@ class _Line(NamedTuple):
 
 
 async def import_session(
-    log: Log, path: str | os.PathLike[str], *, session: str, name: str | None, redactor: Redactor | None = None
+    log: Log,
+    path: str | os.PathLike[str],
+    *,
+    session: str,
+    name: str | None,
+    redactor: Redactor | None = None,
 ) -> int:
     """Create a session from an exported file and return its number of events.
 
@@ -235,7 +260,11 @@ async def import_session(
     def chunks() -> Iterator[Chunk]:
         streamed = None if redactor is None else StreamedRedactor(redactor)
         for chunk in _history(file, header):
-            yield chunk if streamed is None else chunk._replace(entries=streamed.entries(chunk.entries))
+            yield (
+                chunk
+                if streamed is None
+                else chunk._replace(entries=streamed.entries(chunk.entries))
+            )
 
     snapshot = header.snapshot
     if snapshot is not None and redactor is not None:
@@ -267,7 +296,9 @@ def _history(path: str, header: _Header) -> Generator[Chunk]:
         message = f"cannot import {path}: it was changed while it was read"
         raise UsageError(message, hint="try again when no process writes it", path=path)
     now = time.time()
-    yield Chunk(header.last + 1, epoch, now, [entry(None, SESSION_IMPORTED, origin=header.id, at=now)])
+    yield Chunk(
+        header.last + 1, epoch, now, [entry(None, SESSION_IMPORTED, origin=header.id, at=now)]
+    )
 
 
 def _chunks(reader: _Reader) -> Generator[Chunk]:
@@ -408,7 +439,9 @@ class _Reader:
             self._refuse("the snapshot must be a text with a seq", AGAIN)
         snapshot = Snapshot(seq, data.encode(errors="surrogatepass"))
         if not snapshot.is_beside(first, last):
-            self._refuse(f"the snapshot at {seq} is not of the events from {first} to {last}", AGAIN)
+            self._refuse(
+                f"the snapshot at {seq} is not of the events from {first} to {last}", AGAIN
+            )
         self._check_snapshot(snapshot)
         return snapshot
 

@@ -47,7 +47,9 @@ def readers_agree(*readers: Sequence[Event]) -> None:
         for before, after in pairwise(events):
             assert after.seq == before.seq + 1, f"a reader was given {after.seq} after {before.seq}"
         for event in events:
-            assert known.setdefault(event.seq, event) == event, f"two readers differ at {event.cursor}"
+            assert known.setdefault(event.seq, event) == event, (
+                f"two readers differ at {event.cursor}"
+            )
 
 
 # ── Turns and outcomes ──
@@ -67,7 +69,9 @@ def turns(events: Sequence[Event], *, is_over: bool = True) -> None:
         turn = event.turn
         if turn is None:
             continue
-        assert turn not in ended, f"{event.cursor} ({event.kind}) belongs to {turn}, which has ended"
+        assert turn not in ended, (
+            f"{event.cursor} ({event.kind}) belongs to {turn}, which has ended"
+        )
         match event.kind:
             case kinds.TURN_QUEUED:
                 assert turn not in queued, f"{turn} was queued twice"
@@ -90,7 +94,9 @@ def turns(events: Sequence[Event], *, is_over: bool = True) -> None:
 def _start(event: Event, queued: Collection[str], running: Mapping[str, set[str]]) -> None:
     assert event.turn is not None
     if "origin" in event.body:
-        assert not running["own"], f"{event.cursor}: {event.turn} begins while {running['own']} runs"
+        assert not running["own"], (
+            f"{event.cursor}: {event.turn} begins while {running['own']} runs"
+        )
         running["own"].add(event.turn)
         return
     assert event.turn in queued, f"{event.cursor}: {event.turn} was never queued"
@@ -104,9 +110,13 @@ def _start(event: Event, queued: Collection[str], running: Mapping[str, set[str]
 
 def outcomes(events: Sequence[Event], given: Mapping[str, Outcome]) -> None:
     """Check that the outcomes given to callers, by turn, are those in the log (G2)."""
-    logged = {event.turn: event.body["outcome"] for event in events if event.kind == kinds.TURN_ENDED}
+    logged = {
+        event.turn: event.body["outcome"] for event in events if event.kind == kinds.TURN_ENDED
+    }
     for turn, outcome in given.items():
-        assert logged.get(turn) == outcome.kind, f"{turn}: told {outcome.kind}, logged {logged.get(turn)}"
+        assert logged.get(turn) == outcome.kind, (
+            f"{turn}: told {outcome.kind}, logged {logged.get(turn)}"
+        )
         assert outcome.durable
 
 
@@ -132,7 +142,9 @@ def attribution(events: Sequence[Event], answers: Mapping[str, str | None] | Non
             for ref in _refs(event.data):
                 turns_of = owners.get(_stem(ref), set[str]()) - ended
                 is_late = not turns_of or ref in bounded
-                assert is_late or event.turn in turns_of, f"{event.cursor} names a prompt of {turns_of}"
+                assert is_late or event.turn in turns_of, (
+                    f"{event.cursor} names a prompt of {turns_of}"
+                )
                 if json.loads(event.data).get("type") == "result":
                     bounded.add(ref)
     for word, text in (answers or {}).items():
@@ -176,7 +188,11 @@ def frames(data: bytes, *, may_be_cut: bool = False) -> list[Frame]:
 
 def prompts(data: bytes, *, may_be_cut: bool = False) -> list[Any]:
     """Return the contents of the prompts among these bytes, in order."""
-    return [frame["message"]["content"] for frame in frames(data, may_be_cut=may_be_cut) if frame.get("type") == "user"]
+    return [
+        frame["message"]["content"]
+        for frame in frames(data, may_be_cut=may_be_cut)
+        if frame.get("type") == "user"
+    ]
 
 
 def stdin(events: Sequence[Event], given: Sequence[bytes]) -> None:
@@ -210,13 +226,18 @@ def stdin(events: Sequence[Event], given: Sequence[bytes]) -> None:
             seen = list[bytes]()
             is_sent = any(seen.append(whole) or whole.startswith(data) for whole in streams)
             nearest = max(seen, key=lambda whole: _common(whole, data), default=b"")
-            assert is_sent, f"process {number + 1} was given what was not sent: {_difference(nearest, data)}"
+            assert is_sent, (
+                f"process {number + 1} was given what was not sent: {_difference(nearest, data)}"
+            )
     _in_order(prompted, granted)
 
 
 def _common(one: bytes, other: bytes) -> int:
     """Return the length of the common prefix."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
 def _in_order(prompted: Sequence[str], granted: Sequence[str]) -> None:
@@ -300,11 +321,17 @@ def views_agree(*views: View) -> None:
     ids: dict[tuple[bool, tuple[str, int]], str | None] = {}
     for view in views:
         for place, message in view.events.items():
-            assert data.setdefault(place, message.data) == message.data, f"two clients differ at {place}"
+            assert data.setdefault(place, message.data) == message.data, (
+                f"two clients differ at {place}"
+            )
             known = ids.setdefault((view.is_many, place), message.id)
             assert known == message.id, f"two clients have {place} as {known} and {message.id}"
     for one, other in combinations((view.events for view in views if view.is_many), 2):
-        both = zip((place for place in one if place in other), (place for place in other if place in one), strict=True)
+        both = zip(
+            (place for place in one if place in other),
+            (place for place in other if place in one),
+            strict=True,
+        )
         for here, there in both:
             assert here == there, f"where one client was given {here}, another was given {there}"
 
@@ -338,14 +365,18 @@ class _Joining:
             if not kind.startswith("stream."):
                 self._see_event(message, body, where)
                 continue
-            assert message.id is None, f"{where}: {kind}, which is for one reader, has the id {message.id}"
+            assert message.id is None, (
+                f"{where}: {kind}, which is for one reader, has the id {message.id}"
+            )
             assert message.event == kind, f"{where}: {kind} is called {message.event}"
             is_over = kind == "stream.closing"
             if kind == "stream.gap":
                 self._see_gap(body["session"], body["first"], body["last"], where)
             if kind == "stream.live":
                 assert not is_live, f"{where}: it is live twice"
-                assert self._is_many or body["head"] == self._place, f"{where}: live at {body['head']}: {self._place}"
+                assert self._is_many or body["head"] == self._place, (
+                    f"{where}: live at {body['head']}: {self._place}"
+                )
                 is_live = True
 
     def _see_event(self, message: Message, body: Frame, where: str) -> None:
@@ -355,11 +386,19 @@ class _Joining:
         assert message.id is not None, f"{where}: {body['cursor']} has no id"
         assert seq >= expected, f"{where}: {seq} of {session} comes twice"
         assert seq == expected, f"{where}: {expected} of {session} is left out, {seq} came"
-        assert epoch >= self._epochs.get(session, 0), f"{where}: the epoch falls at {body['cursor']}"
-        assert body["cursor"] == f"{epoch}.{seq}", f"{where}: {body['cursor']} is the cursor of {epoch}.{seq}"
+        assert epoch >= self._epochs.get(session, 0), (
+            f"{where}: the epoch falls at {body['cursor']}"
+        )
+        assert body["cursor"] == f"{epoch}.{seq}", (
+            f"{where}: {body['cursor']} is the cursor of {epoch}.{seq}"
+        )
         if not self._is_many:
-            assert message.id == body["cursor"], f"{where}: {body['cursor']} has the id {message.id}"
-            assert not self._seqs or session in self._seqs, f"{where}: of another session, {session}"
+            assert message.id == body["cursor"], (
+                f"{where}: {body['cursor']} has the id {message.id}"
+            )
+            assert not self._seqs or session in self._seqs, (
+                f"{where}: of another session, {session}"
+            )
         assert message.id not in self._ids, f"{where}: the id {message.id} comes twice"
         self._ids.add(message.id)
         self._seqs[session], self._epochs[session] = seq, epoch
@@ -409,7 +448,9 @@ class Things:
             "task": self.tasks - before.tasks,
             "child": self.children - before.children,
         }
-        return [f"{what} {name}" for what, names in more.items() for name in sorted(map(str, names))]
+        return [
+            f"{what} {name}" for what, names in more.items() for name in sorted(map(str, names))
+        ]
 
 
 def _fds() -> Iterable[str]:

@@ -185,7 +185,9 @@ class AgentLoop:
         now = time.monotonic()
         waits = [task.wait for task in self.tasks if task.wait is not None]
         times = [wait.at for wait in waits if wait.at is not None]
-        times += [sink.next_at for sink in (self.out, self.err) if sink.buffer and not sink.is_due(now)]
+        times += [
+            sink.next_at for sink in (self.out, self.err) if sink.buffer and not sink.is_due(now)
+        ]
         timeout = min([IDLE_SECONDS_MAX, *(at - now for at in (*times, not_before) if at > now)])
         if any(at <= now for at in times):
             timeout = 0.0
@@ -193,7 +195,9 @@ class AgentLoop:
             timeout = min(timeout, POLL_SECONDS)
         fds = [wait.fd for wait in waits if wait.fd is not None]
         sinks = [sink for sink in (self.out, self.err) if sink.is_due(now)]
-        readable, writable, _ = select.select([*sources, *fds], [sink.fd for sink in sinks], [], timeout)
+        readable, writable, _ = select.select(
+            [*sources, *fds], [sink.fd for sink in sinks], [], timeout
+        )
         for sink in sinks:
             if sink.fd in writable:
                 sink.write(time.monotonic())
@@ -233,7 +237,12 @@ def start_words(
 
     `python -I -S __main__.py` starts in half the time of `python -m`: see `fake_agent/__main__.py`.
     """
-    started = [sys.executable, "-I", "-S", os.path.join(os.path.dirname(os.path.abspath(package)), "__main__.py")]
+    started = [
+        sys.executable,
+        "-I",
+        "-S",
+        os.path.join(os.path.dirname(os.path.abspath(package)), "__main__.py"),
+    ]
     started += words
     if evidence is not None:
         started.append(f"--fake-evidence={os.path.abspath(evidence)}")
@@ -277,7 +286,9 @@ class FakeRecord:
         self._put("argv", json.dumps([*argv]))
 
     def _open(self, kind: str) -> int:
-        fd = os.open(f"{self._stem}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fd = os.open(
+            f"{self._stem}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+        )
         # If stdin or stdout was closed before the start, open() would return its number.
         assert fd > 2
         return fd
@@ -310,7 +321,10 @@ def read_conversation(memory: str | None, id: str) -> list[tuple[str, str]] | No
     """
     try:
         with open(_path(memory or "", id), encoding="utf-8") as file:
-            return [(kind, text) for kind, text in map(json.loads, file.read(MEMORY_BYTES_MAX).splitlines())]
+            return [
+                (kind, text)
+                for kind, text in map(json.loads, file.read(MEMORY_BYTES_MAX).splitlines())
+            ]
     except FileNotFoundError:
         return None
 
@@ -322,7 +336,9 @@ def append_conversation(memory: str | None, id: str, kind: str, text: str) -> No
     """
     if memory is not None:
         os.makedirs(memory, exist_ok=True)
-        fd = os.open(_path(memory, id), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fd = os.open(
+            _path(memory, id), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+        )
         os.write(fd, f"{json.dumps([kind, text])}\n".encode())
         os.close(fd)
 

@@ -148,10 +148,14 @@ def spawn_tree(path: str) -> subprocess.Popen[bytes]:
     import subprocess  # noqa: PLC0415
 
     command = ["sh", "-c", TREE, "sh", path]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+    )
 
 
-def run(name: str, argv: Sequence[str], make: Callable[[dict[str, str], FakeRecord], RpcAgent]) -> NoReturn:
+def run(
+    name: str, argv: Sequence[str], make: Callable[[dict[str, str], FakeRecord], RpcAgent]
+) -> NoReturn:
     """Run this process as the fake agent that `argv` describes.
 
     `make`: receives the `--fake-` flags by name, and the record, and returns the agent.

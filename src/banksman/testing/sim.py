@@ -198,7 +198,9 @@ def explore(
             run = _run(setting, schedule)
             count += 1
             if point not in run.points:
-                raise NotDeterministic(f"schedule {_written(schedule)!r} ran differently before step {point.step}")
+                raise NotDeterministic(
+                    f"schedule {_written(schedule)!r} ran differently before step {point.step}"
+                )
             _check(setting, run, count=count)
             choice_points, steps = max(choice_points, len(run.points)), max(steps, len(run.trace))
             if departures < departures_max:
@@ -310,14 +312,18 @@ def _check(setting: _Setting, run: _Run, *, count: int) -> None:
         _check_fits(run)
         return
     if not run.is_same(_run(setting, run.departures)):
-        raise NotDeterministic(f"schedule {_written(run.departures)!r} failed only once") from run.failure
+        raise NotDeterministic(
+            f"schedule {_written(run.departures)!r} failed only once"
+        ) from run.failure
     raise _failed(run, f"schedule number {count}") from run.failure
 
 
 def _check_fits(run: _Run) -> None:
     missed = {step for step, _ in run.departures} - {point.step for point in run.points}
     if missed:
-        raise NotDeterministic(f"schedule {_written(run.departures)!r}: nothing to choose at step {min(missed)}")
+        raise NotDeterministic(
+            f"schedule {_written(run.departures)!r}: nothing to choose at step {min(missed)}"
+        )
 
 
 def _failed(run: _Run, which: str = "replayed") -> ScheduleFailed:
@@ -329,7 +335,9 @@ def _failed(run: _Run, which: str = "replayed") -> ScheduleFailed:
     ]
     for index, step in enumerate(run.trace):
         if index in departed or index >= len(run.trace) - REPORT_STEPS_MAX:
-            lines.append(f"{'>' if index in departed else ' '} {index:5} {step.at:10.4f} {step.lane}: {step.label}")
+            lines.append(
+                f"{'>' if index in departed else ' '} {index:5} {step.at:10.4f} {step.lane}: {step.label}"
+            )
     return ScheduleFailed("\n".join(lines), schedule=schedule, trace=tuple(run.trace))
 
 
@@ -339,11 +347,19 @@ def _written(departures: Departures) -> str:
 
 def _parsed(schedule: str) -> Departures:
     try:
-        pairs = [(int(step), int(alternative)) for step, alternative in (word.split(":") for word in schedule.split())]
+        pairs = [
+            (int(step), int(alternative))
+            for step, alternative in (word.split(":") for word in schedule.split())
+        ]
     except ValueError as exc:
-        raise UsageError(f"not a schedule: {schedule!r}", hint='it is written as "12:1 40:3"') from exc
-    if any(step < 0 or alternative < 1 for step, alternative in pairs) or len(dict(pairs)) != len(pairs):
         raise UsageError(
-            f"not a schedule: {schedule!r}", hint="steps count from 0 and alternatives from 1, each step once"
+            f"not a schedule: {schedule!r}", hint='it is written as "12:1 40:3"'
+        ) from exc
+    if any(step < 0 or alternative < 1 for step, alternative in pairs) or len(dict(pairs)) != len(
+        pairs
+    ):
+        raise UsageError(
+            f"not a schedule: {schedule!r}",
+            hint="steps count from 0 and alternatives from 1, each step once",
         )
     return tuple(sorted(pairs))

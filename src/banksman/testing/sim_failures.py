@@ -66,7 +66,9 @@ def stack(task: asyncio.Task[Any]) -> str:
         frame = getattr(inner, f"{kind}_frame", None)
         if frame is None:
             break
-        lines.append(f"    {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}")
+        lines.append(
+            f"    {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+        )
         inner = getattr(inner, "gi_yieldfrom" if kind == "gi" else f"{kind}_await", None)
     lines.append(f"    for {getattr(task, '_fut_waiter', None)!r}")
     return "\n".join(lines)

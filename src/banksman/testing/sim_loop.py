@@ -132,7 +132,9 @@ class SimLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         lane = LOOP
         if self._newborn_lane is not None:
             lane = self._newborn_lane
@@ -147,16 +149,26 @@ class SimLoop(asyncio.BaseEventLoop):
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         if threading.get_ident() != self._thread:
-            raise NotSimulated("a real thread called the simulated loop: its order cannot be chosen; use outside()")
+            raise NotSimulated(
+                "a real thread called the simulated loop: its order cannot be chosen; use outside()"
+            )
         return self._make_ready(THREADS, callback, args, context)
 
     def call_later(
-        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         self._check_open()
         timer = _Timer(when, callback, args, self, context)
@@ -165,7 +177,11 @@ class SimLoop(asyncio.BaseEventLoop):
         return timer
 
     def create_task(
-        self, coro: Generator[Any, None, T] | Coroutine[Any, Any, T], *, name: object = None, **options: Any
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: object = None,
+        **options: Any,
     ) -> asyncio.Task[T]:
         # The default names of asyncio count all tasks of the process, so they differ from run to
         # run.
@@ -189,15 +205,21 @@ class SimLoop(asyncio.BaseEventLoop):
 
     # ── Interface of the simulated world and the scenario ──
 
-    def outside(self, callback: Callable[..., object], *args: Any, lane: str | None = None) -> asyncio.Handle:
+    def outside(
+        self, callback: Callable[..., object], *args: Any, lane: str | None = None
+    ) -> asyncio.Handle:
         """Schedule an event of the outside world.
 
         `callback(*args)` runs as soon as the schedule allows, in any order except within its lane.
         """
         assert lane != TIMER, "the timers' order is their own"
-        return self._make_ready(f"outside-{self._seq}" if lane is None else lane, callback, args, None)
+        return self._make_ready(
+            f"outside-{self._seq}" if lane is None else lane, callback, args, None
+        )
 
-    def create_lane_task(self, coro: Coroutine[Any, Any, T], *, lane: str, name: str | None = None) -> asyncio.Task[T]:
+    def create_lane_task(
+        self, coro: Coroutine[Any, Any, T], *, lane: str, name: str | None = None
+    ) -> asyncio.Task[T]:
         """Create a task whose steps run in `lane`.
 
         The tasks that it creates run in lane `loop`, unless they get a lane too.
@@ -219,7 +241,9 @@ class SimLoop(asyncio.BaseEventLoop):
             raise TasksLeft(f"tasks left behind:\n{left}")
         for task in self._tasks:
             if task._log_traceback:
-                raise Unhandled(f"nobody took the exception of {task.get_name()}") from task.exception()
+                raise Unhandled(
+                    f"nobody took the exception of {task.get_name()}"
+                ) from task.exception()
         self._raise_fault()
 
     def wind_down(self) -> None:
@@ -251,7 +275,11 @@ class SimLoop(asyncio.BaseEventLoop):
     # ── Order of steps ──
 
     def _make_ready(
-        self, lane: str, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+        self,
+        lane: str,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context | None,
     ) -> _Handle:
         self._check_open()
         handle = _Handle(callback, args, self, context)
@@ -279,7 +307,9 @@ class SimLoop(asyncio.BaseEventLoop):
         while (choices := self._choices()) and choices[0].seq <= end:
             if len(self.trace) >= self._steps_max:
                 if not self._is_winding_down:
-                    raise Livelock(f"not done after {len(self.trace)} steps, time {self._now:g}:\n{self._last_steps()}")
+                    raise Livelock(
+                        f"not done after {len(self.trace)} steps, time {self._now:g}:\n{self._last_steps()}"
+                    )
                 self.stop()
                 return
             self._run(choices[0] if len(choices) == 1 else self._choose(choices))
@@ -301,7 +331,9 @@ class SimLoop(asyncio.BaseEventLoop):
             elif self._is_winding_down:
                 self.stop()
             else:
-                raise Deadlock(f"nothing is ready and no timer runs, time {self._now:g}; waiting:\n{self._waiting()}")
+                raise Deadlock(
+                    f"nothing is ready and no timer runs, time {self._now:g}; waiting:\n{self._waiting()}"
+                )
         while timers and timers[0][0] < self._now + RESOLUTION_SECONDS:
             timer = heapq.heappop(timers)[2]
             self._seq += 1
@@ -322,7 +354,11 @@ class SimLoop(asyncio.BaseEventLoop):
                 del self._lanes[lane]
         if self._due:
             self._due = [timer for timer in self._due if not timer.cancelled()]
-            heads += [timer for timer in self._due if timer.when() - self._due[0].when() < RESOLUTION_SECONDS]
+            heads += [
+                timer
+                for timer in self._due
+                if timer.when() - self._due[0].when() < RESOLUTION_SECONDS
+            ]
         if len(heads) > 1:
             heads.sort(key=_seq)
         return heads
@@ -335,7 +371,9 @@ class SimLoop(asyncio.BaseEventLoop):
         choices = self._heads()
         horizon = self._now + self._jitter_seconds + RESOLUTION_SECONDS
         if self._timers and self._timers[0][0] < horizon and not self._due:
-            early = sorted(entry for entry in self._timers if entry[0] < horizon and not entry[2].cancelled())
+            early = sorted(
+                entry for entry in self._timers if entry[0] < horizon and not entry[2].cancelled()
+            )
             for index, (when, _, timer) in enumerate(early):
                 if when - early[0][0] < RESOLUTION_SECONDS:
                     timer.seq = _EARLY + index
@@ -344,14 +382,18 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _choose(self, choices: list[_Handle | _Timer]) -> _Handle | _Timer:
         step = len(self.trace)
-        movable = [handle for handle in choices if handle.seq < _POSTPONED] if self._postponing else []
+        movable = (
+            [handle for handle in choices if handle.seq < _POSTPONED] if self._postponing else []
+        )
         if len(movable) == 1:
             movable = []  # Postponing the only handle has no effect.
         alternatives = len(choices) + len(movable)
         self.points.append(Point(step, alternatives, self.digest))
         chosen = self._departures.get(step, 0)
         if chosen >= alternatives:
-            raise NotDeterministic(f"step {step} has {alternatives} alternatives, and the schedule wants {chosen}")
+            raise NotDeterministic(
+                f"step {step} has {alternatives} alternatives, and the schedule wants {chosen}"
+            )
         if chosen < len(choices):
             return choices[chosen]
         movable[chosen - len(choices)].seq += _POSTPONED
@@ -381,7 +423,11 @@ class SimLoop(asyncio.BaseEventLoop):
     def _raise_fault(self) -> None:
         if self._faults and not self._is_winding_down:
             context = self._faults[0]
-            about = [f"{key}: {value!r}" for key, value in context.items() if key not in {"message", "exception"}]
+            about = [
+                f"{key}: {value!r}"
+                for key, value in context.items()
+                if key not in {"message", "exception"}
+            ]
             raise Unhandled("\n".join([context["message"], *about])) from context.get("exception")
 
     def _is_all_done(self) -> bool:
@@ -391,4 +437,6 @@ class SimLoop(asyncio.BaseEventLoop):
         return "\n".join(stack(task) for task in self._tasks if not task.done())
 
     def _last_steps(self) -> str:
-        return "\n".join(f"  {step.at:g} {step.lane}: {step.label}" for step in self.trace[-REPORT_STEPS_MAX:])
+        return "\n".join(
+            f"  {step.at:g} {step.lane}: {step.label}" for step in self.trace[-REPORT_STEPS_MAX:]
+        )

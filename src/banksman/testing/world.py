@@ -53,7 +53,18 @@ from banksman.testing.world_agent import Ack, Exit, Pause, Play, WorldAgent, ans
 from banksman.testing.world_agent import WorldStage as Stage
 from banksman.testing.world_store import Fault, WorldLog
 
-__all__ = ["Ack", "Fault", "Manner", "Phase", "Play", "Stage", "World", "WorldLog", "WorldProcess", "answer_to"]
+__all__ = [
+    "Ack",
+    "Fault",
+    "Manner",
+    "Phase",
+    "Play",
+    "Stage",
+    "World",
+    "WorldLog",
+    "WorldProcess",
+    "answer_to",
+]
 
 SIGKILL, SIGTERM = 9, 15
 
@@ -116,7 +127,12 @@ class WorldProcess:
     """Simulated process. Records each misuse in `violations` and never raises for one."""
 
     def __init__(
-        self, number: int, manner: Manner, plays: Mapping[str, Play], conversation: str | None, on_report: OnReport
+        self,
+        number: int,
+        manner: Manner,
+        plays: Mapping[str, Play],
+        conversation: str | None,
+        on_report: OnReport,
     ) -> None:
         self.number = number
         self.manner = manner
@@ -290,7 +306,9 @@ class WorldProcess:
     def _break(self) -> None:
         if self._is_writing:
             self._is_writing = False
-            error: BanksmanError = CommandError("the world took only a part of it", process=self.number)
+            error: BanksmanError = CommandError(
+                "the world took only a part of it", process=self.number
+            )
             self._tell(WriteFailed(error))
 
     def _sweep(self, ends: bool) -> None:
@@ -426,7 +444,11 @@ class World:
 
     @property
     def violations(self) -> list[str]:
-        return [f"process {process.number}: {what}" for process in self.processes for what in process.violations]
+        return [
+            f"process {process.number}: {what}"
+            for process in self.processes
+            for what in process.violations
+        ]
 
     @property
     def is_over(self) -> bool:

@@ -192,7 +192,9 @@ class WorldAgent:
             self.violations.append("a prompt before the handshake was answered")
         open_ones = [prompt.text for prompt in self.prompts if not prompt.is_settled]
         if open_ones and not self.allows_steering:
-            self.violations.append(f"G1: prompt {frame['message']['content']!r} while {open_ones} are open")
+            self.violations.append(
+                f"G1: prompt {frame['message']['content']!r} while {open_ones} are open"
+            )
         prompt = Prompt(frame["uuid"], frame["message"]["content"])
         self.prompts.append(prompt)
         self._waiting.append(prompt)
@@ -311,7 +313,9 @@ class WorldAgent:
             yield Pause(play.result_seconds)
         yield _CUT
         self._is_interruptible = False
-        text = play.text if play.text is not None else answer_to(*(prompt.text for prompt in prompts))
+        text = (
+            play.text if play.text is not None else answer_to(*(prompt.text for prompt in prompts))
+        )
         yield from self._finish(play, prompts, _result(text, play.error), origin, "completed")
 
     def _is_asking(self) -> bool:
@@ -326,7 +330,9 @@ class WorldAgent:
         if play.abort_seconds:
             yield Pause(play.abort_seconds)
         result = {"type": "result", "subtype": "error_during_execution", "is_error": True}
-        yield from self._finish(play, prompts, {**result, "terminal_reason": "aborted_streaming"}, None, "cancelled")
+        yield from self._finish(
+            play, prompts, {**result, "terminal_reason": "aborted_streaming"}, None, "cancelled"
+        )
         if play.ack is Ack.AFTER:
             yield from ack
 
@@ -354,7 +360,11 @@ class WorldAgent:
             prompt.is_settled = True
 
     def _named(self, frame: Frame, prompts: tuple[Prompt, ...]) -> Frame:
-        return {**frame, "user_message_uuids": [p.ref for p in prompts]} if self._names and prompts else frame
+        return (
+            {**frame, "user_message_uuids": [p.ref for p in prompts]}
+            if self._names and prompts
+            else frame
+        )
 
 
 def answer_to(*prompts: str) -> str:
@@ -367,7 +377,10 @@ def _line(frame: Frame) -> bytes:
 
 
 def _reply(request: str) -> Frame:
-    return {"type": "control_response", "response": {"subtype": "success", "request_id": request, "response": {}}}
+    return {
+        "type": "control_response",
+        "response": {"subtype": "success", "request_id": request, "response": {}},
+    }
 
 
 def _lifecycle(ref: str, state: str) -> Frame:
@@ -386,5 +399,16 @@ def _can_use_tool(request: str, tool: str) -> Frame:
 
 def _result(text: str, error: str | None) -> Frame:
     if error is not None:
-        return {"type": "result", "subtype": "error_during_execution", "is_error": True, "errors": [error]}
-    return {"type": "result", "subtype": "success", "is_error": False, "result": text, "terminal_reason": "completed"}
+        return {
+            "type": "result",
+            "subtype": "error_during_execution",
+            "is_error": True,
+            "errors": [error],
+        }
+    return {
+        "type": "result",
+        "subtype": "success",
+        "is_error": False,
+        "result": text,
+        "terminal_reason": "completed",
+    }

@@ -66,7 +66,9 @@ class WorldLog(MemoryLog):
         # claim must not refuse these.
         self._committed: tuple[Any, ...] = ()
 
-    async def claim(self, session: str, *, name: str | None = None, agent: str | None = None) -> int:
+    async def claim(
+        self, session: str, *, name: str | None = None, agent: str | None = None
+    ) -> int:
         if self._takes_failing_claim():
             raise StoreError("the world does not let it be claimed", session=session)
         if self.refuses_at_claim:
@@ -103,7 +105,11 @@ class WorldLog(MemoryLog):
         def fail(error: StoreError | NotOwner | None) -> None:
             assert error is not None
             number = self.appends if fault is Fault.FAILS else 0
-            done(StoreError("the world does not write it", session=session, append=number) if number else error)
+            done(
+                StoreError("the world does not write it", session=session, append=number)
+                if number
+                else error
+            )
 
         self._refuse(session, epoch, fail)
 
@@ -163,7 +169,11 @@ class WorldLog(MemoryLog):
         del self._behind[state]
         error = NotOwner("another writer has claimed the session", session=session)
         for index, answer in enumerate(self._answers):
-            if answer.session is state and answer.error is None and not any(answer is one for one in self._committed):
+            if (
+                answer.session is state
+                and answer.error is None
+                and not any(answer is one for one in self._committed)
+            ):
                 self._answers[index] = answer._replace(error=error)
 
     def _commit(self) -> None:

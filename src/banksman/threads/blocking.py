@@ -137,7 +137,10 @@ class Reader(Iterator[T]):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -166,7 +169,10 @@ class BlockingHold(AbstractContextManager[None]):
         self._bridge.call(self._hold.__aenter__, undo=self._undo)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         with suppress(Closed):  # The hold ended with the session.
             self._bridge.call(self._leave, CallPolicy.FOLLOWS, context=self._context)
@@ -241,7 +247,9 @@ class OutputReader(BlockingWrapper[AsyncOutputReader]):
                     parts.append(fetched.popleft())
             return b"".join((*parts, rest))
 
-        return self._bridge.call(fetch, CallPolicy.READS, timeout=timeout, undo=self._inner.put_back)
+        return self._bridge.call(
+            fetch, CallPolicy.READS, timeout=timeout, undo=self._inner.put_back
+        )
 
     def readline(self, *, timeout: float | None = None) -> bytes:
         """Read one line with its newline; b"" at the end of the stream.
@@ -306,7 +314,9 @@ class BlockingCommand(BlockingWrapper[AsyncCommand]):
 
         This reports the end: `Host.take_ended` does not return the command afterwards.
         """
-        return self._bridge.call(self._wait, CallPolicy.READS, timeout=timeout, undo=self._return_report)[1]
+        return self._bridge.call(
+            self._wait, CallPolicy.READS, timeout=timeout, undo=self._return_report
+        )[1]
 
     def stop(self, *, at_once: bool = False) -> Finished:
         """Stop the command by the ladder and return its result when it is over.
@@ -357,7 +367,10 @@ class BlockingHost(BlockingWrapper[AsyncHost]):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         # In a forked child there is nothing to close, and an error here would hide the first one.
         if self._bridge.is_mine:

@@ -55,7 +55,9 @@ class Command(BlockingCommand):
         """Return the result of a finished command, or raise its error."""
         return self._bridge.look(self._inner.result)
 
-    def stop_nowait(self, cause: Ended = Ended.STOPPED, *, at_once: bool = False, kill_by: float | None = None) -> None:
+    def stop_nowait(
+        self, cause: Ended = Ended.STOPPED, *, at_once: bool = False, kill_by: float | None = None
+    ) -> None:
         """Begin to stop the command and return immediately.
 
         The ladder then runs without the caller. Callbacks such as `on_output` may call this. No
@@ -65,7 +67,10 @@ class Command(BlockingCommand):
         (`time.monotonic()`): shortens the waits of the ladder so that KILL comes by then. It also
         applies to a stop in progress.
         """
-        self._bridge.look(lambda: self._inner.stop_nowait(cause, at_once=at_once, kill_by=kill_by), CallPolicy.ACTS)
+        self._bridge.look(
+            lambda: self._inner.stop_nowait(cause, at_once=at_once, kill_by=kill_by),
+            CallPolicy.ACTS,
+        )
 
     def signal(self, number: int, *, group: bool = False) -> None:
         """Send a signal to the leader, or to its process group. No effect after the end."""
@@ -82,11 +87,17 @@ class Command(BlockingCommand):
         Raises `UsageError` with `keep_output=False`.
         """
         return self._bridge.call(
-            lambda: self._inner.read(after=after, stream=stream, bytes_max=bytes_max), CallPolicy.READS
+            lambda: self._inner.read(after=after, stream=stream, bytes_max=bytes_max),
+            CallPolicy.READS,
         )
 
     def watch(
-        self, pattern: str | bytes, *, after: int = 0, stream: str = "stdout", timeout: float | None = None
+        self,
+        pattern: str | bytes,
+        *,
+        after: int = 0,
+        stream: str = "stdout",
+        timeout: float | None = None,
     ) -> Match | None:
         """Return the first match of a regular expression in the output from byte `after` on.
 
@@ -99,7 +110,8 @@ class Command(BlockingCommand):
         one piece of output.
         """
         return self._bridge.call(
-            lambda: self._inner.watch(pattern, after=after, stream=stream, timeout=timeout), CallPolicy.READS
+            lambda: self._inner.watch(pattern, after=after, stream=stream, timeout=timeout),
+            CallPolicy.READS,
         )
 
     def write(self, data: bytes, *, timeout: float | None = None) -> None:

@@ -29,7 +29,9 @@ def _in_own_loop(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if is_in_a_loop_thread():
             hint = "use an async callback that awaits banksman.execute"
-            raise UsageError("a blocking call in a host's event loop would block the host", hint=hint)
+            raise UsageError(
+                "a blocking call in a host's event loop would block the host", hint=hint
+            )
         # A loop per call is cheap compared with a process, leaves nothing behind, and works after a
         # fork.
         bridge = LoopThread("banksman-execute")
@@ -76,7 +78,9 @@ def start(argv: Argv, *, yield_after: None = None, **how: Unpack[StartOptions]) 
 @overload
 def start(argv: Argv, *, yield_after: float, **how: Unpack[StartOptions]) -> Command | Finished: ...
 @explicit
-def start(argv: Argv, *, yield_after: float | None = None, **how: Unpack[StartOptions]) -> Command | Finished:
+def start(
+    argv: Argv, *, yield_after: float | None = None, **how: Unpack[StartOptions]
+) -> Command | Finished:
     """Start a command in the background without a `Host`; see `Host.start` for the options.
 
     The command lives until it ends or is stopped, or until the interpreter exits. `Host.take_ended`

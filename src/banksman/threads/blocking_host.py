@@ -75,7 +75,8 @@ class Host(BlockingHost):
         returns only sessions that it had.
         """
         return [
-            Session(self._bridge, each) for each in self._bridge.look(lambda: self._inner.sessions(after, limit=limit))
+            Session(self._bridge, each)
+            for each in self._bridge.look(lambda: self._inner.sessions(after, limit=limit))
         ]
 
     def open(
@@ -161,7 +162,11 @@ class Host(BlockingHost):
         )
 
     def fork(
-        self, session: Session | str, *, name: str | None = None, on_question: OnQuestion | None = None
+        self,
+        session: Session | str,
+        *,
+        name: str | None = None,
+        on_question: OnQuestion | None = None,
     ) -> Session:
         """Open a session that begins as a copy of another session's conversation.
 
@@ -173,7 +178,9 @@ class Host(BlockingHost):
             self._bridge,
             self._bridge.call(
                 lambda: self._inner.fork(
-                    session if isinstance(session, str) else session.id, name=name, on_question=on_question
+                    session if isinstance(session, str) else session.id,
+                    name=name,
+                    on_question=on_question,
                 ),
                 undo=close_unused,
             ),
@@ -185,35 +192,51 @@ class Host(BlockingHost):
         `NotOwner`: a live host elsewhere has it. `NotFound`: there is no such session; the remains
         of an interrupted deletion are removed.
         """
-        self._bridge.call(lambda: self._inner.delete(session if isinstance(session, str) else session.id))
+        self._bridge.call(
+            lambda: self._inner.delete(session if isinstance(session, str) else session.id)
+        )
 
     def export(self, session: Session | str, path: str | os.PathLike[str]) -> None:
         """Write the whole history of a session to a new file, as NDJSON: see `import_session`."""
-        self._bridge.call(lambda: self._inner.export(session if isinstance(session, str) else session.id, path))
+        self._bridge.call(
+            lambda: self._inner.export(session if isinstance(session, str) else session.id, path)
+        )
 
     def import_session(self, path: str | os.PathLike[str], *, name: str | None = None) -> Session:
         """Create a session with a new id from an exported file; completely, or not at all."""
-        return Session(self._bridge, self._bridge.call(lambda: self._inner.import_session(path, name=name)))
+        return Session(
+            self._bridge, self._bridge.call(lambda: self._inner.import_session(path, name=name))
+        )
 
-    def bundle(self, session: Session | str, path: str | os.PathLike[str], *, text: bool = True) -> None:
+    def bundle(
+        self, session: Session | str, path: str | os.PathLike[str], *, text: bool = True
+    ) -> None:
         """Write the frames of both directions to a new file, without secrets, for a bug report.
 
         The fake agent can replay the file. `text`: False also removes the words of the
         conversation.
         """
         self._bridge.call(
-            lambda: self._inner.bundle(session if isinstance(session, str) else session.id, path, text=text)
+            lambda: self._inner.bundle(
+                session if isinstance(session, str) else session.id, path, text=text
+            )
         )
 
     def read_many(
-        self, after: str | None = None, *, limit: int = 1000, sessions: Collection[str] | None = None
+        self,
+        after: str | None = None,
+        *,
+        limit: int = 1000,
+        sessions: Collection[str] | None = None,
     ) -> MultiSessionPage:
         """Read events of all sessions of the store, or of these, in commit order.
 
         `after`: the position to start after; None: from the first event. `position` of the page is
         the place to continue from.
         """
-        return self._bridge.call(lambda: self._inner.read_many(after, limit=limit, sessions=sessions), CallPolicy.READS)
+        return self._bridge.call(
+            lambda: self._inner.read_many(after, limit=limit, sessions=sessions), CallPolicy.READS
+        )
 
     def take_up(self) -> None:
         """Resume the sessions with accepted asks of dead hosts that no host has opened since.
@@ -224,11 +247,17 @@ class Host(BlockingHost):
         self._bridge.call(self._inner.take_up)
 
     @overload
-    def start(self, argv: Argv, *, yield_after: None = None, **how: Unpack[StartOptions]) -> Command: ...
+    def start(
+        self, argv: Argv, *, yield_after: None = None, **how: Unpack[StartOptions]
+    ) -> Command: ...
     @overload
-    def start(self, argv: Argv, *, yield_after: float, **how: Unpack[StartOptions]) -> Command | Finished: ...
+    def start(
+        self, argv: Argv, *, yield_after: float, **how: Unpack[StartOptions]
+    ) -> Command | Finished: ...
     @explicit
-    def start(self, argv: Argv, *, yield_after: float | None = None, **how: Unpack[StartOptions]) -> Command | Finished:
+    def start(
+        self, argv: Argv, *, yield_after: float | None = None, **how: Unpack[StartOptions]
+    ) -> Command | Finished:
         """Start a command in the background and return it once it runs.
 
         The command lives until it ends, is stopped, or the host closes.
@@ -254,7 +283,9 @@ class Host(BlockingHost):
 
         Ctrl-C while it waits does the same.
         """
-        started = self._bridge.call(lambda: self._inner.start(argv, yield_after=yield_after, **how), undo=stop_untaken)
+        started = self._bridge.call(
+            lambda: self._inner.start(argv, yield_after=yield_after, **how), undo=stop_untaken
+        )
         return started if isinstance(started, Finished) else Command(self._bridge, started)
 
     def commands(self) -> list[Command]:
@@ -273,7 +304,9 @@ class Host(BlockingHost):
         """
         return [
             Command(self._bridge, each)
-            for each in self._bridge.call(self._take_ended, CallPolicy.READS, undo=self._return_reports)
+            for each in self._bridge.call(
+                self._take_ended, CallPolicy.READS, undo=self._return_reports
+            )
         ]
 
     def wait_ended(self, *, timeout: float | None = None) -> list[Command]:

@@ -177,7 +177,9 @@ class Session(BlockingSession):
 
         In all other cases nothing happens. Raises `Moved` like `interrupt`.
         """
-        self._bridge.look(lambda: self._inner.move(behind(turn), before=behind(before)), CallPolicy.ACTS)
+        self._bridge.look(
+            lambda: self._inner.move(behind(turn), before=behind(before)), CallPolicy.ACTS
+        )
 
     def reorder(self, turn: Turn | str, *, before: Turn | str | None = None) -> None:
         """Move a queued ask like `move`, and raise if that is not possible.
@@ -318,7 +320,9 @@ class Session(BlockingSession):
         Returns fewer events if they are very long. A cursor without an epoch may be beyond the end.
         The result then has the last events of the log. Raises `HistoryLost` like `follow`.
         """
-        return self._bridge.call(lambda: self._inner.page_before(before, limit=limit), CallPolicy.READS)
+        return self._bridge.call(
+            lambda: self._inner.page_before(before, limit=limit), CallPolicy.READS
+        )
 
     def rename(self, name: str | None) -> None:
         """Change or remove the session's name.

@@ -204,7 +204,11 @@ class ThreadCall(Generic[R]):
         # Cancel in the next pass and not in this one, so that a posted call always starts. A
         # timeout of 0 then gets an answer that is already available, and a release without a
         # waiting caller still releases.
-        if self._task is not None and not self._answered.is_set and self._bridge.phase is not ThreadPhase.ENDED:
+        if (
+            self._task is not None
+            and not self._answered.is_set
+            and self._bridge.phase is not ThreadPhase.ENDED
+        ):
             self._task.get_loop().call_soon(self._task.cancel)
 
     def _on_done(self, task: asyncio.Task[R]) -> None:
@@ -224,7 +228,11 @@ class ThreadCall(Generic[R]):
 
     def _drop(self) -> None:
         # After the end there is nothing to revert, and no loop to do it in.
-        if self._value is not None and self._undo is not None and self._bridge.phase is not ThreadPhase.ENDED:
+        if (
+            self._value is not None
+            and self._undo is not None
+            and self._bridge.phase is not ThreadPhase.ENDED
+        ):
             try:
                 self._undo(self._value[0])
             except Exception:
@@ -258,7 +266,9 @@ class LoopThread:
             self._thread.start()
         except RuntimeError as exc:
             _open.discard(self)
-            hint = "check the limit on threads (ulimit -u, pids.max); the program may also be exiting"
+            hint = (
+                "check the limit on threads (ulimit -u, pids.max); the program may also be exiting"
+            )
             raise MachineError("cannot start the thread of the event loop", hint=hint) from exc
 
     def __repr__(self) -> str:
@@ -396,7 +406,9 @@ class LoopThread:
         raise self.closed()
 
     # ── In the thread of the loop ──
-    def begin(self, call: ThreadCall[R], work: Work[R], context: contextvars.Context) -> asyncio.Task[R] | None:
+    def begin(
+        self, call: ThreadCall[R], work: Work[R], context: contextvars.Context
+    ) -> asyncio.Task[R] | None:
         acts = call.manner in (CallPolicy.ACTS, CallPolicy.WAITS)
         if self.phase is ThreadPhase.ENDED or (acts and self.phase is not ThreadPhase.RUNNING):
             call.leave()
@@ -407,7 +419,9 @@ class LoopThread:
         task.add_done_callback(self._calls.pop)
         return task
 
-    def own(self, work: Coroutine[Any, Any, None], *, context: contextvars.Context | None = None) -> None:
+    def own(
+        self, work: Coroutine[Any, Any, None], *, context: contextvars.Context | None = None
+    ) -> None:
         """Run a task that no caller waits for. It is cancelled if the loop ends first."""
         assert self._loop is not None
         task = self._loop.create_task(work, context=context)

@@ -98,7 +98,9 @@ class BundledServer:
     handlers in place of the server's.
     """
 
-    def __init__(self, wishes: MainThreadRequests, install: Callable[[asyncio.AbstractEventLoop], None]) -> None:
+    def __init__(
+        self, wishes: MainThreadRequests, install: Callable[[asyncio.AbstractEventLoop], None]
+    ) -> None:
         self._wishes = wishes
         self._install = install
         # Protects the three members below. Only `MainThreadRequests.put` is called while it is
@@ -114,7 +116,7 @@ class BundledServer:
         with self._changed:
             return self._place
 
-    # -- called from all threads except the main thread --------------------------------------------
+    # -- called from all threads except the main thread -------------------------------------------
     def start(self) -> ServerAddress:
         """Start the server if needed and return its address when it serves. Raises `NoServer`."""
         with self._changed:
@@ -145,7 +147,7 @@ class BundledServer:
     def _is_settled(self) -> bool:
         return self._phase is not _ServerPhase.STARTING
 
-    # -- called in the main thread -----------------------------------------------------------------
+    # -- called in the main thread ----------------------------------------------------------------
     def run(self) -> bool:
         """Serve until the server ends.
 

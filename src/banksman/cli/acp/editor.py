@@ -177,7 +177,7 @@ class EditorConnection:
         self._asked: dict[int, Answer] = {}
         self._count = 0
 
-    # -- from the editor ---------------------------------------------------------------------------
+    # -- from the editor --------------------------------------------------------------------------
     def hear(self, line: bytes | None) -> None:
         """Handle one line; None for a line that was too long to keep."""
         if line is None:
@@ -189,7 +189,11 @@ class EditorConnection:
         if line.lstrip().startswith(b"["):
             # No editor sends batches. One line could hold millions of messages, and each needs an
             # answer.
-            self._send(JSONRPC.error(None, INVALID_REQUEST, "cannot read a batch: send one message per line"))
+            self._send(
+                JSONRPC.error(
+                    None, INVALID_REQUEST, "cannot read a batch: send one message per line"
+                )
+            )
             return
         (message,) = decode(line)
         match message:
@@ -210,17 +214,23 @@ class EditorConnection:
                 self._open.add(call.id)
         if is_known or is_full:
             reason = (
-                "a request with this id is already open" if is_known else f"too many requests are open ({REQUESTS_MAX})"
+                "a request with this id is already open"
+                if is_known
+                else f"too many requests are open ({REQUESTS_MAX})"
             )
             self._send(JSONRPC.error(call.id, INVALID_REQUEST, reason))
         elif call.is_cut:
-            self.refuse(call.id, EditorRefusal(INVALID_REQUEST, "cannot read the request: it is cut off"))
+            self.refuse(
+                call.id, EditorRefusal(INVALID_REQUEST, "cannot read the request: it is cut off")
+            )
         elif call.method == "session/prompt":
             self._begin_prompt(call)
         elif call.method in self._methods.named:
             self._spawn(self._perform, self._methods.named[call.method], call)
         else:
-            self.refuse(call.id, EditorRefusal(METHOD_NOT_FOUND, f"unknown method {call.method!r:.100}"))
+            self.refuse(
+                call.id, EditorRefusal(METHOD_NOT_FOUND, f"unknown method {call.method!r:.100}")
+            )
 
     def _begin_prompt(self, call: RpcCall) -> None:
         try:
@@ -269,7 +279,7 @@ class EditorConnection:
         if answer is not None:
             self._spawn(answer, reply)
 
-    # -- to the editor -----------------------------------------------------------------------------
+    # -- to the editor ----------------------------------------------------------------------------
     def tell(self, session: str, update: Update) -> None:
         """Send an update. Waits while the editor does not read."""
         try:
@@ -320,4 +330,6 @@ class EditorConnection:
 
     def _spawn(self, function: Callable[..., None], *arguments: Any) -> None:
         # A daemon: a request that the editor has abandoned must not keep the program alive.
-        threading.Thread(target=function, args=arguments, name="banksman-acp request", daemon=True).start()
+        threading.Thread(
+            target=function, args=arguments, name="banksman-acp request", daemon=True
+        ).start()

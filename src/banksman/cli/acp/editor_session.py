@@ -104,7 +104,9 @@ class EditorSession:
                 self.settings = session_updates.after(self.settings, event)
         self._questions = EditorQuestions(editor, backend, self.id, self._telling.title_of)
         after = head if load is None else None
-        self._follower = EventFollower(backend.client, self.id, after=after, raw=True, is_over=self._is_enough)
+        self._follower = EventFollower(
+            backend.client, self.id, after=after, raw=True, is_over=self._is_enough
+        )
         self._seq = _seq(after)
         # Protects the members below. No function is called while it is held.
         self._lock = threading.Lock()
@@ -126,7 +128,7 @@ class EditorSession:
         with self._lock:
             return self._is_following
 
-    # -- called for the editor ---------------------------------------------------------------------
+    # -- called for the editor --------------------------------------------------------------------
     def begin(self, request: Id) -> EditorPrompt:
         """Register a prompt. From now on it can be cancelled, even before the server has it."""
         self.used = time.monotonic()
@@ -143,7 +145,9 @@ class EditorSession:
             prompt.before = None
         try:
             try:
-                accepted = self._backend.client.post(f"{self._path}/turns", {"prompt": content}, key=prompt.key)
+                accepted = self._backend.client.post(
+                    f"{self._path}/turns", {"prompt": content}, key=prompt.key
+                )
             finally:
                 prompt.is_asked.set()
             with self._lock:
@@ -166,7 +170,11 @@ class EditorSession:
         as soon as it is.
         """
         with self._lock:
-            meant = [prompt for prompt in self._prompts.values() if request is None or prompt.request == request]
+            meant = [
+                prompt
+                for prompt in self._prompts.values()
+                if request is None or prompt.request == request
+            ]
             for prompt in meant:
                 prompt.is_cancelled = True
             return [prompt.turn for prompt in meant if prompt.turn is not None]
@@ -185,7 +193,7 @@ class EditorSession:
         with self._lock:
             return any(prompt.request == request for prompt in self._prompts.values())
 
-    # -- end of prompts ----------------------------------------------------------------------------
+    # -- end of prompts ---------------------------------------------------------------------------
     def _watch(self, prompt: EditorPrompt) -> None:
         """Wait until the prompt is answered.
 
@@ -224,7 +232,7 @@ class EditorSession:
         prompt.is_over.set()
         return is_ours
 
-    # -- following ---------------------------------------------------------------------------------
+    # -- following --------------------------------------------------------------------------------
     def follow(self) -> None:
         """Follow the session from its last position. Does nothing if it is already followed."""
         with self._lock:
@@ -287,17 +295,27 @@ class EditorSession:
     def _hear(self, event: Event) -> None:
         """Handle one event, in the following thread."""
         if event["kind"] == "stream.gap":
-            say_aside(f"banksman: session {self.id}: events {event['first']} to {event['last']} are no longer kept")
+            say_aside(
+                f"banksman: session {self.id}: events {event['first']} to {event['last']} are no longer kept"
+            )
             self._seq = event["last"]
         else:
             if event["kind"] == "turn.queued":
                 self._bind(event)
             updates = self._telling.updates(event, own=self._own_turns())
-            self._tell([each for each in updates if each.get("sessionUpdate") not in session_updates.UPDATES])
+            self._tell(
+                [
+                    each
+                    for each in updates
+                    if each.get("sessionUpdate") not in session_updates.UPDATES
+                ]
+            )
             self._note_settings(event)
             match event["kind"]:
                 case "question.asked":
-                    self._questions.on_asked(event["body"]["question"], waits=self._load is not None)
+                    self._questions.on_asked(
+                        event["body"]["question"], waits=self._load is not None
+                    )
                 case "question.answered":
                     self._questions.on_answered(event["body"]["question"])
                 case "turn.ended":
@@ -354,7 +372,11 @@ class EditorSession:
 
     def _on_ended(self, turn: str | None, body: dict[str, Any]) -> None:
         with self._lock:
-            found = [prompt for prompt in self._prompts.values() if prompt.turn == turn and turn is not None]
+            found = [
+                prompt
+                for prompt in self._prompts.values()
+                if prompt.turn == turn and turn is not None
+            ]
         for prompt in found:
             self._end(prompt, body)
 

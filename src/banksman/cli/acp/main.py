@@ -45,9 +45,14 @@ def parser() -> Parser:
         notes=_NOTES,
     )
     flags.add_argument(
-        "--agent", default="claude", metavar="AGENT", help="an agent that the server knows (default: claude)"
+        "--agent",
+        default="claude",
+        metavar="AGENT",
+        help="an agent that the server knows (default: claude)",
     )
-    flags.add_argument("--url", metavar="URL", help="URL of the server, or unix:PATH for its socket")
+    flags.add_argument(
+        "--url", metavar="URL", help="URL of the server, or unix:PATH for its socket"
+    )
     return flags
 
 
@@ -86,7 +91,9 @@ class _Stage:
         self._hear_signals()
         outbox = Outbox(stdout, on_gone=self._leave)
         editor = EditorConnection(self._backend, outbox, self._usual)
-        threading.Thread(target=self._read, args=(stdin, editor), name="banksman-acp in", daemon=True).start()
+        threading.Thread(
+            target=self._read, args=(stdin, editor), name="banksman-acp in", daemon=True
+        ).start()
         while self._wishes.get() is MainThreadRequest.SERVE:
             if not self._own.run():
                 self._code = OK if self._code is None else self._code
@@ -112,7 +119,7 @@ class _Stage:
         # In a separate thread: `end` waits for the server, which may run in this very thread.
         threading.Thread(target=self._own.end, name="banksman-acp end", daemon=True).start()
 
-    # -- signals -----------------------------------------------------------------------------------
+    # -- signals ----------------------------------------------------------------------------------
     def _hear_signals(self) -> None:
         for number in _SIGNALS:
             signal.signal(number, self._on_signal)

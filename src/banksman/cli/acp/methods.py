@@ -51,7 +51,8 @@ class EditorSessions:
             talk = self._talks.get(session)
         if talk is None:
             raise bad_params(
-                f"this editor has not opened session {session!r:.100}", "call session/load or session/resume"
+                f"this editor has not opened session {session!r:.100}",
+                "call session/load or session/resume",
             )
         return talk
 
@@ -68,9 +69,15 @@ class EditorSessions:
         with self._lock:
             old = self._talks.get(talk.id)
             if old is not None and old.is_busy:
-                raise bad_params("the session has running prompts of this editor", "wait for them, or cancel them")
+                raise bad_params(
+                    "the session has running prompts of this editor",
+                    "wait for them, or cancel them",
+                )
             if old is None and len(self._talks) >= TALKS_MAX:
-                raise bad_params(f"too many sessions are open ({TALKS_MAX})", "close some, or start another editor")
+                raise bad_params(
+                    f"too many sessions are open ({TALKS_MAX})",
+                    "close some, or start another editor",
+                )
             self._talks[talk.id] = talk
         if old is not None:
             old.rest()
@@ -105,7 +112,9 @@ def list_sessions(client: Client, *, cursor: Any, cwd: Any) -> dict[str, Any]:
             raise bad_params(f"{name} must be a string")
     page = client.get("/v1/sessions", {"after": cursor, "limit": PAGE_SESSIONS_MAX})
     shown = [info for session in page["sessions"] if (info := _info(client, session)) is not None]
-    listed: dict[str, Any] = {"sessions": [info for info in shown if cwd is None or info["cwd"] == cwd]}
+    listed: dict[str, Any] = {
+        "sessions": [info for info in shown if cwd is None or info["cwd"] == cwd]
+    }
     # A page may be short or even empty. Only `nextCursor` says that there is another page.
     if page["next"] is not None:
         listed["nextCursor"] = page["next"]
@@ -181,7 +190,7 @@ class Methods:
         self.talks.follow(talk)
         return talk, prompt, blocks
 
-    # -- connection --------------------------------------------------------------------------------
+    # -- connection -------------------------------------------------------------------------------
     def _initialize(self, _: RpcCall) -> dict[str, Any]:
         agents: list[dict[str, Any]] = self._backend.client.get("/v1/agents")["agents"]
         agent = next((agent for agent in agents if agent["name"] == self._usual.agent), None)
@@ -194,10 +203,18 @@ class Methods:
             # Whatever version the editor asked for: this is the only one supported, and an editor
             # that cannot use it disconnects.
             "protocolVersion": PROTOCOL_VERSION,
-            "agentInfo": {"name": "banksman", "title": f"Banksman: {agent['name']}", "version": __version__},
+            "agentInfo": {
+                "name": "banksman",
+                "title": f"Banksman: {agent['name']}",
+                "version": __version__,
+            },
             "agentCapabilities": {
                 "loadSession": True,
-                "promptCapabilities": {"image": "images" in capabilities, "audio": False, "embeddedContext": True},
+                "promptCapabilities": {
+                    "image": "images" in capabilities,
+                    "audio": False,
+                    "embeddedContext": True,
+                },
                 "mcpCapabilities": {"http": has_servers, "sse": has_servers},
                 "sessionCapabilities": {"list": {}, "resume": {}, "close": {}, "delete": {}},
             },
@@ -211,7 +228,7 @@ class Methods:
         """
         return {}
 
-    # -- sessions ----------------------------------------------------------------------------------
+    # -- sessions ---------------------------------------------------------------------------------
     def _new(self, call: RpcCall) -> None:
         body: dict[str, Any] = {"agent": self._usual.agent, "cwd": _folder(call)}
         servers: Any = [] if call.named.get("mcpServers") is None else call.named["mcpServers"]
@@ -230,7 +247,9 @@ class Methods:
         self._take(call, self._session(call), {})
 
     def _take(self, call: RpcCall, session: dict[str, Any], result: dict[str, Any]) -> None:
-        talk = EditorSession(self._editor, self._backend, session, self._backend.head(session["id"]))
+        talk = EditorSession(
+            self._editor, self._backend, session, self._backend.head(session["id"])
+        )
         self.talks.add(talk)
         # Answer before the first update, because the editor does not know the session yet.
         self._editor.answer(call.id, result | session_updates.told(talk.settings))
@@ -242,12 +261,16 @@ class Methods:
         The follower answers the request when it has replayed the whole history.
         """
         session = self._session(call)
-        talk = EditorSession(self._editor, self._backend, session, self._backend.head(session["id"]), load=call.id)
+        talk = EditorSession(
+            self._editor, self._backend, session, self._backend.head(session["id"]), load=call.id
+        )
         self.talks.add(talk)
         self.talks.follow(talk)
 
     def _list(self, call: RpcCall) -> dict[str, Any]:
-        return list_sessions(self._backend.client, cursor=call.named.get("cursor"), cwd=call.named.get("cwd"))
+        return list_sessions(
+            self._backend.client, cursor=call.named.get("cursor"), cwd=call.named.get("cwd")
+        )
 
     def _set_mode(self, call: RpcCall) -> dict[str, Any]:
         self._change(call, "permission_mode", text_of(call, "modeId"))
@@ -260,15 +283,23 @@ class Methods:
     def _set_config_option(self, call: RpcCall) -> dict[str, Any]:
         id = text_of(call, "configId")
         if id not in session_updates.NAMES:
-            raise bad_params(f"unknown option {id!r:.100}", f"known options: {', '.join(session_updates.NAMES)}")
+            raise bad_params(
+                f"unknown option {id!r:.100}", f"known options: {', '.join(session_updates.NAMES)}"
+            )
         name, value = session_updates.NAMES[id], text_of(call, "value")
         talk = self._change(call, name, value)
         # The answer does not wait for the log, which reports the change a moment later.
-        return {"configOptions": session_updates.config_options(session_updates.chosen(talk.settings, name, value))}
+        return {
+            "configOptions": session_updates.config_options(
+                session_updates.chosen(talk.settings, name, value)
+            )
+        }
 
     def _change(self, call: RpcCall, name: str, value: str) -> EditorSession:
         talk = self.talks.find(text_of(call, "sessionId"))
-        self._backend.client.request("PATCH", f"/v1/sessions/{segment(talk.id)}", body={name: value})
+        self._backend.client.request(
+            "PATCH", f"/v1/sessions/{segment(talk.id)}", body={name: value}
+        )
         return talk
 
     def _close(self, call: RpcCall) -> dict[str, Any]:
@@ -288,7 +319,9 @@ class Methods:
     def _delete(self, call: RpcCall) -> dict[str, Any]:
         session = self._session(call)
         self.talks.remove(session["id"])
-        self._backend.client.request("DELETE", f"/v1/sessions/{segment(session['id'])}", query={"forget": 1})
+        self._backend.client.request(
+            "DELETE", f"/v1/sessions/{segment(session['id'])}", query={"forget": 1}
+        )
         return {}
 
     def _session(self, call: RpcCall) -> dict[str, Any]:

@@ -16,7 +16,18 @@ from banksman.errors import BanksmanError
 Option = dict[str, str]
 
 _CALLS = ("toolCallId", "tool_use_id", "itemId")
-_TOOL_KINDS = ("read", "edit", "delete", "move", "search", "execute", "think", "fetch", "switch_mode", "other")
+_TOOL_KINDS = (
+    "read",
+    "edit",
+    "delete",
+    "move",
+    "search",
+    "execute",
+    "think",
+    "fetch",
+    "switch_mode",
+    "other",
+)
 _KINDS = ("allow_once", "allow_always", "reject_once", "reject_always")
 # Options for an agent that gives none. The agent remembers "allow for this session", for this
 # session only.
@@ -27,7 +38,9 @@ _USUAL: tuple[Option, ...] = (
 )
 
 
-def request_of(session: str, question: Mapping[str, Any], title_of: Callable[[Any], str | None]) -> dict[str, Any]:
+def request_of(
+    session: str, question: Mapping[str, Any], title_of: Callable[[Any], str | None]
+) -> dict[str, Any]:
     """Build the parameters of `session/request_permission`.
 
     `title_of`: returns the title of a tool call that the editor already knows.
@@ -42,11 +55,16 @@ def request_of(session: str, question: Mapping[str, Any], title_of: Callable[[An
 def offered(question: Mapping[str, Any]) -> list[Option]:
     """Return the options that the agent gives, if they are valid."""
     options = _mapping(question.get("details")).get("options")
-    found = [_mapping(option) for option in cast("list[Any]", options)] if isinstance(options, list) else []
+    found = (
+        [_mapping(option) for option in cast("list[Any]", options)]
+        if isinstance(options, list)
+        else []
+    )
     return [
         {"optionId": option["optionId"], "name": option["name"], "kind": option["kind"]}
         for option in found
-        if option.get("kind") in _KINDS and all(isinstance(option.get(each), str) for each in ("optionId", "name"))
+        if option.get("kind") in _KINDS
+        and all(isinstance(option.get(each), str) for each in ("optionId", "name"))
     ]
 
 
@@ -67,12 +85,19 @@ def answer(question: Mapping[str, Any], result: Any) -> dict[str, Any] | None:
     option = next((option for option in own or _USUAL if option["optionId"] == chosen), None)
     if option is None or outcome.get("outcome") != "selected":
         said = f"the option {chosen!r:.100}" if isinstance(chosen, str) else "no option"
-        return {"decision": "deny", "message": f"denied: the editor chose {said}, which was not offered"}
+        return {
+            "decision": "deny",
+            "message": f"denied: the editor chose {said}, which was not offered",
+        }
     if own:
         return {"decision": option["optionId"]}
     if not option["kind"].startswith("allow"):
         return {"decision": "deny"}
-    return {"decision": "allow", "remember": True} if option["kind"] == "allow_always" else {"decision": "allow"}
+    return (
+        {"decision": "allow", "remember": True}
+        if option["kind"] == "allow_always"
+        else {"decision": "allow"}
+    )
 
 
 def refused(failure: Failure) -> dict[str, Any]:
@@ -89,7 +114,10 @@ def _tool_call(question: Mapping[str, Any]) -> dict[str, Any]:
     Each dialect has a different member for the id of the call.
     """
     details = _mapping(question.get("details"))
-    call = next((details[name] for name in _CALLS if isinstance(details.get(name), str)), question["question"])
+    call = next(
+        (details[name] for name in _CALLS if isinstance(details.get(name), str)),
+        question["question"],
+    )
     tool = str(question.get("tool") or question.get("wants") or "permission")
     title = details.get("title") or details.get("display_name")
     return {
@@ -98,7 +126,11 @@ def _tool_call(question: Mapping[str, Any]) -> dict[str, Any]:
         "status": "pending",
         "rawInput": question.get("input"),
         **({"kind": tool} if tool in _TOOL_KINDS else {}),
-        **{name: details[name] for name in ("content", "locations") if isinstance(details.get(name), list)},
+        **{
+            name: details[name]
+            for name in ("content", "locations")
+            if isinstance(details.get(name), list)
+        },
     }
 
 
@@ -130,7 +162,11 @@ class EditorQuestions:
     """
 
     def __init__(
-        self, editor: QuestionSender, backend: Backend, session: str, title_of: Callable[[Any], str | None]
+        self,
+        editor: QuestionSender,
+        backend: Backend,
+        session: str,
+        title_of: Callable[[Any], str | None],
     ) -> None:
         self._editor = editor
         self._backend = backend
@@ -176,7 +212,9 @@ class EditorQuestions:
             self._begin(question)
 
     def _begin(self, question: str) -> None:
-        threading.Thread(target=self._put, args=(question,), name="banksman-acp question", daemon=True).start()
+        threading.Thread(
+            target=self._put, args=(question,), name="banksman-acp question", daemon=True
+        ).start()
 
     def _put(self, question: str) -> None:
         """Send the question to the editor, if it is still open.
@@ -189,11 +227,15 @@ class EditorQuestions:
         if asked is None:
             return
         if asked["wants"] != "permission":
-            say_aside(f"banksman: an editor cannot show this question: run banksman answer {self._session} {question}")
+            say_aside(
+                f"banksman: an editor cannot show this question: run banksman answer {self._session} {question}"
+            )
             return
         asked = {**asked, "question": question}
         params = request_of(self._session, asked, self._title_of)
-        request = self._editor.ask("session/request_permission", params, lambda reply: self._on_reply(asked, reply))
+        request = self._editor.ask(
+            "session/request_permission", params, lambda reply: self._on_reply(asked, reply)
+        )
         with self._lock:
             is_open = question in self._open
             if is_open:

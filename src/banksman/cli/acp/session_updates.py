@@ -80,8 +80,12 @@ def refusal_of(error: BanksmanError) -> EditorRefusal:
     data: dict[str, Any] = {"hint": error.hint} if error.hint else {}
     if isinstance(error, Problem):
         data |= {"title": error.title, "status": error.status, "ids": error.ids}
-        return EditorRefusal(INVALID_PARAMS if error.status in _CALLERS else INTERNAL_ERROR, message, data)
-    return EditorRefusal(INVALID_PARAMS if isinstance(error, UsageError) else INTERNAL_ERROR, message, data)
+        return EditorRefusal(
+            INVALID_PARAMS if error.status in _CALLERS else INTERNAL_ERROR, message, data
+        )
+    return EditorRefusal(
+        INVALID_PARAMS if isinstance(error, UsageError) else INTERNAL_ERROR, message, data
+    )
 
 
 def ending(turn: str, outcome: dict[str, Any]) -> dict[str, Any]:
@@ -95,12 +99,19 @@ def ending(turn: str, outcome: dict[str, Any]) -> dict[str, Any]:
         return {"stopReason": "cancelled", "_meta": {"banksman": about}}
     if kind == "done":
         reason = outcome.get("stop_reason")
-        return {"stopReason": reason if reason in _REASONS else "end_turn", "_meta": {"banksman": about}}
+        return {
+            "stopReason": reason if reason in _REASONS else "end_turn",
+            "_meta": {"banksman": about},
+        }
     clock = outcome.get("clock")
     raise EditorRefusal(
         INTERNAL_ERROR,
         str(outcome.get("error") or _WORDS.get(kind, f"the turn ended as {kind!r}")),
-        {**about, **({"clock": clock} if clock else {}), **({"hint": _HINTS[kind]} if kind in _HINTS else {})},
+        {
+            **about,
+            **({"clock": clock} if clock else {}),
+            **({"hint": _HINTS[kind]} if kind in _HINTS else {}),
+        },
     )
 
 
@@ -179,7 +190,12 @@ class UpdateProjection:
 
     def _said(self, event: Event, turn: str | None, body: dict[str, Any]) -> list[Update]:
         frame = event.get("frame")
-        if self._projector is None or not isinstance(frame, str) or turn is None or turn != self._turn:
+        if (
+            self._projector is None
+            or not isinstance(frame, str)
+            or turn is None
+            or turn != self._turn
+        ):
             updates = cast("list[Update]", body.get("updates") or [])
         else:
             if self._speaking is None:
@@ -204,11 +220,16 @@ class UpdateProjection:
             return []
         left = [] if body.get("outcome") == "done" else list(self._tools)
         self._turn, self._speaking, self._tools = None, None, {}
-        return [{"sessionUpdate": "tool_call_update", "toolCallId": call, "status": "failed"} for call in left]
+        return [
+            {"sessionUpdate": "tool_call_update", "toolCallId": call, "status": "failed"}
+            for call in left
+        ]
 
 
 def _spoken(prompt: Any) -> list[Update]:
-    blocks: list[Any] = [{"type": "text", "text": prompt}] if isinstance(prompt, str) else prompt or []
+    blocks: list[Any] = (
+        [{"type": "text", "text": prompt}] if isinstance(prompt, str) else prompt or []
+    )
     return [{"sessionUpdate": "user_message_chunk", "content": block} for block in blocks]
 
 
@@ -294,7 +315,9 @@ _KNOWN: dict[str, Offers] = {
         "model": _among("default", "default", "opus", "sonnet", "haiku"),
         "permission_mode": _among("default", "default", "acceptEdits", "plan", "bypassPermissions"),
     },
-    "codex": {"permission_mode": _among("on-request", "untrusted", "on-request", "never", "on-failure")},
+    "codex": {
+        "permission_mode": _among("on-request", "untrusted", "on-request", "never", "on-failure")
+    },
 }
 
 
@@ -350,12 +373,18 @@ def _heard(found: Offers, frame: str) -> Offers:
         found = {**found, "model": SettingChoice(_text(said_models.get("currentModelId")), values)}
     if modes:
         values = _values(modes.get("availableModes"), "id")
-        found = {**found, "permission_mode": SettingChoice(_text(modes.get("currentModeId")), values)}
+        found = {
+            **found,
+            "permission_mode": SettingChoice(_text(modes.get("currentModeId")), values),
+        }
     # Config options are the newer mechanism, and win where an agent has both.
     for option in _mappings(offered.get("configOptions")):
         name = NAMES.get(str(option.get("category")))
         if name is not None:
-            groups = [_mappings(each.get("options")) or [each] for each in _mappings(option.get("options"))]
+            groups = [
+                _mappings(each.get("options")) or [each]
+                for each in _mappings(option.get("options"))
+            ]
             values = _values([each for group in groups for each in group], "value")
             found = {**found, name: SettingChoice(_text(option.get("currentValue")), values)}
     return found
@@ -363,7 +392,9 @@ def _heard(found: Offers, frame: str) -> Offers:
 
 def _values(listed: Any, value: str, name: str = "name") -> tuple[tuple[str, str], ...]:
     pairs = ((_text(each.get(value)), _text(each.get(name))) for each in _mappings(listed))
-    return tuple((found, shown or found) for found, shown in pairs if found is not None)[:VALUES_MAX]
+    return tuple((found, shown or found) for found, shown in pairs if found is not None)[
+        :VALUES_MAX
+    ]
 
 
 def told(found: Offers) -> dict[str, Any]:

@@ -40,7 +40,17 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("finished", "owner", "last_in", "last_out"), (dict, type(None))),
 }
 # Members of GET replies that are lists of objects. These objects are checked, too.
-_LISTED = ("sessions", "events", "commands", "hosts", "agents", "asked", "tree", "clocks", "requests")
+_LISTED = (
+    "sessions",
+    "events",
+    "commands",
+    "hosts",
+    "agents",
+    "asked",
+    "tree",
+    "clocks",
+    "requests",
+)
 _HINT = "check that --url or BANKSMAN_URL names a Banksman server of this version"
 
 CONNECT_SECONDS_MAX = 10.0
@@ -76,13 +86,17 @@ def checked(reply: Any, *, is_look: bool = True) -> ServerReply:
     `is_look`: the reply answers a GET, in which listed members must be objects, too.
     """
     if not isinstance(reply, ServerReply):
-        raise UnexpectedReply(f"cannot read the server's reply: it is {_kind(reply)}, not an object", hint=_HINT)
+        raise UnexpectedReply(
+            f"cannot read the server's reply: it is {_kind(reply)}, not an object", hint=_HINT
+        )
     _check(reply)
     for name in _LISTED if is_look else ():
         listed = reply.get(name, [])
         for each in cast("list[Any]", listed) if isinstance(listed, list) else (listed,):
             if not isinstance(listed, list) or not isinstance(each, ServerReply):
-                raise UnexpectedReply(f"cannot read the server's reply: {name!r} contains {_kind(each)}", hint=_HINT)
+                raise UnexpectedReply(
+                    f"cannot read the server's reply: {name!r} contains {_kind(each)}", hint=_HINT
+                )
             _check(each)
     return reply
 
@@ -91,11 +105,19 @@ def _check(said: ServerReply) -> None:
     for name, value in said.items():
         expected = _TYPES.get(name)
         if expected is not None and not isinstance(value, expected):
-            raise UnexpectedReply(f"cannot read the server's reply: {name!r} is {_kind(value)}", hint=_HINT)
+            raise UnexpectedReply(
+                f"cannot read the server's reply: {name!r} is {_kind(value)}", hint=_HINT
+            )
 
 
 def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "a boolean",
+        type(None): "null",
+    }
     return next((name for kind, name in names.items() if isinstance(value, kind)), "a number")
 
 
@@ -121,7 +143,15 @@ class Silent(Lost):
 class Problem(ClientError):
     """The server refused the request, with its explanation."""
 
-    def __init__(self, title: str, detail: str, *, hint: str = "", status: int, ids: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        title: str,
+        detail: str,
+        *,
+        hint: str = "",
+        status: int,
+        ids: Mapping[str, Any] | None = None,
+    ):
         super().__init__(detail or title, hint=hint)
         self.title = title
         self.detail = detail
@@ -141,7 +171,10 @@ class Client:
     """
 
     def __init__(
-        self, find: Callable[[], ServerAddress], *, on_gone: Callable[[ServerAddress], None] | None = None
+        self,
+        find: Callable[[], ServerAddress],
+        *,
+        on_gone: Callable[[ServerAddress], None] | None = None,
     ) -> None:
         """Create a client.
 
@@ -161,7 +194,9 @@ class Client:
         """Send a GET and return the reply."""
         return self.request("GET", path, query=query)
 
-    def post(self, path: str, body: Mapping[str, Any] | None = None, *, key: str | None = None) -> Any:
+    def post(
+        self, path: str, body: Mapping[str, Any] | None = None, *, key: str | None = None
+    ) -> Any:
         """Send a POST and return the reply. `key`: the idempotency key."""
         return self.request("POST", path, body={} if body is None else body, key=key)
 
@@ -267,7 +302,12 @@ class Client:
 
     @contextlib.contextmanager
     def stream(
-        self, path: str, *, query: Query | None, headers: Mapping[str, str], silence_seconds_max: float
+        self,
+        path: str,
+        *,
+        query: Query | None,
+        headers: Mapping[str, str],
+        silence_seconds_max: float,
     ) -> Generator[http.client.HTTPResponse]:
         """Yield a 2xx response whose body is not read yet.
 
@@ -276,7 +316,12 @@ class Client:
         place = self._place_for(OwnerRequest("GET", path).session)
         try:
             with _exchange(
-                place, "GET", path, query=query, headers=headers, answer_seconds_max=silence_seconds_max
+                place,
+                "GET",
+                path,
+                query=query,
+                headers=headers,
+                answer_seconds_max=silence_seconds_max,
             ) as response:
                 yield response
         except NoServer:
@@ -339,7 +384,9 @@ def _exchange(
             assert isinstance(connection.sock, socket.socket)
             connection.sock.settimeout(answer_seconds_max)
             target = _target(place, path, query)
-            response = _ask(connection, method, target, token=place.token, body=body, headers=headers)
+            response = _ask(
+                connection, method, target, token=place.token, body=body, headers=headers
+            )
         # The response owns the socket now, so closing the connection does not close it.
         with contextlib.closing(response):
             if not 200 <= response.status < 300:
@@ -418,15 +465,22 @@ def _losses(place: ServerAddress) -> Generator[None]:
         hint = "the server may be stopped or busy; see its log"
         raise Silent(f"{place.url} does not answer", hint=hint) from exc
     except (http.client.RemoteDisconnected, http.client.IncompleteRead, ConnectionError) as exc:
-        raise Lost(f"the connection to {place.url} was lost", hint="check that the server is still running") from exc
+        raise Lost(
+            f"the connection to {place.url} was lost", hint="check that the server is still running"
+        ) from exc
     except http.client.HTTPException as exc:
-        if isinstance(exc, http.client.BadStatusLine) and "HTTP/1.".startswith(str(exc.args[0])[:7]):
+        if isinstance(exc, http.client.BadStatusLine) and "HTTP/1.".startswith(
+            str(exc.args[0])[:7]
+        ):
             raise Lost(
-                f"the connection to {place.url} was lost", hint="check that the server is still running"
+                f"the connection to {place.url} was lost",
+                hint="check that the server is still running",
             ) from exc
         # The text of this exception would repeat the bytes that the other side sent.
         reason = "it does not speak HTTP"
-        raise NoServer(f"cannot use the server at {place.url}: {reason}", hint="check --url and BANKSMAN_URL") from exc
+        raise NoServer(
+            f"cannot use the server at {place.url}: {reason}", hint="check --url and BANKSMAN_URL"
+        ) from exc
     except OSError as exc:
         raise Lost(f"the connection to {place.url} was lost: {exc.strerror or exc}") from exc
 
@@ -439,12 +493,16 @@ def _target(place: ServerAddress, path: str, query: Query | None) -> str:
 def _read(response: http.client.HTTPResponse, place: ServerAddress) -> bytes:
     content = response.read(ANSWER_BYTES_MAX + 1)
     if len(content) > ANSWER_BYTES_MAX:
-        raise NoServer(f"cannot read the reply of {place.url}: it is larger than {ANSWER_BYTES_MAX} bytes")
+        raise NoServer(
+            f"cannot read the reply of {place.url}: it is larger than {ANSWER_BYTES_MAX} bytes"
+        )
     # A read with a limit does not notice an early end, so the remaining length is checked. A
     # response that was cut in its header has no body at all.
     is_said_empty = response.status == 204 or response.headers.get("Content-Length") == "0"
     if response.length or (not content and not is_said_empty):
-        raise Lost(f"the connection to {place.url} was lost", hint="check that the server is still running")
+        raise Lost(
+            f"the connection to {place.url} was lost", hint="check that the server is still running"
+        )
     return content
 
 
@@ -455,7 +513,9 @@ def _decoded(content: bytes, place: ServerAddress) -> Any:
         return decode(content)
     except (ValueError, RecursionError) as exc:
         reason = "it is not Banksman"
-        raise NoServer(f"cannot use the server at {place.url}: {reason}", hint="check --url and BANKSMAN_URL") from exc
+        raise NoServer(
+            f"cannot use the server at {place.url}: {reason}", hint="check --url and BANKSMAN_URL"
+        ) from exc
 
 
 def _problem(response: http.client.HTTPResponse, place: ServerAddress) -> Problem:
@@ -473,7 +533,9 @@ def _problem(response: http.client.HTTPResponse, place: ServerAddress) -> Proble
     if response.status == 401:
         kind = NotLetIn
         none = "set BANKSMAN_TOKEN; the token in the state folder is only for the server that this user runs"
-        hint = none if place.token is None else "check BANKSMAN_TOKEN: the token is for another server"
+        hint = (
+            none if place.token is None else "check BANKSMAN_TOKEN: the token is for another server"
+        )
     problem = kind(title, detail, hint=hint, status=response.status, ids=ids)
     after = response.headers.get("Retry-After", "")
     if after.isascii() and after.isdigit() and len(after) < 6:

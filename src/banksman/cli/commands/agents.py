@@ -31,7 +31,9 @@ VERSION_SECONDS_MAX = 10.0
 VERSION_CHARACTERS_MAX = 60
 AT_ONCE_MAX = 4
 # These programs start another program and would print their own version instead of the agent's.
-_LAUNCHERS = frozenset(("npx", "bunx", "pnpx", "uvx", "pipx", "node", "bun", "deno", "env", "docker", "podman", "sh"))
+_LAUNCHERS = frozenset(
+    ("npx", "bunx", "pnpx", "uvx", "pipx", "node", "bun", "deno", "env", "docker", "podman", "sh")
+)
 # Narrower text would break most lines in the middle of a word.
 WIDTH_MIN = 40
 _LABEL = 10
@@ -50,10 +52,16 @@ def parser() -> Parser:
         "[NAME] [--versions]",
         "List the known agents, what each can do, and which are installed.",
         "banksman agents --versions",
-        notes=_NOTES.format(folder=known_agents.user_folder() or "banksman/agents in the configuration folder"),
+        notes=_NOTES.format(
+            folder=known_agents.user_folder() or "banksman/agents in the configuration folder"
+        ),
     )
-    flags.add_argument("name", nargs="?", metavar="NAME", help="show only this agent, with all details")
-    flags.add_argument("--versions", action="store_true", help="run each installed agent with --version")
+    flags.add_argument(
+        "name", nargs="?", metavar="NAME", help="show only this agent, with all details"
+    )
+    flags.add_argument(
+        "--versions", action="store_true", help="run each installed agent with --version"
+    )
     add_format(flags, json="one object", quiet="names of installed agents")
     return flags
 
@@ -86,12 +94,16 @@ def _told(each: InstalledAgent, versions: dict[str, str | None]) -> dict[str, st
     return {"version": versions[each.name]} if each.name in versions else {}
 
 
-# -- text output -----------------------------------------------------------------------------------
+# -- text output ---------------------------------------------------------------------------------
 def _width() -> int:
     """Return the width for text. A pipe has no limit, because a program reads it."""
     stdout = cast("TextIO | None", sys.stdout)
     is_terminal = stdout is not None and stdout.isatty()
-    return max(WIDTH_MIN, shutil.get_terminal_size().columns) if is_terminal or "COLUMNS" in os.environ else 1 << 16
+    return (
+        max(WIDTH_MIN, shutil.get_terminal_size().columns)
+        if is_terminal or "COLUMNS" in os.environ
+        else 1 << 16
+    )
 
 
 def _columns() -> list[str]:
@@ -104,7 +116,9 @@ def _matrix_width(found: Sequence[InstalledAgent]) -> int:
     )
 
 
-def _show_matrix(found: Sequence[InstalledAgent], versions: dict[str, str | None], width: int) -> None:
+def _show_matrix(
+    found: Sequence[InstalledAgent], versions: dict[str, str | None], width: int
+) -> None:
     rows: list[list[object]] = []
     for each in found:
         can = None if each.profile is None else each.profile.capabilities
@@ -118,7 +132,9 @@ def _show_matrix(found: Sequence[InstalledAgent], versions: dict[str, str | None
             _show(each, lines, width)
 
 
-def _show_each(found: Sequence[InstalledAgent], versions: dict[str, str | None], width: int) -> None:
+def _show_each(
+    found: Sequence[InstalledAgent], versions: dict[str, str | None], width: int
+) -> None:
     for number, each in enumerate(found):
         if number:
             say()
@@ -126,12 +142,17 @@ def _show_each(found: Sequence[InstalledAgent], versions: dict[str, str | None],
 
 
 def _show(each: InstalledAgent, lines: list[tuple[str, str]], width: int) -> None:
-    title = "" if each.profile is None or each.profile.title == each.name else f"  {each.profile.title}"
+    title = (
+        "" if each.profile is None or each.profile.title == each.name else f"  {each.profile.title}"
+    )
     say(as_line(f"{each.name}{title}"))
     for label, text in lines:
         indent = " " * (2 + _LABEL)
         wrapped = textwrap.wrap(
-            as_line(text), max(width - 1, WIDTH_MIN), initial_indent=indent, subsequent_indent=indent
+            as_line(text),
+            max(width - 1, WIDTH_MIN),
+            initial_indent=indent,
+            subsequent_indent=indent,
         )
         say(f"  {label:<{_LABEL}}" + "\n".join(wrapped)[len(indent) :])
 
@@ -168,7 +189,7 @@ def _account(
             yield "website", profile.website
 
 
-# -- versions --------------------------------------------------------------------------------------
+# -- versions ------------------------------------------------------------------------------------
 async def _versions(found: Sequence[InstalledAgent]) -> dict[str, str | None]:
     room = asyncio.Semaphore(AT_ONCE_MAX)
     wanted = [each for each in found if each.path is not None]
@@ -199,4 +220,8 @@ async def _version(each: InstalledAgent, room: asyncio.Semaphore) -> str | None:
     if done.ended != "exited":
         return f"no answer in {done.seconds:.0f} s"
     lines = [line.strip() for line in done.stdout.text.splitlines() if line.strip()]
-    return as_line(lines[0], characters_max=VERSION_CHARACTERS_MAX) if done.code == 0 and lines else None
+    return (
+        as_line(lines[0], characters_max=VERSION_CHARACTERS_MAX)
+        if done.code == 0 and lines
+        else None
+    )

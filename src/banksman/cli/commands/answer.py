@@ -20,7 +20,12 @@ def parser() -> ServerParser:
         "Answer a question of the agent. QUESTION may be omitted if exactly one is open.",
         'banksman answer fix-ci deny --message "not in this folder"',
     )
-    flags.add_argument("words", nargs="+", metavar="SESSION [QUESTION] DECISION", help="allow, deny, or an option's id")
+    flags.add_argument(
+        "words",
+        nargs="+",
+        metavar="SESSION [QUESTION] DECISION",
+        help="allow, deny, or an option's id",
+    )
     flags.add_argument("--message", metavar="TEXT", help="text for the agent, sent with the answer")
     return flags
 
@@ -72,4 +77,7 @@ def _only_one(session: str, questions: list[dict[str, Any]]) -> dict[str, Any]:
         raise UsageError(f"cannot answer: no question is open in session {session}")
     names = ", ".join(f"{each['id']} ({each['tool'] or each['wants']})" for each in questions)
     hint = "pass the id of one; `banksman why` shows each in full"
-    raise UsageError(f"cannot answer: {len(questions)} questions are open in session {session}: {names}", hint=hint)
+    raise UsageError(
+        f"cannot answer: {len(questions)} questions are open in session {session}: {names}",
+        hint=hint,
+    )

@@ -12,7 +12,14 @@ from banksman.cli import INTERRUPTED, NOT_DONE, OK
 from banksman.cli.arguments import split_command
 from banksman.cli.client.client import segment
 from banksman.cli.output import as_line, say, say_json
-from banksman.cli.server_command import ServerParser, add_cwd, ask_to_open, body_of, client_of, perform
+from banksman.cli.server_command import (
+    ServerParser,
+    add_cwd,
+    ask_to_open,
+    body_of,
+    client_of,
+    perform,
+)
 from banksman.cli.tui.event_loop import ScreenLoop
 from banksman.cli.tui.turn_view import Stops, TurnOptions, TurnWatch
 
@@ -27,17 +34,31 @@ def parser() -> ServerParser:
         'banksman ask fix-ci "Why is CI red?" --open claude',
         streams=True,
     )
-    flags.add_argument("session", metavar="SESSION", help="id or name of the session; with --open, its name")
+    flags.add_argument(
+        "session", metavar="SESSION", help="id or name of the session; with --open, its name"
+    )
     flags.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from stdin")
-    flags.add_argument("--priority", metavar="P", help="interactive, normal, background, or a number")
     flags.add_argument(
-        "--on-busy", metavar="HOW", help="if a turn is running: enqueue, reject, interrupt, steer or collect"
+        "--priority", metavar="P", help="interactive, normal, background, or a number"
     )
-    flags.add_argument("--key", metavar="KEY", help="idempotency key: an ask with the same key is the same turn")
     flags.add_argument(
-        "--no-wait", action="store_true", help="return when the ask is accepted, and print the turn's id"
+        "--on-busy",
+        metavar="HOW",
+        help="if a turn is running: enqueue, reject, interrupt, steer or collect",
     )
-    flags.add_argument("--open", metavar="AGENT", help="open the session with this agent first, if it does not exist")
+    flags.add_argument(
+        "--key", metavar="KEY", help="idempotency key: an ask with the same key is the same turn"
+    )
+    flags.add_argument(
+        "--no-wait",
+        action="store_true",
+        help="return when the ask is accepted, and print the turn's id",
+    )
+    flags.add_argument(
+        "--open",
+        metavar="AGENT",
+        help="open the session with this agent first, if it does not exist",
+    )
     add_cwd(flags)
     return flags
 
@@ -57,7 +78,10 @@ def main(words: list[str]) -> int:
 
 def _ask(arguments: argparse.Namespace) -> int:
     client = client_of(
-        arguments, needs_server="with --no-wait an embedded host would end before the turn" if arguments.no_wait else ""
+        arguments,
+        needs_server="with --no-wait an embedded host would end before the turn"
+        if arguments.no_wait
+        else "",
     )
     body = body_of(arguments)
     if arguments.open is not None:

@@ -18,7 +18,14 @@ from banksman.cli.client.locate import ServerLocator
 from banksman.cli.output import is_terminal, say_json, stdout_style
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.tui.attached import AttachScreen
-from banksman.cli.tui.event_loop import Connected, EventReceived, FeedEnded, ScreenLoop, Signalled, follow
+from banksman.cli.tui.event_loop import (
+    Connected,
+    EventReceived,
+    FeedEnded,
+    ScreenLoop,
+    Signalled,
+    follow,
+)
 from banksman.cli.tui.event_view import EventPrinter
 from banksman.cli.tui.keyboard import Keyboard, open_keyboard
 from banksman.cli.tui.screen import PlainScreen, TextStyle
@@ -42,7 +49,10 @@ def parser() -> ServerParser:
     )
     flags.add_argument("session", metavar="SESSION", help="id or name of the session")
     flags.add_argument(
-        "--priority", metavar="P", default="interactive", help="priority of typed prompts (default: interactive)"
+        "--priority",
+        metavar="P",
+        default="interactive",
+        help="priority of typed prompts (default: interactive)",
     )
     return flags
 
@@ -56,14 +66,21 @@ def _attach(arguments: argparse.Namespace) -> int:
     keyboard = _keyboard(arguments)
     if keyboard is not None:
         with keyboard:
-            return attach_to(client, arguments.session, keyboard, priority=arguments.priority, way=arguments.way)
+            return attach_to(
+                client, arguments.session, keyboard, priority=arguments.priority, way=arguments.way
+            )
     session: dict[str, Any] = client.get(f"/v1/sessions/{segment(arguments.session)}")
     with ScreenLoop() as loop:
         return _watch(loop, client, session, _begin(client, session), arguments)
 
 
 def attach_to(
-    client: Client, session: str, keyboard: Keyboard, *, priority: str = "interactive", way: ServerLocator | None = None
+    client: Client,
+    session: str,
+    keyboard: Keyboard,
+    *,
+    priority: str = "interactive",
+    way: ServerLocator | None = None,
 ) -> int:
     """Attach at this terminal until the user leaves. Does not close the keyboard."""
     found: dict[str, Any] = client.get(f"/v1/sessions/{segment(session)}")
@@ -89,7 +106,13 @@ def _begin(client: Client, session: dict[str, Any]) -> str:
     return str(max(first, begun[-TURNS_SHOWN:][0] - 1 if begun else 0))
 
 
-def _watch(loop: ScreenLoop, client: Client, session: dict[str, Any], after: str, arguments: argparse.Namespace) -> int:
+def _watch(
+    loop: ScreenLoop,
+    client: Client,
+    session: dict[str, Any],
+    after: str,
+    arguments: argparse.Namespace,
+) -> int:
     """Show the session without a keyboard, as text or as JSON events."""
     form = arguments.format
     screen = PlainScreen(hint="Ctrl-C leaves", has_text=form != "json", has_lines=form == "text")
@@ -105,7 +128,10 @@ def _watch(loop: ScreenLoop, client: Client, session: dict[str, Any], after: str
                     case EventReceived(event) if event["kind"] != "stream.gap":
                         teller.tell(event)
                     case Connected(is_there):
-                        screen.line("connected again" if is_there else "connection lost, trying again", TextStyle.ASKS)
+                        screen.line(
+                            "connected again" if is_there else "connection lost, trying again",
+                            TextStyle.ASKS,
+                        )
                     case FeedEnded(error):
                         raise error
                     case Signalled():

@@ -28,12 +28,18 @@ def main(words: list[str]) -> int:
 
 def _close(arguments: argparse.Namespace) -> int:
     path = f"/v1/sessions/{segment(arguments.session)}"
-    session = client_of(arguments).request("DELETE", path, query={"forget": 1 if arguments.forget else None})
+    session = client_of(arguments).request(
+        "DELETE", path, query={"forget": 1 if arguments.forget else None}
+    )
     match arguments.format:
         case "json":
             say_json(session if session is not None else {"forgotten": arguments.session})
         case "quiet":
             pass
         case _:
-            say(as_line(f"{arguments.session}: {'forgotten' if session is None else session['phase']}"))
+            say(
+                as_line(
+                    f"{arguments.session}: {'forgotten' if session is None else session['phase']}"
+                )
+            )
     return OK

@@ -9,7 +9,14 @@ from types import FrameType
 
 from banksman.cli import NOT_SAID, OK
 from banksman.cli.arguments import Parser
-from banksman.cli.output import CannotWrite, as_line, close_stdout, say, say_aside, speak_any_language
+from banksman.cli.output import (
+    CannotWrite,
+    as_line,
+    close_stdout,
+    say,
+    say_aside,
+    speak_any_language,
+)
 from banksman.cli.server_command import BROKEN_PIPE
 from banksman.errors import BanksmanError
 
@@ -41,7 +48,9 @@ def parser() -> Parser:
         "banksman completion bash",
         notes=_NOTES,
     )
-    flags.add_argument("shell", nargs="?", choices=SHELLS, metavar="bash|zsh|fish", help="the shell")
+    flags.add_argument(
+        "shell", nargs="?", choices=SHELLS, metavar="bash|zsh|fish", help="the shell"
+    )
     flags.add_argument("--list", choices=LISTS, help="print these names instead of a script")
     return flags
 

@@ -34,8 +34,12 @@ def parser() -> Parser:
         notes=_NOTES,
         is_lenient=True,
     )
-    flags.add_argument("action", choices=("show", "init", "path"), metavar="show|init|path", help="the action")
-    flags.add_argument("key", nargs="?", metavar="KEY", help="show: only this key, such as store or serve.port")
+    flags.add_argument(
+        "action", choices=("show", "init", "path"), metavar="show|init|path", help="the action"
+    )
+    flags.add_argument(
+        "key", nargs="?", metavar="KEY", help="show: only this key, such as store or serve.port"
+    )
     flags.add_argument("--force", action="store_true", help="init: replace an existing file")
     flags.add_argument("--config", metavar="PATH", help="TOML file to use instead of the user's")
     add_format(flags, json="one object", quiet="show: only values; init and path: the path")
@@ -67,7 +71,10 @@ def _show(arguments: argparse.Namespace) -> int:
             for one in wanted:
                 say(as_line(_plain(one)))
         case _:
-            table(("KEY", "VALUE", "FROM"), [(one.key.name, _value(one), one.origin) for one in wanted])
+            table(
+                ("KEY", "VALUE", "FROM"),
+                [(one.key.name, _value(one), one.origin) for one in wanted],
+            )
             _mention_strays()
     return OK
 
@@ -87,7 +94,9 @@ def _plain(one: config.Setting) -> str:
 
 def _mention_strays() -> None:
     for stray in config.strays():
-        say_aside(as_line(f"banksman: unknown variable {stray.name}; did you mean {stray.nearest}?"))
+        say_aside(
+            as_line(f"banksman: unknown variable {stray.name}; did you mean {stray.nearest}?")
+        )
 
 
 def _init(arguments: argparse.Namespace) -> int:

@@ -54,9 +54,13 @@ def parser() -> Parser:
         is_lenient=True,
     )
     flags.add_argument(
-        "--sweep", action="store_true", help="first end the processes and remove the files of dead hosts"
+        "--sweep",
+        action="store_true",
+        help="first end the processes and remove the files of dead hosts",
     )
-    flags.add_argument("--store", metavar="STORE", help="check only this store, not the stores in the settings")
+    flags.add_argument(
+        "--store", metavar="STORE", help="check only this store, not the stores in the settings"
+    )
     flags.add_argument(
         "--monitor",
         metavar="URL",
@@ -102,7 +106,9 @@ def _doctor(arguments: argparse.Namespace) -> int:
             pass
         case _:
             many = f"{count} things are wrong"
-            say(f"\n{'nothing is wrong' if not count else 'one thing is wrong' if count == 1 else many}")
+            say(
+                f"\n{'nothing is wrong' if not count else 'one thing is wrong' if count == 1 else many}"
+            )
     return OK if is_well else NOT_DONE
 
 
@@ -112,7 +118,11 @@ def _findings(group: str, which: DoctorOptions) -> Iterator[Finding]:
     except ModuleNotFoundError as exc:
         if (exc.name or "").startswith("banksman"):
             raise
-        yield wrong(GROUPS[group], f"the package {exc.name} is not installed", "pip install 'banksman[server]'")
+        yield wrong(
+            GROUPS[group],
+            f"the package {exc.name} is not installed",
+            "pip install 'banksman[server]'",
+        )
         return
     for check in checks:
         yield from made(check)
@@ -124,9 +134,11 @@ def _show(finding: Finding, *, is_quiet: bool) -> None:
             say(as_line(f"{finding.name}: {finding.seen}"))
         return
     style = stdout_style()
-    colour = {FindingVerdict.OK: style.green, FindingVerdict.NOTE: style.yellow, FindingVerdict.WRONG: style.red}[
-        finding.verdict
-    ]
+    colour = {
+        FindingVerdict.OK: style.green,
+        FindingVerdict.NOTE: style.yellow,
+        FindingVerdict.WRONG: style.red,
+    }[finding.verdict]
     first, *rest = _fitted(as_line(f"{finding.name}: {finding.seen}"))
     word = finding.verdict.value
     say(f"  {colour(word)}{' ' * (_INDENT - 2 - len(word))}{first}")
@@ -141,7 +153,9 @@ def _fitted(text: str) -> list[str]:
     return wrapped(text, max(size_of(sys.stdout)[0], 2 * _INDENT) - _INDENT)
 
 
-def _say_json(found: dict[str, list[Finding]], swept: list[tuple[bool, str]], *, is_well: bool) -> None:
+def _say_json(
+    found: dict[str, list[Finding]], swept: list[tuple[bool, str]], *, is_well: bool
+) -> None:
     say_json(
         {
             "well": is_well,

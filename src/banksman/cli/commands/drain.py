@@ -22,9 +22,14 @@ def parser() -> ServerParser:
         "banksman drain build-1 --timeout 60",
     )
     flags.add_argument(
-        "host", nargs="?", metavar="HOST", help="name or id of a host of a shared store (default: the server itself)"
+        "host",
+        nargs="?",
+        metavar="HOST",
+        help="name or id of a host of a shared store (default: the server itself)",
     )
-    flags.add_argument("--timeout", type=float, metavar="SECONDS", help="end what is still running after this time")
+    flags.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="end what is still running after this time"
+    )
     return flags
 
 

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 from banksman.cli import OWN_FAILURE
 from banksman.cli.arguments import Parser
-from banksman.errors import BanksmanError, MachineError, ProgramNotExecutable, ProgramNotFound, UsageError
+from banksman.errors import (
+    BanksmanError,
+    MachineError,
+    ProgramNotExecutable,
+    ProgramNotFound,
+    UsageError,
+)
 from banksman.process.zygote_client import warm_up
 
 if TYPE_CHECKING:
@@ -74,7 +80,10 @@ def main(words: list[str]) -> int:
         # and exit with the code for Banksman's failures. A traceback exits with 1, which looks like
         # the command's code.
         _close_stdout()
-        return _report_error(MachineError(f"cannot continue: {exc}", hint="check `ulimit -a` and `df`"), is_json=False)
+        return _report_error(
+            MachineError(f"cannot continue: {exc}", hint="check `ulimit -a` and `df`"),
+            is_json=False,
+        )
     # A command that exited without being stopped keeps its exit code, however late the signal came.
     if caught is not None and finished.ended == "stopped":
         return SIGNALLED + caught
@@ -111,12 +120,33 @@ def parser() -> Parser:
     )
     add = flags.add_argument
     add("--timeout", type=float, metavar="S", help="end the command after S seconds")
-    add("--idle-timeout", type=float, metavar="S", help="end the command after S seconds without output")
-    add("--grace", type=float, metavar="S", default=5.0, help="seconds between TERM and KILL (default: 5)")
     add(
-        "--linger", type=float, metavar="S", default=0.3, help="seconds for leftover processes to finish (default: 0.3)"
+        "--idle-timeout",
+        type=float,
+        metavar="S",
+        help="end the command after S seconds without output",
     )
-    add("--drain", type=float, metavar="S", default=2.0, help="seconds to wait for the end of the output (default: 2)")
+    add(
+        "--grace",
+        type=float,
+        metavar="S",
+        default=5.0,
+        help="seconds between TERM and KILL (default: 5)",
+    )
+    add(
+        "--linger",
+        type=float,
+        metavar="S",
+        default=0.3,
+        help="seconds for leftover processes to finish (default: 0.3)",
+    )
+    add(
+        "--drain",
+        type=float,
+        metavar="S",
+        default=2.0,
+        help="seconds to wait for the end of the output (default: 2)",
+    )
     add("--cwd", metavar="D", help="working folder of the command")
     add(
         "--env",
@@ -125,21 +155,34 @@ def parser() -> Parser:
         default=[],
         help="set an environment variable of the command; may be repeated",
     )
-    add("--pass-fds", metavar="N,N", help="open file descriptors that the command inherits under the same numbers")
+    add(
+        "--pass-fds",
+        metavar="N,N",
+        help="open file descriptors that the command inherits under the same numbers",
+    )
     add(
         "--pty",
         action="store_true",
         default=None,
         help="run the command on a new terminal (default: if stdin, stdout and stderr are terminals)",
     )
-    add("--no-pty", dest="pty", action="store_false", help="use pipes for the output, even at a terminal")
+    add(
+        "--no-pty",
+        dest="pty",
+        action="store_false",
+        help="use pipes for the output, even at a terminal",
+    )
     add(
         "--output-bytes-max",
         type=int,
         metavar="N",
         help="with --json: bytes to keep of each stream, from its head and tail",
     )
-    add("--json", action="store_true", help="print one JSON object instead of passing the output through")
+    add(
+        "--json",
+        action="store_true",
+        help="print one JSON object instead of passing the output through",
+    )
     add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)
     return flags
 
@@ -149,11 +192,18 @@ def _order(arguments: argparse.Namespace) -> tuple[Launch, Options]:
     from banksman.commands.output import OUTPUT_BYTES_MAX, SPILL_BYTES_MAX  # noqa: PLC0415
     from banksman.process.launch import prepare  # noqa: PLC0415
 
-    command: list[str] = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    command: list[str] = (
+        arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    )
     if not command:
-        raise UsageError("cannot run a command: none was given", hint="run `banksman exec [options] -- COMMAND …`")
+        raise UsageError(
+            "cannot run a command: none was given",
+            hint="run `banksman exec [options] -- COMMAND …`",
+        )
     is_captured: bool = arguments.json
-    kept: int = OUTPUT_BYTES_MAX if arguments.output_bytes_max is None else arguments.output_bytes_max
+    kept: int = (
+        OUTPUT_BYTES_MAX if arguments.output_bytes_max is None else arguments.output_bytes_max
+    )
     size = _terminal_size(arguments)
     options = Options(
         timeout=arguments.timeout,
@@ -223,7 +273,11 @@ def _fds(given: str | None) -> tuple[int, ...]:
         named = re.findall(r"--jobserver-(?:auth|fds)=(\d+),(\d+)", flags)
         # For a rule without a +, make has closed these fds. make reports that itself where it
         # matters.
-        wanted += [fd for number in (named[-1] if named else ()) if _is_inherited(fd := int(number)) and fd > 2]
+        wanted += [
+            fd
+            for number in (named[-1] if named else ())
+            if _is_inherited(fd := int(number)) and fd > 2
+        ]
     return tuple(dict.fromkeys(wanted))
 
 
@@ -270,7 +324,10 @@ def as_json(finished: Finished) -> dict[str, object]:
         "stderr": _output_as_json(finished.stderr),
         "drained": finished.drained,
         "swept": [{"pid": process.pid, "command": process.command} for process in finished.swept],
-        "survivors": [{"pid": left.pid, "command": left.command, "why": left.why} for left in finished.survivors],
+        "survivors": [
+            {"pid": left.pid, "command": left.command, "why": left.why}
+            for left in finished.survivors
+        ],
         "ladder": [{"rung": step.rung, "at": round(step.at, 6)} for step in finished.ladder],
     }
 
@@ -282,21 +339,33 @@ def _json(value: object) -> str:
 
 
 def _output_as_json(output: Output) -> dict[str, object]:
-    return {"text": output.text, "bytes": output.total, "dropped": output.dropped, "file": output.file}
+    return {
+        "text": output.text,
+        "bytes": output.total,
+        "dropped": output.dropped,
+        "file": output.file,
+    }
 
 
 def _say_what_matters(finished: Finished, caught: int | None) -> None:
     """Report on stderr why the command was ended, and which processes could not be ended."""
     if finished.ended != "exited" and caught != signal.SIGPIPE:
         steps = ", ".join(f"{step.rung} at {step.at:.1f} s" for step in finished.ladder)
-        print(f"banksman: {finished.ended.value} after {finished.seconds:.1f} s ({steps})", file=sys.stderr)
+        print(
+            f"banksman: {finished.ended.value} after {finished.seconds:.1f} s ({steps})",
+            file=sys.stderr,
+        )
     elif finished.code is None and finished.signal is None:
-        print("banksman: exit status unknown: the keeper of the command was killed", file=sys.stderr)
+        print(
+            "banksman: exit status unknown: the keeper of the command was killed", file=sys.stderr
+        )
     if not finished.drained:
         reason = "a process outside the command's tree still holds its output"
         print(f"banksman: output may be missing: {reason}", file=sys.stderr)
     for left in finished.survivors:
-        print(f"banksman: cannot end process {left.pid} {left.command!r}: {left.why}", file=sys.stderr)
+        print(
+            f"banksman: cannot end process {left.pid} {left.command!r}: {left.why}", file=sys.stderr
+        )
 
 
 def _report_error(error: BanksmanError, *, is_json: bool) -> int:

@@ -40,7 +40,9 @@ def parser() -> Parser:
         "banksman host --store nats://10.0.0.1,10.0.0.2,10.0.0.3 --label gpu --label repo=x --room 16",
         notes=_NOTES,
     )
-    flags.add_argument("--store", metavar="STORE", help="nats://HOST[:PORT][,…][/PREFIX][?SETTING=…], or tls://…")
+    flags.add_argument(
+        "--store", metavar="STORE", help="nats://HOST[:PORT][,…][/PREFIX][?SETTING=…], or tls://…"
+    )
     add_running(flags, room="maximum number of sessions (default: 64)")
     return flags
 
@@ -59,5 +61,7 @@ def _checked(settings: ServerSettings) -> ServerSettings:
 
     if not settings.is_clustered:
         hint = "pass --store nats://HOST; on one machine, `banksman serve` needs no host"
-        raise UsageError("cannot start a host: it needs a store that many machines share", hint=hint)
+        raise UsageError(
+            "cannot start a host: it needs a store that many machines share", hint=hint
+        )
     return settings.with_room(ROOM) if settings.room is None else settings

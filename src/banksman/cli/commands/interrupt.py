@@ -6,7 +6,13 @@ import argparse
 
 from banksman.cli import OK
 from banksman.cli.output import as_line, say, say_json
-from banksman.cli.server_command import ServerParser, client_of, interrupt_turn, perform, receipt_in_words
+from banksman.cli.server_command import (
+    ServerParser,
+    client_of,
+    interrupt_turn,
+    perform,
+    receipt_in_words,
+)
 
 
 def parser() -> ServerParser:
@@ -17,7 +23,9 @@ def parser() -> ServerParser:
         "banksman interrupt fix-ci",
     )
     flags.add_argument("session", metavar="SESSION", help="id or name of the session")
-    flags.add_argument("turn", nargs="?", metavar="TURN", help="id of the turn (default: the running turn)")
+    flags.add_argument(
+        "turn", nargs="?", metavar="TURN", help="id of the turn (default: the running turn)"
+    )
     return flags
 
 

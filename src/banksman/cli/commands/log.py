@@ -10,7 +10,17 @@ from collections.abc import Iterator
 from banksman.cli import OK
 from banksman.cli.client.client import Client, ClientError, segment
 from banksman.cli.client.event_stream import Event, EventFollower
-from banksman.cli.output import as_line, line_of, say, say_aside, say_json, size_of, stderr_style, stdout_style, wrapped
+from banksman.cli.output import (
+    as_line,
+    line_of,
+    say,
+    say_aside,
+    say_json,
+    size_of,
+    stderr_style,
+    stdout_style,
+    wrapped,
+)
 from banksman.cli.server_command import ServerParser, client_of, perform
 
 # The largest page that the server returns.
@@ -31,8 +41,12 @@ def parser() -> ServerParser:
     flags.add_argument("session", metavar="SESSION", help="id or name of the session")
     flags.add_argument("-f", "--follow", action="store_true", help="also print new events")
     flags.add_argument("--raw", action="store_true", help="include the raw lines of the agent")
-    flags.add_argument("--after", metavar="CURSOR", help="start after this cursor (default: at the first event)")
-    flags.add_argument("-n", "--limit", type=int, metavar="LIMIT", help="stop after this number of events")
+    flags.add_argument(
+        "--after", metavar="CURSOR", help="start after this cursor (default: at the first event)"
+    )
+    flags.add_argument(
+        "-n", "--limit", type=int, metavar="LIMIT", help="stop after this number of events"
+    )
     return flags
 
 
@@ -51,7 +65,12 @@ def _log(arguments: argparse.Namespace) -> int:
     session: str = client.get(f"/v1/sessions/{segment(arguments.session)}")["id"]
     if arguments.follow:
         follower = EventFollower(
-            client, session, after=arguments.after, raw=arguments.raw, on_lost=_tell_lost, on_back=_tell_back
+            client,
+            session,
+            after=arguments.after,
+            raw=arguments.raw,
+            on_lost=_tell_lost,
+            on_back=_tell_back,
         )
         events = follower.events()
     else:
@@ -84,7 +103,9 @@ def _pages(client: Client, session: str, arguments: argparse.Namespace) -> Itera
     path = f"/v1/sessions/{segment(session)}/events"
     size = min(arguments.limit or PAGE_EVENTS_MAX, PAGE_EVENTS_MAX)
     while True:
-        page = client.get(path, {"after": after, "limit": size, "raw": 1 if arguments.raw else None})
+        page = client.get(
+            path, {"after": after, "limit": size, "raw": 1 if arguments.raw else None}
+        )
         if page.get("gap"):
             yield {"kind": "stream.gap", "session": session, **page["gap"]}
         yield from page["events"]

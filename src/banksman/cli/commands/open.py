@@ -18,7 +18,9 @@ def parser() -> ServerParser:
         "the agent's command.",
         "banksman open claude --name fix-ci",
     )
-    flags.add_argument("agent", metavar="AGENT", help="an agent that the server knows, such as claude")
+    flags.add_argument(
+        "agent", metavar="AGENT", help="an agent that the server knows, such as claude"
+    )
     flags.add_argument("--name", metavar="NAME", help="name to use instead of the session's id")
     add_cwd(flags)
     flags.add_argument(
@@ -42,7 +44,9 @@ def main(words: list[str]) -> int:
 
 def _open(arguments: argparse.Namespace) -> int:
     more = {"labels": arguments.label} if arguments.label else None
-    session = ask_to_open(client_of(arguments), arguments, agent=arguments.agent, name=arguments.name, more=more)
+    session = ask_to_open(
+        client_of(arguments), arguments, agent=arguments.agent, name=arguments.name, more=more
+    )
     if arguments.format == "json":
         say_json(session)
     else:

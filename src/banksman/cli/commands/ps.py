@@ -7,7 +7,17 @@ import sys
 import time
 
 from banksman.cli import OK
-from banksman.cli.output import as_line, cut, padded, say, say_json, size_of, stdout_style, table, width
+from banksman.cli.output import (
+    as_line,
+    cut,
+    padded,
+    say,
+    say_json,
+    size_of,
+    stdout_style,
+    table,
+    width,
+)
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.tui.screen import seconds_in_words
 from banksman.cli.tui.session_table import ORDER, Shown, colour_of, money, sessions
@@ -43,7 +53,10 @@ def parser() -> ServerParser:
         "banksman ps --json",
     )
     flags.add_argument(
-        "-a", "--all", action="store_true", help="also list ended commands, and all sessions that are over"
+        "-a",
+        "--all",
+        action="store_true",
+        help="also list ended commands, and all sessions that are over",
     )
     return flags
 
@@ -80,7 +93,10 @@ def _show_all(shown: list[Shown], commands: list[Shown], *, is_all: bool) -> Non
         if shown:
             say()
         head = ("COMMAND", "STATE", "PID", "ARGV")
-        table(head, [(each["id"], _state(each), each["pid"], _argv(each["argv"])) for each in commands])
+        table(
+            head,
+            [(each["id"], _state(each), each["pid"], _argv(each["argv"])) for each in commands],
+        )
     if not shown and not commands:
         say("no sessions and no running commands; run `banksman open AGENT`")
 
@@ -122,7 +138,10 @@ def _cells(session: Shown) -> dict[str, str]:
         "cost": money(session["cost"]),
         "last": _ago(session["at"]),
     }
-    return {name: "-" if value is None or value == "" else as_line(value) for name, value in said.items()}
+    return {
+        name: "-" if value is None or value == "" else as_line(value)
+        for name, value in said.items()
+    }
 
 
 def _ago(at: float | None) -> str | None:
@@ -131,7 +150,9 @@ def _ago(at: float | None) -> str | None:
 
 def _widths(heads: dict[str, str], rows: list[dict[str, str]], columns: int) -> dict[str, int]:
     """Return the widths of the columns that fit."""
-    widths = {name: max(width(head), *(width(row[name]) for row in rows)) for name, head in heads.items()}
+    widths = {
+        name: max(width(head), *(width(row[name]) for row in rows)) for name, head in heads.items()
+    }
     # A session without a name is identified only by its id, so the id column must stay.
     kept = () if all(row["name"] != "-" for row in rows) else ("id",)
     for name in (each for each in _DROPPED if each not in kept):
@@ -144,7 +165,10 @@ def _widths(heads: dict[str, str], rows: list[dict[str, str]], columns: int) -> 
 
 
 def _line(said: dict[str, str], widths: dict[str, int], columns: int) -> str:
-    return cut("  ".join(padded(cut(said[name], size), size) for name, size in widths.items()).rstrip(), columns)
+    return cut(
+        "  ".join(padded(cut(said[name], size), size) for name, size in widths.items()).rstrip(),
+        columns,
+    )
 
 
 def _state(command: Shown) -> str:

@@ -21,7 +21,14 @@ from banksman.cli import INTERRUPTED, NOT_DONE, OK
 from banksman.cli.arguments import split_command
 from banksman.cli.client.client import Client, segment
 from banksman.cli.output import as_line, is_terminal, say_aside
-from banksman.cli.server_command import ServerParser, add_cwd, ask_to_open, body_of, client_of, perform
+from banksman.cli.server_command import (
+    ServerParser,
+    add_cwd,
+    ask_to_open,
+    body_of,
+    client_of,
+    perform,
+)
 from banksman.cli.tui.event_loop import CallDone, ScreenLoop
 from banksman.cli.tui.screen import TICK_SECONDS, PlainScreen
 from banksman.cli.tui.turn_view import Stops, TurnOptions, TurnWatch
@@ -46,23 +53,39 @@ def parser() -> ServerParser:
         streams=True,
         in_memory=True,
     )
-    flags.add_argument("agent", metavar="AGENT", help="a known agent, such as claude; see banksman agents")
     flags.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="the prompt; if it is - or missing, it is read from stdin"
+        "agent", metavar="AGENT", help="a known agent, such as claude; see banksman agents"
+    )
+    flags.add_argument(
+        "prompt",
+        nargs="?",
+        metavar="PROMPT",
+        help="the prompt; if it is - or missing, it is read from stdin",
     )
     add_cwd(flags)
     flags.add_argument(
-        "--name", metavar="NAME", help="name the session and keep it; if the name exists, continue that session"
+        "--name",
+        metavar="NAME",
+        help="name the session and keep it; if the name exists, continue that session",
     )
     flags.add_argument("--keep", action="store_true", help="do not close the session at the end")
     flags.add_argument("--model", metavar="MODEL", help="model, as the agent names it")
-    flags.add_argument("--permission-mode", metavar="MODE", help="permission mode, as the agent names it")
-    flags.add_argument("--priority", metavar="P", help="interactive, normal, background, or a number")
     flags.add_argument(
-        "--timeout", type=float, metavar="S", help="stop the turn after S seconds, not counting the wait for answers"
+        "--permission-mode", metavar="MODE", help="permission mode, as the agent names it"
     )
     flags.add_argument(
-        "--on-question", choices=ON_QUESTION, help="how to answer a question (default: ask); fail stops the turn"
+        "--priority", metavar="P", help="interactive, normal, background, or a number"
+    )
+    flags.add_argument(
+        "--timeout",
+        type=float,
+        metavar="S",
+        help="stop the turn after S seconds, not counting the wait for answers",
+    )
+    flags.add_argument(
+        "--on-question",
+        choices=ON_QUESTION,
+        help="how to answer a question (default: ask); fail stops the turn",
     )
     return flags
 
@@ -85,7 +108,9 @@ def main(words: list[str]) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    found = config.load(flags={"run.priority": arguments.priority, "run.on_question": arguments.on_question})
+    found = config.load(
+        flags={"run.priority": arguments.priority, "run.on_question": arguments.on_question}
+    )
     arguments.priority = found.value("run.priority")
     body = body_of(arguments)
     if not str(body["prompt"]).strip():
@@ -108,7 +133,9 @@ def _run(arguments: argparse.Namespace) -> int:
                 # An existing session keeps the timeouts of its creation, so this verb measures the
                 # time.
                 seconds_max=None if arguments.name is None else arguments.timeout,
-                twice="Ctrl-C again exits at once" if _is_kept(arguments) else "Ctrl-C again ends the session",
+                twice="Ctrl-C again exits at once"
+                if _is_kept(arguments)
+                else "Ctrl-C again ends the session",
             )
             watch = TurnWatch(loop, stops, client, session, wishes)
             ended = watch.watch(accepted["turn"], after=str(session["seq"]))
@@ -116,7 +143,9 @@ def _run(arguments: argparse.Namespace) -> int:
             if not _is_kept(arguments):
                 opening.close()
     if arguments.keep and arguments.format == "text":
-        say_aside(as_line(f"the session stays open: banksman attach {session['name'] or session['id']}"))
+        say_aside(
+            as_line(f"the session stays open: banksman attach {session['name'] or session['id']}")
+        )
     if ended["outcome"]["kind"] == "done":
         return OK
     return INTERRUPTED if stops.count else NOT_DONE
@@ -147,7 +176,9 @@ class _Opening:
         self._session: dict[str, Any] | None = None
         self._is_settled = False
         name, more = arguments.name, _more(arguments)
-        loop.send("open", lambda: ask_to_open(client, arguments, agent=self._agent, name=name, more=more))
+        loop.send(
+            "open", lambda: ask_to_open(client, arguments, agent=self._agent, name=name, more=more)
+        )
 
     def wait(self) -> dict[str, Any]:
         screen = PlainScreen()
@@ -181,7 +212,9 @@ class _Opening:
                 for thing in self._loop.things(TICK_SECONDS):
                     if isinstance(thing, CallDone) and thing.errand == "close":
                         if thing.error is not None:
-                            say_aside(f"banksman: cannot close session {session['id']}: {as_line(thing.error)}")
+                            say_aside(
+                                f"banksman: cannot close session {session['id']}: {as_line(thing.error)}"
+                            )
                         return
                 screen.tick()
         finally:

@@ -35,16 +35,36 @@ def parser() -> Parser:
     )
     add = flags.add_argument
     add("--bind", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1)")
-    add("--port", type=int, metavar="PORT", help="port to listen on (default: 4380); 0 for any free port")
+    add(
+        "--port",
+        type=int,
+        metavar="PORT",
+        help="port to listen on (default: 4380); 0 for any free port",
+    )
     add(
         "--store",
         metavar="STORE",
         help="sqlite:PATH, memory: or nats://HOST (default: a file in the user's state folder)",
     )
-    add("--token-file", metavar="PATH", help="file of the token; created at the first start with mode 0600")
-    add("--token", metavar="TOKEN", help="the token; all users of this machine can read it on the command line")
-    add("--allow-remote", action="store_true", default=None, help="allow an address that other machines can reach")
-    add_running(flags, room="maximum number of sessions of a shared store on this server (default: 0)")
+    add(
+        "--token-file",
+        metavar="PATH",
+        help="file of the token; created at the first start with mode 0600",
+    )
+    add(
+        "--token",
+        metavar="TOKEN",
+        help="the token; all users of this machine can read it on the command line",
+    )
+    add(
+        "--allow-remote",
+        action="store_true",
+        default=None,
+        help="allow an address that other machines can reach",
+    )
+    add_running(
+        flags, room="maximum number of sessions of a shared store on this server (default: 0)"
+    )
     return flags
 
 

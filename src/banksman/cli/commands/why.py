@@ -26,7 +26,11 @@ def parser() -> ServerParser:
         "banksman why fix-ci",
     )
     flags.add_argument("session", nargs="?", metavar="SESSION", help="id or name of the session")
-    flags.add_argument("--stacks", action="store_true", help="print the stack of every task and thread of the server")
+    flags.add_argument(
+        "--stacks",
+        action="store_true",
+        help="print the stack of every task and thread of the server",
+    )
     return flags
 
 
@@ -78,7 +82,12 @@ def _account(found: Shown) -> Iterator[tuple[str, list[str]]]:
     yield "phase", [f"{found['phase']}{place}"]
     if found["owner"] is not None:
         address = found["owner"]["address"]
-        yield "owner", [f"process {found['owner']['pid']} {f'at {address}' if address else 'on this machine'}"]
+        yield (
+            "owner",
+            [
+                f"process {found['owner']['pid']} {f'at {address}' if address else 'on this machine'}"
+            ],
+        )
     if found.get("host"):
         yield "host", [str(found["host"])]
     yield "holder", list(_holder(found))
@@ -122,7 +131,9 @@ def _questions(found: Shown) -> list[str]:
 def _waiting(each: Shown) -> str:
     again = "" if each["attempt"] == 1 else f", attempt {each['attempt']}"
     prompt = f": {_cut(each['prompt'], PROMPT_CHARACTERS_MAX)}" if each.get("prompt") else ""
-    return f"{each['turn']}, priority {each['priority']}, for {each['seconds']:.1f} s{again}{prompt}"
+    return (
+        f"{each['turn']}, priority {each['priority']}, for {each['seconds']:.1f} s{again}{prompt}"
+    )
 
 
 def _request(each: Shown) -> str:
@@ -154,7 +165,11 @@ def _frames(found: Shown) -> str:
         last = "" if since is None else f", the last {since:.1f} s ago"
         return f"{counters.get(f'frames_{way}', 0)} {way} ({counters.get(f'bytes_{way}', 0)} bytes{last})"
 
-    lost = "".join(f", {counters[name]} {name}" for name in ("noise", "spilled", "dropped") if counters.get(name))
+    lost = "".join(
+        f", {counters[name]} {name}"
+        for name in ("noise", "spilled", "dropped")
+        if counters.get(name)
+    )
     return f"{one('in')}, {one('out')}{lost}"
 
 

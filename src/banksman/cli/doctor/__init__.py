@@ -38,7 +38,9 @@ class Finding:
     fix: str = ""
 
     def __post_init__(self) -> None:
-        assert self.fix or self.verdict is not FindingVerdict.WRONG, f"a fault needs a fix: {self.name}"
+        assert self.fix or self.verdict is not FindingVerdict.WRONG, (
+            f"a fault needs a fix: {self.name}"
+        )
 
 
 Check = Callable[[], Iterable[Finding]]

@@ -74,9 +74,13 @@ def find(store: str | None = None) -> Iterator[Leftover]:
         try:
             yield from finder()
         except BanksmanError as exc:
-            yield Leftover(wrong("leftovers", exc.args[0], exc.hint or "fix the cause that the error names"))
+            yield Leftover(
+                wrong("leftovers", exc.args[0], exc.hint or "fix the cause that the error names")
+            )
         except (OSError, ValueError) as exc:
-            yield Leftover(wrong("leftovers", f"cannot check them: {exc}", "give this user access to them"))
+            yield Leftover(
+                wrong("leftovers", f"cannot check them: {exc}", "give this user access to them")
+            )
 
 
 def sweep(store: str | None = None) -> Iterator[tuple[bool, str]]:
@@ -91,7 +95,7 @@ def sweep(store: str | None = None) -> Iterator[tuple[bool, str]]:
             yield False, f"{each.finding.seen}: {exc}"
 
 
-# -- sessions and their processes ------------------------------------------------------------------
+# -- sessions and their processes ----------------------------------------------------------------
 def _sessions(store: str | None) -> Iterator[Leftover]:
     for path in stores(store):
         try:
@@ -105,7 +109,9 @@ def _sessions(store: str | None) -> Iterator[Leftover]:
         alive = [each for each in left if _pids(each)]
         names = ", ".join(_named(each) for each in left[:5]) + (" …" if len(left) > 5 else "")
         if alive:
-            pids = ", ".join(f"{pid} ({name_of(pid)[:60]})" for each in alive for pid in _pids(each))
+            pids = ", ".join(
+                f"{pid} ({name_of(pid)[:60]})" for each in alive for pid in _pids(each)
+            )
             seen = f"processes of dead hosts are still running: {pids} (sessions: {names})"
             finding = wrong("leftovers", seen, _SWEEP)
         else:
@@ -124,7 +130,9 @@ def _pids(each: UnsettledSession) -> list[int]:
     if each.born is None or each.born[0] != orphans.boot_id():
         return []
     _, pid, started, keeper, keeper_started, *_ = each.born
-    return [one for one, start in ((pid, started), (keeper, keeper_started)) if _is_there(one, start)]
+    return [
+        one for one, start in ((pid, started), (keeper, keeper_started)) if _is_there(one, start)
+    ]
 
 
 def _is_there(pid: int, started: int) -> bool:
@@ -159,7 +167,7 @@ def _settle(path: Path, left: tuple[UnsettledSession, ...]) -> list[str]:
     return told
 
 
-# -- keepers ---------------------------------------------------------------------------------------
+# -- keepers -------------------------------------------------------------------------------------
 def _keepers() -> Iterator[Leftover]:
     """Find keepers whose host is dead.
 
@@ -178,7 +186,13 @@ def _keepers() -> Iterator[Leftover]:
             yield Leftover(wrong("leftovers", seen, f"kill -CONT {pid}"))
         else:
             seen = f"keeper {pid} is ending the leftover processes of the dead process {host}"
-            yield Leftover(note("leftovers", seen, "wait: the keeper exits within the grace time of these processes"))
+            yield Leftover(
+                note(
+                    "leftovers",
+                    seen,
+                    "wait: the keeper exits within the grace time of these processes",
+                )
+            )
 
 
 def living_keepers() -> Iterator[tuple[int, int]]:
@@ -202,7 +216,7 @@ def _is_pid(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
 
-# -- files -----------------------------------------------------------------------------------------
+# -- files ---------------------------------------------------------------------------------------
 def _sockets() -> Iterator[Leftover]:
     folder = sockets_folder()
     try:
@@ -214,7 +228,8 @@ def _sockets() -> Iterator[Leftover]:
     if ours:
         seen = f"{len(ours)} sockets in {folder} have no listener"
         yield Leftover(
-            note("leftovers", seen, _SWEEP), lambda: [f"removed {folder / name}" for name in sockets.sweep(folder)]
+            note("leftovers", seen, _SWEEP),
+            lambda: [f"removed {folder / name}" for name in sockets.sweep(folder)],
         )
     # If another machine shares this folder, its live sockets look dead from here. Only sockets of
     # this boot are removed.
@@ -233,7 +248,10 @@ def _announcement() -> Iterator[Leftover]:
         case False:
             return
         case True:
-            seen, fix = f"{path} names a dead server", f"the next server replaces it; or run `{_SWEEP}`"
+            seen, fix = (
+                f"{path} names a dead server",
+                f"the next server replaces it; or run `{_SWEEP}`",
+            )
             yield Leftover(note("leftovers", seen, fix), lambda: _remove(path, content))
         case None:
             seen = f"{path} names a server that does not answer, or is on another machine"
@@ -292,7 +310,8 @@ def _spills() -> Iterator[Leftover]:
         seen = f"{count} output files of commands, {_mib(size)}, in {folder}, of {len(dead)} killed processes"
         fix = f"the next process that needs such a file removes them; or run `{_SWEEP}`"
         yield Leftover(
-            note("leftovers", seen, fix), lambda: [f"removed {path}" for each in dead for path in each.remove()]
+            note("leftovers", seen, fix),
+            lambda: [f"removed {path}" for each in dead for path in each.remove()],
         )
     yield from _old_spills(folder)
 
@@ -312,7 +331,9 @@ def _old_spills(folder: str) -> Iterator[Leftover]:
                 size += entry.stat(follow_symlinks=False).st_size
     if old:
         seen = f"{len(old)} output files of commands, {_mib(size)}, in {folder}, older than a day"
-        yield Leftover(note("leftovers", seen, _SWEEP), lambda: unlinked([entry.path for entry in old]))
+        yield Leftover(
+            note("leftovers", seen, _SWEEP), lambda: unlinked([entry.path for entry in old])
+        )
 
 
 def _is_nobodys(entry: os.DirEntry[str]) -> bool:
@@ -321,7 +342,11 @@ def _is_nobodys(entry: os.DirEntry[str]) -> bool:
         found = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
         return False
-    is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o600
+    is_ours = (
+        stat.S_ISREG(found.st_mode)
+        and found.st_uid == os.geteuid()
+        and stat.S_IMODE(found.st_mode) == 0o600
+    )
     if not is_ours or found.st_mtime > time.time() - SPILL_SECONDS_MIN:
         return False
     # A host that started before the last write to the file may have made it, and a caller may still

@@ -67,7 +67,11 @@ def processes() -> Iterator[Finding]:
     pids = sum(name.isdigit() for name in os.listdir("/proc"))
     if not os.path.exists(f"/proc/{os.getppid()}/stat") and os.getppid():
         seen = f"{pids} processes are visible, but not the parent of this process"
-        yield note("/proc", seen, "/proc is mounted with hidepid: processes of other users cannot be seen or ended")
+        yield note(
+            "/proc",
+            seen,
+            "/proc is mounted with hidepid: processes of other users cannot be seen or ended",
+        )
         return
     yield ok("/proc", f"{pids} processes are visible")
 
@@ -82,7 +86,9 @@ def trial() -> Iterator[Finding]:
     script = "(trap '' HUP TERM; exec sleep 300) >/dev/null 2>&1 & echo done"
     fix = "in a container or a sandbox, allow prctl, pidfd_open and AF_UNIX sockets"
     try:
-        finished = asyncio.run(execute(["sh", "-c", script], timeout=TRIAL_SECONDS_MAX, grace=0.2, linger=0.0))
+        finished = asyncio.run(
+            execute(["sh", "-c", script], timeout=TRIAL_SECONDS_MAX, grace=0.2, linger=0.0)
+        )
     except BanksmanError as exc:
         yield wrong(name, f"cannot run a command: {exc.args[0]}", exc.hint or fix)
         return
@@ -94,7 +100,10 @@ def trial() -> Iterator[Finding]:
     elif not finished.swept:
         yield wrong(name, "the process that a command left running was not found", fix)
     else:
-        yield ok(name, f"a command, and the process that it left running, were ended in {finished.seconds:.1f} s")
+        yield ok(
+            name,
+            f"a command, and the process that it left running, were ended in {finished.seconds:.1f} s",
+        )
 
 
 def python() -> Iterator[Finding]:
@@ -116,7 +125,9 @@ def packages() -> Iterator[Finding]:
     ours = f"banksman {banksman.__version__}"
     if missing:
         fix = "pip install 'banksman[server]'"
-        needed = f"not installed: {', '.join(missing)} (needed by serve, and by verbs without a server)"
+        needed = (
+            f"not installed: {', '.join(missing)} (needed by serve, and by verbs without a server)"
+        )
         yield note("packages", f"{ours}; {needed}", fix)
     else:
         yield ok("packages", f"{ours}, {seen}")
@@ -129,7 +140,9 @@ def fds() -> Iterator[Finding]:
     seen = f"soft limit {soft}, hard limit {many}"
     # The hard limit counts, because a server raises its soft limit to it.
     if hard != resource.RLIM_INFINITY and hard < FDS_LOW:
-        fix = "raise the hard limit (ulimit -Hn, or LimitNOFILE= of a unit): each client needs an fd"
+        fix = (
+            "raise the hard limit (ulimit -Hn, or LimitNOFILE= of a unit): each client needs an fd"
+        )
         yield wrong("fd limit", seen, fix)
     else:
         yield ok("fd limit", seen)
@@ -137,9 +150,17 @@ def fds() -> Iterator[Finding]:
 
 def words() -> Iterator[Finding]:
     """Check that the locale is UTF-8."""
-    spoken = locale.getencoding() if hasattr(locale, "getencoding") else locale.getpreferredencoding(do_setlocale=False)
+    spoken = (
+        locale.getencoding()
+        if hasattr(locale, "getencoding")
+        else locale.getpreferredencoding(do_setlocale=False)
+    )
     if spoken.lower().replace("-", "") not in ("utf8", "utf_8"):
-        yield note("locale", f"{spoken}: characters that it lacks are shown as escapes", "export LC_ALL=C.UTF-8")
+        yield note(
+            "locale",
+            f"{spoken}: characters that it lacks are shown as escapes",
+            "export LC_ALL=C.UTF-8",
+        )
     else:
         yield ok("locale", spoken)
 
@@ -148,7 +169,9 @@ def temporary_folder() -> Iterator[Finding]:
     """Check that the temporary folder can be written and has free space."""
     folder = tempfile.gettempdir()
     if not os.access(folder, os.W_OK | os.X_OK):
-        yield wrong("temporary folder", f"cannot write to {folder}", "set TMPDIR to a writable folder")
+        yield wrong(
+            "temporary folder", f"cannot write to {folder}", "set TMPDIR to a writable folder"
+        )
         return
     yield room("temporary folder", folder)
 

@@ -98,7 +98,9 @@ def sockets() -> Iterator[Finding]:
 def private(name: str, path: Path, found: os.stat_result, *, may_be_read: bool) -> Finding:
     """Check that other users cannot change a file, and cannot read it unless `may_be_read`."""
     if found.st_uid != os.geteuid():
-        return wrong(name, f"{path} belongs to user {found.st_uid}", f"chown -R {os.geteuid()} {path}")
+        return wrong(
+            name, f"{path} belongs to user {found.st_uid}", f"chown -R {os.geteuid()} {path}"
+        )
     if found.st_mode & 0o022:
         return wrong(name, f"other users can change {path} ({_mode(found)})", f"chmod go-w {path}")
     if not may_be_read and found.st_mode & 0o077:

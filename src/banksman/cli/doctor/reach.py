@@ -27,7 +27,9 @@ def server() -> Iterator[Finding]:
     if not is_there(place):
         if chosen.is_set:
             fix = f"start the server, or remove the url from {chosen.origin}"
-            yield wrong("server", f"no server answers at {place.url}, which {chosen.origin} names", fix)
+            yield wrong(
+                "server", f"no server answers at {place.url}, which {chosen.origin} names", fix
+            )
         else:
             seen = f"no server answers at {place.url}: it died and left its announcement"
             yield note("server", seen, "banksman doctor --sweep")
@@ -35,7 +37,9 @@ def server() -> Iterator[Finding]:
     try:
         found = Client(lambda: place).get("/v1/server")
     except NotLetIn as exc:
-        yield wrong("server", exc.args[0], exc.hint or "set BANKSMAN_TOKEN to the token of that server")
+        yield wrong(
+            "server", exc.args[0], exc.hint or "set BANKSMAN_TOKEN to the token of that server"
+        )
         return
     except ClientError as exc:
         yield wrong("server", exc.args[0], exc.hint or "check that Banksman listens there")

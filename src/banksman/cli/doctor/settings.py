@@ -41,10 +41,20 @@ def file_mode() -> Iterator[Finding]:
     except FileNotFoundError:
         return
     if mode & 0o022:
-        yield wrong("settings file", f"other users can change {path} (mode {mode:o})", f"chmod go-w {path}")
-    secrets = [one.key.name for one in config.load() if one.key.is_secret and one.value and one.origin == str(path)]
+        yield wrong(
+            "settings file", f"other users can change {path} (mode {mode:o})", f"chmod go-w {path}"
+        )
+    secrets = [
+        one.key.name
+        for one in config.load()
+        if one.key.is_secret and one.value and one.origin == str(path)
+    ]
     if secrets and mode & 0o044:
-        yield wrong("settings file", f"other users can read {', '.join(secrets)} in {path}", f"chmod 600 {path}")
+        yield wrong(
+            "settings file",
+            f"other users can read {', '.join(secrets)} in {path}",
+            f"chmod 600 {path}",
+        )
 
 
 def variables() -> Iterator[Finding]:

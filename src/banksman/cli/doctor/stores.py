@@ -50,7 +50,9 @@ def checks(which: DoctorOptions) -> list[Check]:
             yield from _sqlite_store(path)
         if which.store is not None and not which.store.startswith(_KNOWN):
             yield wrong(
-                "store", f"unknown kind of store: {which.store!r:.100}", "pass sqlite:PATH, or nats://HOST:4222"
+                "store",
+                f"unknown kind of store: {which.store!r:.100}",
+                "pass sqlite:PATH, or nats://HOST:4222",
             )
 
     return [store, *cluster_checks(which)]
@@ -71,7 +73,11 @@ def _sqlite_store(path: Path) -> Iterator[Finding]:
             if verdict.fix:
                 yield verdict
     if not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
-        yield wrong("store", f"cannot write to {path}", f"let this user write to it and to its folder {path.parent}")
+        yield wrong(
+            "store",
+            f"cannot write to {path}",
+            f"let this user write to it and to its folder {path.parent}",
+        )
     yield room("disk", str(path.parent))
 
 
@@ -131,7 +137,9 @@ def _nats_store(address: StoreAddress, monitors: tuple[str, ...]) -> Iterator[Fi
         yield from _size(address, found)
         yield from _streams(address, found)
         ids = {server.id for server in found.servers}
-        yield from map(_room, asyncio.run(cluster_health.look_at_usage(address, ids, monitors=monitors)))
+        yield from map(
+            _room, asyncio.run(cluster_health.look_at_usage(address, ids, monitors=monitors))
+        )
         yield from _access(address, found)
         if _has(found, f"{address.prefix}-events") and _has(found, f"{address.prefix}-records"):
             yield from _contents(address.prefix, asyncio.run(store_check.look(address)))
@@ -151,12 +159,18 @@ def _server(server: NatsServer) -> Finding:
     version = ".".join(map(str, server.version))
     seen = f"{server.place} is {server.name}, nats-server {version}"
     if not server.is_recent:
-        return wrong("cluster", seen, "upgrade it to 2.12 or newer, which can change several records atomically")
+        return wrong(
+            "cluster",
+            seen,
+            "upgrade it to 2.12 or newer, which can change several records atomically",
+        )
     if not server.has_jetstream:
         return wrong("cluster", f"{seen}, without JetStream", f"turn it on; {SEE}")
     if server.payload_bytes_max < PAYLOAD_BYTES_MIN:
         seen += f", accepts messages of at most {server.payload_bytes_max} bytes"
-        return wrong("cluster", seen, f"set max_payload to {PAYLOAD_BYTES_MIN} (the default) or more")
+        return wrong(
+            "cluster", seen, f"set max_payload to {PAYLOAD_BYTES_MIN} (the default) or more"
+        )
     return ok("cluster", seen)
 
 
@@ -167,7 +181,11 @@ def _size(address: StoreAddress, found: ClusterHealth) -> Iterator[Finding]:
         fix = "name all (HOST:PORT,HOST:PORT): a host that starts while one is down needs another"
         yield note("cluster", seen, fix)
     if size == 2:
-        yield wrong("cluster", "with two servers, both must be up", "run three servers: then one may be down")
+        yield wrong(
+            "cluster",
+            "with two servers, both must be up",
+            "run three servers: then one may be down",
+        )
 
 
 def _streams(address: StoreAddress, found: ClusterHealth) -> Iterator[Finding]:
@@ -177,14 +195,22 @@ def _streams(address: StoreAddress, found: ClusterHealth) -> Iterator[Finding]:
             fix = "start more than half of its servers; acknowledged data is kept meanwhile"
             yield wrong("cluster", f"{seen}: it has no leader, and accepts nothing", fix)
         elif stream.late:
-            yield wrong("cluster", f"{seen}: {', '.join(stream.late)} lags or is gone", "start it, or let it catch up")
+            yield wrong(
+                "cluster",
+                f"{seen}: {', '.join(stream.late)} lags or is gone",
+                "start it, or let it catch up",
+            )
         elif stream.replicas == 1:
             yield _alone(stream.name, found.cluster_size)
         else:
             yield ok("cluster", seen)
         if stream.lease is not None and stream.lease != address.lease:
             seen = f"the lease of hosts of {address} is {stream.lease:g} s, but the URL says lease={address.lease:g}"
-            yield wrong("cluster", seen, f"set lease={stream.lease:g}: otherwise two hosts may own one session")
+            yield wrong(
+                "cluster",
+                seen,
+                f"set lease={stream.lease:g}: otherwise two hosts may own one session",
+            )
     if found.missing and not found.streams:
         yield ok("cluster", f"{address} has no sessions yet: the first host creates its streams")
     elif found.streams:
@@ -198,10 +224,16 @@ def _access(address: StoreAddress, found: ClusterHealth) -> Iterator[Finding]:
     """
     if found.is_open:
         seen = f"{address} accepts clients without credentials: each can run programs on every host"
-        yield wrong("access", seen, f"require an account with a user and a password, or creds=; {SEE}")
+        yield wrong(
+            "access", seen, f"require an account with a user and a password, or creds=; {SEE}"
+        )
     else:
         yield ok("access", f"{address} requires credentials")
-    plain = [server.place for server in found.servers if not (server.fault or server.has_tls or _is_here(server.place))]
+    plain = [
+        server.place
+        for server in found.servers
+        if not (server.fault or server.has_tls or _is_here(server.place))
+    ]
     if plain and not address.tls:
         seen = f"{', '.join(plain)}: no TLS, so the network can read credentials and all output of agents"
         yield wrong("access", seen, f"turn TLS on, and use tls:// in the URL; {SEE}")
@@ -228,7 +260,9 @@ def _contents(prefix: str, found: StoreContents) -> Iterator[Finding]:
         seen = f"events under {subject} belong to no session: a deletion was interrupted, or is in progress"
         yield note("remains", seen, f"nats stream purge {prefix}-events --subject {subject}")
     for name in found.blobs[:REMAINS_MAX]:
-        seen = f"the blob {name} belongs to no session: a deletion was interrupted, or is in progress"
+        seen = (
+            f"the blob {name} belongs to no session: a deletion was interrupted, or is in progress"
+        )
         yield note("remains", seen, f"nats object del {prefix}-blobs {name}")
     left = max(0, len(found.remains) - REMAINS_MAX) + max(0, len(found.blobs) - REMAINS_MAX)
     if left:
@@ -244,7 +278,9 @@ def _room(found: StorageUse) -> Finding:
     if found.limit_bytes is None or share is None:
         return ok("storage", f"{found.place} stores {used}, without a limit")
     seen = f"{found.place} stores {used}, {share:.0%} of {_size_in_words(found.limit_bytes)}"
-    fix = "raise max_file_store or the account's limit, or delete sessions (banksman close --forget)"
+    fix = (
+        "raise max_file_store or the account's limit, or delete sessions (banksman close --forget)"
+    )
     if share >= FULL_MAX:
         return wrong("storage", f"{seen}: a full server accepts nothing", fix)
     return note("storage", seen, fix) if share > FULL_HIGH else ok("storage", seen)

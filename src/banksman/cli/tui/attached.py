@@ -38,7 +38,13 @@ class AttachScreen:
     """Live screen of one session. Runs in the thread of the loop, which is the main thread."""
 
     def __init__(
-        self, loop: ScreenLoop, client: Client, session: dict[str, Any], keyboard: Keyboard, *, priority: str
+        self,
+        loop: ScreenLoop,
+        client: Client,
+        session: dict[str, Any],
+        keyboard: Keyboard,
+        *,
+        priority: str,
     ) -> None:
         self._loop = loop
         self._client = client
@@ -70,17 +76,26 @@ class AttachScreen:
         try:
             self._enter()
             self._screen.line(
-                f"{session['name'] or session['id']}, {session['agent']}, {session['state']}", TextStyle.BOLD
+                f"{session['name'] or session['id']}, {session['agent']}, {session['state']}",
+                TextStyle.BOLD,
             )
-            self._stop_following = follow(loop, self._client, session["id"], after=after, is_partial=True)
+            self._stop_following = follow(
+                loop, self._client, session["id"], after=after, is_partial=True
+            )
             loop.send(_QUESTIONS, lambda: self._client.get(f"{self._path}/questions"))
             while self._code is None:
-                for thing in loop.things(TICK_SECONDS if self._screen.moves or self._questions else None):
+                for thing in loop.things(
+                    TICK_SECONDS if self._screen.moves or self._questions else None
+                ):
                     self._take(thing)
                 self._ask_first()
                 self._screen.tick()
             if self._running is not None:
-                goes_on = "the running turn finishes first; Ctrl-C stops it" if is_alone else "the session continues"
+                goes_on = (
+                    "the running turn finishes first; Ctrl-C stops it"
+                    if is_alone
+                    else "the session continues"
+                )
                 self._screen.line(f"left; {goes_on}")
             return self._code
         finally:
@@ -96,7 +111,7 @@ class AttachScreen:
         self._loop.stop_listening()
         self._screen.leave()
 
-    # -- input from the loop -----------------------------------------------------------------------
+    # -- input from the loop ----------------------------------------------------------------------
     def _take(self, thing: Thing) -> None:
         match thing:
             case EventReceived(event):
@@ -106,7 +121,10 @@ class AttachScreen:
             case Signalled(number):
                 self._signal(number)
             case Connected(is_there):
-                self._screen.line("connected again" if is_there else "connection lost, trying again", TextStyle.ASKS)
+                self._screen.line(
+                    "connected again" if is_there else "connection lost, trying again",
+                    TextStyle.ASKS,
+                )
             case CallDone(errand, result, error):
                 self._done(errand, result, error)
             case FeedEnded(error):
@@ -116,7 +134,9 @@ class AttachScreen:
 
     def _event(self, event: Event) -> None:
         if event["kind"] == "stream.gap":
-            self._screen.line(f"events {event['first']} to {event['last']} are no longer kept", TextStyle.BAD)
+            self._screen.line(
+                f"events {event['first']} to {event['last']} are no longer kept", TextStyle.BAD
+            )
             return
         self._teller.tell(event)
         body, turn = event["body"], event["turn"]
@@ -148,7 +168,7 @@ class AttachScreen:
         elif kind == _ANSWER and error is not None:
             self._screen.line(f"cannot answer the question: {error}", TextStyle.BAD)
 
-    # -- keys and signals --------------------------------------------------------------------------
+    # -- keys and signals -------------------------------------------------------------------------
     def _key(self, key: str) -> None:
         if self._editor.text == "":
             if isinstance(key, KeyPress) and key == "end-of-input":
@@ -170,7 +190,9 @@ class AttachScreen:
         # The key makes the ask idempotent: after a lost reply the retry starts no second turn.
         key = uuid.uuid4().hex
         self._lines_sent[key] = line
-        self._loop.send(f"{_ASK} {key}", lambda: self._client.post(f"{self._path}/turns", body, key=key))
+        self._loop.send(
+            f"{_ASK} {key}", lambda: self._client.post(f"{self._path}/turns", body, key=key)
+        )
 
     def _signal(self, number: int) -> None:
         match number:
@@ -188,7 +210,9 @@ class AttachScreen:
         if turn is not None and turn != self._stopping:
             self._stopping = turn
             self._screen.line("stopping the turn; Ctrl-C again leaves", TextStyle.ASKS)
-            self._loop.send(_INTERRUPT, lambda: interrupt_turn(self._client, self._session["id"], turn))
+            self._loop.send(
+                _INTERRUPT, lambda: interrupt_turn(self._client, self._session["id"], turn)
+            )
         elif turn is None and self._editor.text:
             self._editor.clear()
         else:
@@ -203,13 +227,15 @@ class AttachScreen:
         self._enter()
         self._screen.redraw()
 
-    # -- questions ---------------------------------------------------------------------------------
+    # -- questions --------------------------------------------------------------------------------
     @property
     def _takes_answers(self) -> bool:
         return bool(self._questions) and time.monotonic() >= self._asked_at + GUARD_SECONDS
 
     def _add(self, question: question_view.QuestionView) -> None:
-        if question.id not in self._settled and all(question.id != each.id for each in self._questions):
+        if question.id not in self._settled and all(
+            question.id != each.id for each in self._questions
+        ):
             self._questions.append(question)
             if len(self._questions) == 1:
                 self._asked_at = time.monotonic()
@@ -227,7 +253,9 @@ class AttachScreen:
             line = f"{question.title} (clear the line to answer with a key)"
         self._screen.ask(question, line)
 
-    def _choose(self, question: question_view.QuestionView, choice: question_view.KeyChoice) -> None:
+    def _choose(
+        self, question: question_view.QuestionView, choice: question_view.KeyChoice
+    ) -> None:
         body = choice.body
         if body is None:
             self._interrupt()

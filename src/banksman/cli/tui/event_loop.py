@@ -23,7 +23,13 @@ from types import FrameType
 from typing import Any, Self, cast
 
 from banksman.cli.client.client import Client, NoServer, Problem
-from banksman.cli.client.event_stream import READ_BYTES_MAX, SILENCE_SECONDS_MAX, Event, EventFollower, SseParser
+from banksman.cli.client.event_stream import (
+    READ_BYTES_MAX,
+    SILENCE_SECONDS_MAX,
+    Event,
+    EventFollower,
+    SseParser,
+)
 from banksman.cli.tui.keyboard import Decoder, Keyboard
 from banksman.errors import BanksmanError
 
@@ -126,7 +132,7 @@ class ScreenLoop:
             os.close(self._wake)
             os.close(self._wakes)
 
-    # -- input -------------------------------------------------------------------------------------
+    # -- input ------------------------------------------------------------------------------------
     def catch(self, *numbers: int) -> None:
         """Deliver these signals as `Signalled`.
 
@@ -167,7 +173,7 @@ class ScreenLoop:
             if not self._is_closed:
                 os.write(self._wake, b"\0")
 
-    # -- work in other threads ---------------------------------------------------------------------
+    # -- work in other threads --------------------------------------------------------------------
     def send(self, errand: str, call: Callable[[], Any]) -> None:
         """Run a call in a thread and deliver its result as `CallDone`."""
 
@@ -199,7 +205,7 @@ class ScreenLoop:
 
         threading.Thread(target=run, name="banksman-follow", daemon=True).start()
 
-    # -- wait --------------------------------------------------------------------------------------
+    # -- wait -------------------------------------------------------------------------------------
     def things(self, seconds: float | None) -> list[Thing]:
         """Return everything that has arrived; else wait for the next input, or a `Tick`.
 
@@ -216,7 +222,12 @@ class ScreenLoop:
                 left = min(ESCAPE_SECONDS, ESCAPE_SECONDS if left is None else left)
             ready = self._selector.select(left)
             self._take_ready(ready)
-            if not ready and not self._posted and deadline is not None and time.monotonic() >= deadline:
+            if (
+                not ready
+                and not self._posted
+                and deadline is not None
+                and time.monotonic() >= deadline
+            ):
                 return [Tick()]
         found: list[Thing] = []
         while self._posted:
@@ -279,7 +290,9 @@ def follow(
     return left.set
 
 
-def news(client: Client, *, on_lost: Callable[[], None], on_back: Callable[[], None]) -> Iterator[Event]:
+def news(
+    client: Client, *, on_lost: Callable[[], None], on_back: Callable[[], None]
+) -> Iterator[Event]:
     """Yield new events of all sessions, without agent frames. Never ends.
 
     The events tell the reader what to fetch again. Events during a lost connection are missed, so

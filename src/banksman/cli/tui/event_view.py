@@ -69,7 +69,9 @@ class EventPrinter:
                 self.end(event["at"])
                 if self._is_whole_session:
                     began = self._started.pop(event["turn"], None)
-                    self._screen.line(outcome_in_words(body["outcome"], body, event["at"], began), _look_of(body))
+                    self._screen.line(
+                        outcome_in_words(body["outcome"], body, event["at"], began), _look_of(body)
+                    )
             case _ if self._is_whole_session:
                 self._tell_session(event)
             case _:
@@ -84,7 +86,7 @@ class EventPrinter:
         self._tools.clear()
         self._screen.busy(None)
 
-    # -- the agent's updates -----------------------------------------------------------------------
+    # -- the agent's updates ----------------------------------------------------------------------
     def _piece(self, update: Event) -> None:
         kind, text = str(update.get("sessionUpdate")), _text_of(update)
         self._pieces[kind] = self._pieces.get(kind, "") + text
@@ -145,7 +147,10 @@ class EventPrinter:
         self._screen.busy("thinking")
 
     def _call(self, update: Event, at: float) -> None:
-        id, title = str(update.get("toolCallId")), _cut(str(update.get("title")), TITLE_CHARACTERS_MAX)
+        id, title = (
+            str(update.get("toolCallId")),
+            _cut(str(update.get("title")), TITLE_CHARACTERS_MAX),
+        )
         self._end_text()
         if id not in self._tools and not self._screen.is_watched:
             # Without a live status line, the output must record which tool was started, and when.
@@ -181,13 +186,17 @@ class EventPrinter:
             return
         entries: Any = update.get("entries")
         self._end_text()
-        for entry in cast("list[Any]", entries)[:PLAN_ENTRIES_MAX] if isinstance(entries, list) else ():
+        for entry in (
+            cast("list[Any]", entries)[:PLAN_ENTRIES_MAX] if isinstance(entries, list) else ()
+        ):
             if isinstance(entry, dict):
                 said = cast("Event", entry)
                 sign = {"completed": "✓", "in_progress": "→"}.get(str(said.get("status")), "·")
-                self._screen.line(f"  {sign} {_cut(str(said.get('content')), TITLE_CHARACTERS_MAX)}")
+                self._screen.line(
+                    f"  {sign} {_cut(str(said.get('content')), TITLE_CHARACTERS_MAX)}"
+                )
 
-    # -- events of the session ---------------------------------------------------------------------
+    # -- events of the session --------------------------------------------------------------------
     def _begin(self, event: Event) -> None:
         turn = event["turn"]
         if len(self._started) < KNOWN_MAX:
@@ -203,7 +212,9 @@ class EventPrinter:
         body = event["body"]
         match event["kind"]:
             case "turn.queued":
-                prompt = _cut(" ".join(prompt_of(body.get("prompt")).split()), PROMPT_CHARACTERS_MAX)
+                prompt = _cut(
+                    " ".join(prompt_of(body.get("prompt")).split()), PROMPT_CHARACTERS_MAX
+                )
                 if len(self._prompts) < KNOWN_MAX:
                     self._prompts[event["turn"]] = prompt
                 if self._started:
@@ -242,7 +253,9 @@ class EventPrinter:
         self._screen.line(text, look)
 
 
-def outcome_in_words(kind: str, told: Event, at: float | None = None, began: float | None = None) -> str:
+def outcome_in_words(
+    kind: str, told: Event, at: float | None = None, began: float | None = None
+) -> str:
     """Describe an outcome in one line. `told`: the outcome, or the body of a `turn.ended`."""
     clock = f" by the {told['clock']} clock" if told.get("clock") else ""
     money = "" if told.get("cost") is None else f", ${told['cost']:.4f}"

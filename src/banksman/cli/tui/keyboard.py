@@ -126,7 +126,9 @@ class Decoder:
                 found.append(KeyPress(_CONTROLS[data[0]]))
                 data = data[1:]
             else:
-                size = next((at for at, byte in enumerate(data) if byte < 0x20 or byte == 0x7F), len(data))
+                size = next(
+                    (at for at, byte in enumerate(data) if byte < 0x20 or byte == 0x7F), len(data)
+                )
                 # An unknown control character is skipped.
                 found += self._letters.decode(data[:size])
                 data = data[size or 1 :]
@@ -220,7 +222,10 @@ class Keyboard:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -311,7 +316,9 @@ class LineEditor:
                 self.cursor = self._word_begin()
             case "word-right":
                 rest = self.text[self.cursor :]
-                self.cursor += len(rest) - len(rest.lstrip()) + len((rest.split(None, 1) or [""])[0])
+                self.cursor += (
+                    len(rest) - len(rest.lstrip()) + len((rest.split(None, 1) or [""])[0])
+                )
             case "home":
                 self.cursor = 0
             case "end":

@@ -37,7 +37,13 @@ _WORDS = ("description", "title", "reason", "decision_reason")
 # Details that are not shown: ids and options for programs. All other details of the agent are
 # shown.
 _NOT_SHOWN = (
-    *("options", "permission_suggestions", "availableDecisions", "proposedExecpolicyAmendment", "commandActions"),
+    *(
+        "options",
+        "permission_suggestions",
+        "availableDecisions",
+        "proposedExecpolicyAmendment",
+        "commandActions",
+    ),
     *("toolCallId", "tool_use_id", "agent_id", "status", "_meta", "display_name"),
     *("itemId", "threadId", "turnId", "callId", "conversationId", "approvalId", "startedAtMs"),
 )
@@ -78,12 +84,16 @@ _Line = tuple[str, str]
 
 def _is_short(subject: list[_Line]) -> bool:
     return not subject or (
-        len(subject) == 1 and subject[0][0] != _AGENT and len("".join(subject[0])) <= TITLE_CHARACTERS_MAX
+        len(subject) == 1
+        and subject[0][0] != _AGENT
+        and len("".join(subject[0])) <= TITLE_CHARACTERS_MAX
     )
 
 
 def _titled(asked: Asked, subject: list[_Line]) -> str:
-    tool = as_line(asked.get("tool") or asked.get("wants") or "", characters_max=TITLE_CHARACTERS_MAX)
+    tool = as_line(
+        asked.get("tool") or asked.get("wants") or "", characters_max=TITLE_CHARACTERS_MAX
+    )
     if not subject:
         return tool
     if _is_short(subject):
@@ -101,10 +111,21 @@ def _subject(asked: Asked) -> list[_Line]:
     rest = [name for name in given if name not in first and not _is_words(name, given[name])]
     found = [line for name in (*first, *rest) for line in _member(name, given[name])]
     for name, value in details.items():
-        if name not in _NOT_SHOWN and not _is_words(name, value) and value not in (None, "", [], {}):
+        if (
+            name not in _NOT_SHOWN
+            and not _is_words(name, value)
+            and value not in (None, "", [], {})
+        ):
             found += _member(name, value)
-    words = [each[name] for each in (given, details) for name in _WORDS if _is_words(name, each.get(name))]
-    known = {value for name, value in given.items() if isinstance(value, str) and name not in _WORDS}
+    words = [
+        each[name]
+        for each in (given, details)
+        for name in _WORDS
+        if _is_words(name, each.get(name))
+    ]
+    known = {
+        value for name, value in given.items() if isinstance(value, str) and name not in _WORDS
+    }
     for text in dict.fromkeys(words):
         # A title that only repeats the command adds nothing.
         if text not in known:
@@ -131,11 +152,16 @@ def _member(name: str, value: Any, depth: int = 0) -> list[_Line]:
             return [(f"{indent}{label}: ", lines[0])]
         return [(f"{indent}{label}:", ""), *((f"{indent}  ", line) for line in lines)]
     inside: dict[str, Any] = _mapping(value)
-    if isinstance(value, list) and any(isinstance(each, dict | list) for each in cast("list[Any]", value)):
+    if isinstance(value, list) and any(
+        isinstance(each, dict | list) for each in cast("list[Any]", value)
+    ):
         inside = {f"{name}[{number}]": each for number, each in enumerate(cast("list[Any]", value))}
     if not inside or depth >= DEPTH_MAX:
         return [(f"{indent}{label}: ", _collapsed(as_line(json.dumps(value, ensure_ascii=False))))]
-    return [(f"{indent}{label}:", ""), *(line for each in inside for line in _member(each, inside[each], depth + 1))]
+    return [
+        (f"{indent}{label}:", ""),
+        *(line for each in inside for line in _member(each, inside[each], depth + 1)),
+    ]
 
 
 def _lines(text: str) -> list[str]:
@@ -219,10 +245,18 @@ def question_of(asked: Asked, turn: str | None) -> QuestionView:
     id = str(asked.get("question") or asked.get("id"))
     if asked.get("wants") == "elicitation":
         # The agent wants a form, which a key cannot fill in.
-        said = _mapping(asked.get("details")).get("message") or asked.get("tool") or "the agent requests input"
+        said = (
+            _mapping(asked.get("details")).get("message")
+            or asked.get("tool")
+            or "the agent requests input"
+        )
         title = f"{_cut(said)} — fill it in on the page, or"
-        return QuestionView(id, turn, title, (KeyChoice("decline", "d", {"decision": "deny"}), _INTERRUPT))
-    return QuestionView(id, turn, f"{title_of(asked)} — allow?", (*_offered(asked), _INTERRUPT), subject_of(asked))
+        return QuestionView(
+            id, turn, title, (KeyChoice("decline", "d", {"decision": "deny"}), _INTERRUPT)
+        )
+    return QuestionView(
+        id, turn, f"{title_of(asked)} — allow?", (*_offered(asked), _INTERRUPT), subject_of(asked)
+    )
 
 
 def _offered(asked: Asked) -> tuple[KeyChoice, ...]:
@@ -236,7 +270,11 @@ def _offered(asked: Asked) -> tuple[KeyChoice, ...]:
     for option in map(_mapping, cast("list[Any]", options) if isinstance(options, list) else []):
         id, name, kind = (option.get(member) for member in ("optionId", "name", "kind"))
         if isinstance(id, str) and isinstance(name, str) and len(found) < OPTIONS_MAX - 1:
-            found.append(KeyChoice(_cut(name, 60), letters.pop(str(kind).partition("_")[0], ""), {"decision": id}))
+            found.append(
+                KeyChoice(
+                    _cut(name, 60), letters.pop(str(kind).partition("_")[0], ""), {"decision": id}
+                )
+            )
     return tuple(found) or (_ALLOW, _DENY)
 
 

@@ -172,7 +172,9 @@ class PlainScreen:
     and failures are shown.
     """
 
-    def __init__(self, *, hint: str = "Ctrl-C interrupts", has_text: bool = True, has_lines: bool = True) -> None:
+    def __init__(
+        self, *, hint: str = "Ctrl-C interrupts", has_text: bool = True, has_lines: bool = True
+    ) -> None:
         self._out, self._err = stdout_style(), stderr_style()
         self._has_text, self._has_lines = has_text, has_lines
         self._status = ScreenStatus(hint)
@@ -211,7 +213,9 @@ class PlainScreen:
             return
         self._begin_line()
         line = as_line(text, characters_max=LINE_CHARACTERS_MAX)
-        for row in wrapped(line, size_of(sys.stderr)[0], indent="  ") if self._err.is_terminal else (line,):
+        for row in (
+            wrapped(line, size_of(sys.stderr)[0], indent="  ") if self._err.is_terminal else (line,)
+        ):
             say_aside(look.on(self._err, row))
 
     def block(self, lines: Sequence[str]) -> None:
@@ -398,7 +402,9 @@ class LiveScreen:
         line, cursor = self._editor.row(columns, PROMPT)
         bottom = [line]
         if self._question is not None:
-            asked = wrapped(as_line(self._asks, characters_max=LINE_CHARACTERS_MAX), columns, indent="  ")
+            asked = wrapped(
+                as_line(self._asks, characters_max=LINE_CHARACTERS_MAX), columns, indent="  "
+            )
             # The keys are at the end of the question and must be visible.
             shown = asked[-max(1, room - 2) :]
             bottom = [*(self._style.yellow(row) for row in shown), *bottom]

@@ -118,7 +118,7 @@ class SessionBoard:
         self._loop.stop_listening()
         write_terminal(_LEAVE)
 
-    # -- fetching ----------------------------------------------------------------------------------
+    # -- fetching ---------------------------------------------------------------------------------
     def _wait_seconds(self) -> float:
         if self._is_looking or not (self._dirty or self._is_all_dirty):
             return REDRAW_SECONDS
@@ -137,7 +137,9 @@ class SessionBoard:
         self._dirty, self._is_all_dirty, self._is_looking = set(), False, True
         self._looked_at = time.monotonic()
         survey = self._survey
-        self._loop.send("all" if is_all else "some", survey.all if is_all else lambda: survey.some(ids))
+        self._loop.send(
+            "all" if is_all else "some", survey.all if is_all else lambda: survey.some(ids)
+        )
 
     def _seen(self, errand: str, result: Any, error: BanksmanError | None) -> None:
         self._is_looking = False
@@ -155,7 +157,7 @@ class SessionBoard:
     def _ordered(self) -> list[SessionRow]:
         return sorted(self._rows.values(), key=lambda row: row.rank)
 
-    # -- input from the loop -----------------------------------------------------------------------
+    # -- input from the loop ----------------------------------------------------------------------
     def _take(self, thing: Thing) -> None:
         match thing:
             case EventReceived(event):
@@ -168,7 +170,9 @@ class SessionBoard:
             case CallDone(errand, result, error) if errand in ("all", "some"):
                 self._seen(errand, result, error)
             case CallDone("interrupt", result, error):
-                self._note = receipt_in_words(result) if error is None else f"cannot stop the turn: {error}"
+                self._note = (
+                    receipt_in_words(result) if error is None else f"cannot stop the turn: {error}"
+                )
             case Typed(key):
                 self._key(key)
             case Signalled(signal.SIGINT):
@@ -218,7 +222,11 @@ class SessionBoard:
         ids = [row.id for row in self._ordered]
         if ids:
             # Nothing is selected at first. The first step selects the first or the last row.
-            place = ids.index(self._selected) + by if self._selected in ids else (0 if by > 0 else len(ids) - 1)
+            place = (
+                ids.index(self._selected) + by
+                if self._selected in ids
+                else (0 if by > 0 else len(ids) - 1)
+            )
             self._selected = ids[min(max(place, 0), len(ids) - 1)]
 
     def _ask_to_stop(self) -> None:
@@ -254,7 +262,7 @@ class SessionBoard:
         signal.signal(signal.SIGTSTP, before)
         self._enter()
 
-    # -- drawing -----------------------------------------------------------------------------------
+    # -- drawing ----------------------------------------------------------------------------------
     def _draw(self) -> None:
         columns, height = size_of(sys.stdout)
         rows = self._ordered
@@ -264,9 +272,15 @@ class SessionBoard:
         if self._is_lost:
             top = "connection lost, trying again"
         look = self._style.red if self._is_lost else self._style.dim
-        lines = [look(padded(cut(top, columns), columns)), *self._middle(rows, columns, max(0, height - 2))]
+        lines = [
+            look(padded(cut(top, columns), columns)),
+            *self._middle(rows, columns, max(0, height - 2)),
+        ]
         bottom = padded(cut(as_line(self._bottom()), columns), columns)
-        lines = [*lines[: height - 1], self._style.yellow(bottom) if self._to_stop else self._style.dim(bottom)]
+        lines = [
+            *lines[: height - 1],
+            self._style.yellow(bottom) if self._to_stop else self._style.dim(bottom),
+        ]
         # The drawing has as many lines as the screen, each of full width. Nothing must be cleared
         # first, so nothing flickers.
         write_terminal("\x1b[?7l\x1b[H" + "\r\n".join(lines) + "\x1b[?7h")
@@ -275,7 +289,11 @@ class SessionBoard:
     def _middle(self, rows: list[SessionRow], columns: int, height: int) -> list[str]:
         blank = " " * columns
         if self._shows_help:
-            drawn = [padded(row, columns) for line in _HELP for row in wrapped(line, columns, indent="  ")]
+            drawn = [
+                padded(row, columns)
+                for line in _HELP
+                for row in wrapped(line, columns, indent="  ")
+            ]
         elif not rows:
             drawn = [padded(cut("no sessions yet", columns), columns)]
         else:

@@ -14,7 +14,17 @@ Shown = dict[str, Any]
 
 # States by urgency: a question waits, something is wrong, it runs, it will run, it could run,
 # another host has it, it is over.
-ORDER = ("asks", "wedged", "not movable", "unreachable", "running", "queued", "idle", "elsewhere", "gone")
+ORDER = (
+    "asks",
+    "wedged",
+    "not movable",
+    "unreachable",
+    "running",
+    "queued",
+    "idle",
+    "elsewhere",
+    "gone",
+)
 # In these states a turn holds the session, and more details are fetched.
 BUSY = ("asks", "wedged", "running")
 # Maximum number of sessions to fetch in detail. Rows further down do not fit a screen.
@@ -115,8 +125,17 @@ class SessionRows:
     def all(self) -> dict[str, SessionRow]:
         """Fetch all sessions, and details of the first `CLOSE_MAX` busy ones."""
         found = {row.id: row for row in map(_row, sessions(self._client))}
-        close = sorted((row for row in found.values() if row.state in BUSY), key=lambda row: row.rank)
-        return {**found, **{row.id: row for row in self.some(each.id for each in close[:CLOSE_MAX]).values() if row}}
+        close = sorted(
+            (row for row in found.values() if row.state in BUSY), key=lambda row: row.rank
+        )
+        return {
+            **found,
+            **{
+                row.id: row
+                for row in self.some(each.id for each in close[:CLOSE_MAX]).values()
+                if row
+            },
+        }
 
     def some(self, ids: Iterable[str]) -> dict[str, SessionRow | None]:
         """Fetch these sessions with details. A deleted session maps to None."""
@@ -148,7 +167,11 @@ class SessionRows:
         if known is None or known[0] != turn:
             query = {"before": seq + 1, "limit": EVENTS_MAX, "frames": 0}
             own = self._client.get(f"/v1/sessions/{segment(id)}/events", query)["events"]
-            began = [event["at"] for event in own if event["turn"] == turn and event["kind"] == "turn.started"]
+            began = [
+                event["at"]
+                for event in own
+                if event["turn"] == turn and event["kind"] == "turn.started"
+            ]
             known = self._began[id] = turn, began[-1] if began else None
         return known[1]
 
@@ -201,7 +224,9 @@ def cells(row: SessionRow, now: float) -> dict[str, str]:
         "processes": row.processes,
         "last": None if row.at is None else f"{seconds_in_words(max(0.0, now - row.at))} ago",
     }
-    return {name: as_line(value) if value not in (None, "") else "-" for name, value in said.items()}
+    return {
+        name: as_line(value) if value not in (None, "") else "-" for name, value in said.items()
+    }
 
 
 def plain(rows: Sequence[SessionRow], now: float) -> tuple[Sequence[str], list[list[str]]]:
@@ -210,7 +235,9 @@ def plain(rows: Sequence[SessionRow], now: float) -> tuple[Sequence[str], list[l
     return tuple(head.values()), [[cells(row, now)[name] for name in head] for row in rows]
 
 
-def lines(rows: Sequence[SessionRow], columns: int, now: float, *, style: Style, selected: str | None) -> list[str]:
+def lines(
+    rows: Sequence[SessionRow], columns: int, now: float, *, style: Style, selected: str | None
+) -> list[str]:
     """Return the heading and one line per row, each exactly `columns` wide.
 
     Full-width lines overwrite everything that was drawn before.
@@ -239,7 +266,10 @@ def summary(rows: Sequence[SessionRow]) -> str:
 
 def _widths(heads: dict[str, str], said: list[dict[str, str]], columns: int) -> dict[str, int]:
     """Return the widths of the columns that fit."""
-    widths = {name: max([width(head), *(width(each[name]) for each in said)]) for name, head in heads.items()}
+    widths = {
+        name: max([width(head), *(width(each[name]) for each in said)])
+        for name, head in heads.items()
+    }
     widths["name"] = min(widths["name"], NAME_COLUMNS_MAX)
     wanted, widths["prompt"] = widths["prompt"], PROMPT_COLUMNS_MIN
     for name in DROPPED:
@@ -247,7 +277,9 @@ def _widths(heads: dict[str, str], said: list[dict[str, str]], columns: int) -> 
             break
         widths.pop(name, None)
     if "prompt" in widths:
-        widths["prompt"] = min(max(wanted, PROMPT_COLUMNS_MIN), PROMPT_COLUMNS_MIN + columns - _total(widths))
+        widths["prompt"] = min(
+            max(wanted, PROMPT_COLUMNS_MIN), PROMPT_COLUMNS_MIN + columns - _total(widths)
+        )
     elif _total(widths) > columns:
         # On a very narrow terminal the name is cut. A line that is still too wide ends at the edge.
         widths["name"] = max(NAME_COLUMNS_MIN, widths["name"] - (_total(widths) - columns))

@@ -14,7 +14,16 @@ from banksman.cli.client.client import Client, segment
 from banksman.cli.output import as_text, how_to_answer, say, say_json, stderr_style
 from banksman.cli.server_command import interrupt_turn, receipt_in_words
 from banksman.cli.tui import question_view
-from banksman.cli.tui.event_loop import CallDone, Connected, EventReceived, FeedEnded, ScreenLoop, Thing, Typed, follow
+from banksman.cli.tui.event_loop import (
+    CallDone,
+    Connected,
+    EventReceived,
+    FeedEnded,
+    ScreenLoop,
+    Thing,
+    Typed,
+    follow,
+)
 from banksman.cli.tui.event_view import Event, EventPrinter, outcome_in_words
 from banksman.cli.tui.keyboard import Keyboard, open_keyboard
 from banksman.cli.tui.screen import TICK_SECONDS, PlainScreen, TextStyle
@@ -45,7 +54,9 @@ class Stops:
 
     def begin(self, session: str, turn: str) -> None:
         """Set the turn. A stop that was requested earlier is sent now."""
-        threading.Thread(target=self._stop, args=(session, turn), name="banksman-interrupt", daemon=True).start()
+        threading.Thread(
+            target=self._stop, args=(session, turn), name="banksman-interrupt", daemon=True
+        ).start()
 
     def stop(self) -> None:
         """Stop the turn as the first Ctrl-C does, without counting as one."""
@@ -100,7 +111,12 @@ class TurnWatch:
     """Show one turn. Enter the loop first; everything here runs in its thread."""
 
     def __init__(
-        self, loop: ScreenLoop, stops: Stops, client: Client, session: dict[str, Any], wishes: TurnOptions
+        self,
+        loop: ScreenLoop,
+        stops: Stops,
+        client: Client,
+        session: dict[str, Any],
+        wishes: TurnOptions,
     ) -> None:
         self._loop = loop
         self._stops = stops
@@ -123,7 +139,9 @@ class TurnWatch:
         self._ended: dict[str, Any] | None = None
         self._ended_at = 0.0
 
-    def watch(self, turn: str, *, after: str | None, follows: bool = True, tells_gaps: bool = True) -> dict[str, Any]:
+    def watch(
+        self, turn: str, *, after: str | None, follows: bool = True, tells_gaps: bool = True
+    ) -> dict[str, Any]:
         """Show the turn until its end and return it.
 
         `after`: the cursor to follow from. `follows`: False for a turn that is over, whose outcome
@@ -134,10 +152,16 @@ class TurnWatch:
         self.screen.busy("waiting for the agent")
         is_partial = self._wishes.form == "text"
         if follows:
-            follow(self._loop, self._client, self._session["id"], after=after, is_partial=is_partial)
+            follow(
+                self._loop, self._client, self._session["id"], after=after, is_partial=is_partial
+            )
         else:
             self._fetch_outcome()
-        deadline = None if self._wishes.seconds_max is None else time.monotonic() + self._wishes.seconds_max
+        deadline = (
+            None
+            if self._wishes.seconds_max is None
+            else time.monotonic() + self._wishes.seconds_max
+        )
         try:
             while not self._is_over:
                 for thing in self._loop.things(TICK_SECONDS):
@@ -159,7 +183,7 @@ class TurnWatch:
             return False
         return not self._stops.is_due or time.monotonic() > self._ended_at + RECEIPT_SECONDS_MAX
 
-    # -- input from the loop -----------------------------------------------------------------------
+    # -- input from the loop ----------------------------------------------------------------------
     def _take(self, thing: Thing) -> None:
         match thing:
             case EventReceived(event):
@@ -171,7 +195,9 @@ class TurnWatch:
                     # Pipes get this line, too: the outage may last minutes, and nothing else would
                     # explain the pause.
                     self.screen.line("banksman: connection lost, trying again", TextStyle.ASKS)
-                self.screen.busy("waiting for the agent" if is_there else "connection lost, trying again")
+                self.screen.busy(
+                    "waiting for the agent" if is_there else "connection lost, trying again"
+                )
             case Typed(key):
                 self._key(key)
             case CallDone(errand, result, error):
@@ -207,7 +233,8 @@ class TurnWatch:
         if event["kind"] == "stream.gap":
             if self._tells_gaps:
                 self.screen.line(
-                    f"banksman: events {event['first']} to {event['last']} are no longer kept", TextStyle.BAD
+                    f"banksman: events {event['first']} to {event['last']} are no longer kept",
+                    TextStyle.BAD,
                 )
             return
         body = event["body"]
@@ -236,16 +263,21 @@ class TurnWatch:
         path = f"/v1/sessions/{segment(self._session['id'])}/turns/{segment(self._turn)}"
         self._loop.send(_OUTCOME, lambda: self._client.get(path, {"wait": WAIT_SECONDS}))
 
-    # -- questions ---------------------------------------------------------------------------------
+    # -- questions --------------------------------------------------------------------------------
     def _asked(self, event: Event) -> None:
         body = event["body"]
         question = question_view.question_of(body, event["turn"])
         match self._wishes.on_question:
             case "allow" | "deny" as decision:
-                self._choose(question, question_view.KeyChoice(decision, "", {"decision": decision}))
+                self._choose(
+                    question, question_view.KeyChoice(decision, "", {"decision": decision})
+                )
             case "fail":
                 self.screen.block(question.subject)
-                self.screen.line(f"{question.title} stopping the turn, because on_question is fail", TextStyle.BAD)
+                self.screen.line(
+                    f"{question.title} stopping the turn, because on_question is fail",
+                    TextStyle.BAD,
+                )
                 self._stops.stop()
             case _ if self._can_ask():
                 self._questions.append(question)
@@ -286,7 +318,9 @@ class TurnWatch:
             self._choose(question, choice)
             self._forget(question.id)
 
-    def _choose(self, question: question_view.QuestionView, choice: question_view.KeyChoice) -> None:
+    def _choose(
+        self, question: question_view.QuestionView, choice: question_view.KeyChoice
+    ) -> None:
         body = choice.body
         if body is None:
             self._stops.stop()
@@ -320,7 +354,7 @@ class TurnWatch:
             self._keyboard.close()
             self._keyboard = None
 
-    # -- end ---------------------------------------------------------------------------------------
+    # -- end --------------------------------------------------------------------------------------
     def _tell_end(self, ended: dict[str, Any]) -> None:
         """Print the outcome, and the agent's text if it was not streamed."""
         form, outcome = self._wishes.form, ended["outcome"]
@@ -331,4 +365,6 @@ class TurnWatch:
             say(as_text(outcome["text"]), end="" if outcome["text"].endswith("\n") else "\n")
         lost = "" if outcome["durable"] else " (the log could not be written)"
         told = outcome_in_words(outcome["kind"], outcome, time.time(), self._began)
-        self.screen.line(f"{told}{lost}", TextStyle.DIM if outcome["kind"] == "done" else TextStyle.PLAIN)
+        self.screen.line(
+            f"{told}{lost}", TextStyle.DIM if outcome["kind"] == "done" else TextStyle.PLAIN
+        )

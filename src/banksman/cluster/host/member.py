@@ -21,7 +21,14 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from banksman.cluster.host.takeover import Application, JobRunner, LossAnnouncer, UnownedScan, is_to_go_on, offer_one
+from banksman.cluster.host.takeover import (
+    Application,
+    JobRunner,
+    LossAnnouncer,
+    UnownedScan,
+    is_to_go_on,
+    offer_one,
+)
 from banksman.cluster.host.transcript_copies import TranscriptCopies
 from banksman.cluster.interfaces import Cluster, HostReport
 from banksman.errors import BanksmanError, StoreError
@@ -105,7 +112,10 @@ class Member:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 
@@ -144,16 +154,21 @@ class Member:
         watching = LossAnnouncer(self._host.log, self._cluster, self._is_up)
         self._loops.start(watching.run())
         looking = UnownedScan(
-            self._host.log, self._cluster, lambda: {session.id for session in self._here()}, self._is_up
+            self._host.log,
+            self._cluster,
+            lambda: {session.id for session in self._here()},
+            self._is_up,
         )
         self._loops.start(looking.run())
         if self._card.room:
             self._pulling = self._loops.start(self._pull())
 
     def _announce(self) -> None:
-        self._cluster.hosts.announce(self._card._replace(used=self.used, is_draining=self._phase is not MemberPhase.UP))
+        self._cluster.hosts.announce(
+            self._card._replace(used=self.used, is_draining=self._phase is not MemberPhase.UP)
+        )
 
-    # -- sessions on this host ---------------------------------------------------------------------
+    # -- sessions on this host --------------------------------------------------------------------
     def on_open(self, session: Session) -> None:
         """Answer for a session from now on."""
         if self._phase is not MemberPhase.CLOSED:
@@ -176,7 +191,9 @@ class Member:
 
     async def bring(self, session: str, spec: SessionSpec, past: SessionHistory) -> Sequence[Entry]:
         """Restore the transcript of a session that this host is about to start."""
-        return () if self._transcripts is None else await self._transcripts.bring(session, spec, past)
+        return (
+            () if self._transcripts is None else await self._transcripts.bring(session, spec, past)
+        )
 
     async def wait_heard(self, session: Session) -> None:
         """Wait until other hosts can reach the session here."""
@@ -212,7 +229,7 @@ class Member:
                 self._transcripts.stop()
             self._chores.start(self._answer_for_host())
 
-    # -- jobs --------------------------------------------------------------------------------------
+    # -- jobs -------------------------------------------------------------------------------------
     async def _pull(self) -> None:
         """Pull jobs while there is room, until cancelled."""
         while True:
@@ -237,7 +254,7 @@ class Member:
                 continue
             self._jobs.start(self._taking.take(job)).add_done_callback(lambda _: self._change.set())
 
-    # -- draining ----------------------------------------------------------------------------------
+    # -- draining ---------------------------------------------------------------------------------
     async def drain(self, *, timeout: float | None = None) -> None:
         """Accept no session, let each running turn end, and hand every session over.
 
@@ -301,7 +318,9 @@ class Member:
         """Offer a session that left this host, unless it is deleted or another host has it."""
         for _ in range(OFFERS_MAX):
             known = self._host.log.find(session)
-            if known is None or (known.owner is not None and known.owner.is_alive and not known.owner.is_here):
+            if known is None or (
+                known.owner is not None and known.owner.is_alive and not known.owner.is_here
+            ):
                 return  # It is deleted, or another host has it.
             try:
                 # The release may not have reached other hosts yet. The taker waits for that.

@@ -116,7 +116,9 @@ class LossAnnouncer:
                 continue
             try:
                 speaks_for = speaker(self._cluster.hosts)
-                await self._offer([known for known in self._lost(gone, is_due) if speaks_for(known.id)])
+                await self._offer(
+                    [known for known in self._lost(gone, is_due) if speaks_for(known.id)]
+                )
             except Unreachable as exc:
                 log.debug("cannot offer the sessions of dead hosts: %s, retrying", exc)
                 # Keep the dead hosts: their deaths are not announced a second time.
@@ -129,11 +131,21 @@ class LossAnnouncer:
 
     def _lost(self, gone: set[str], is_due: bool) -> list[KnownSession]:
         """Return the sessions of hosts in `gone`, or of all dead hosts if the search is due."""
-        dead = [owner for owner, _ in self._store.owned() if owner is not None and not owner.is_alive]
+        dead = [
+            owner for owner, _ in self._store.owned() if owner is not None and not owner.is_alive
+        ]
         if not dead or not (gone or is_due):
             return []
-        lost = [known for known in self._store.sessions() if known.owner is not None and not known.owner.is_alive]
-        return lost if is_due else [known for known in lost if known.owner and host_of(known.owner.address) in gone]
+        lost = [
+            known
+            for known in self._store.sessions()
+            if known.owner is not None and not known.owner.is_alive
+        ]
+        return (
+            lost
+            if is_due
+            else [known for known in lost if known.owner and host_of(known.owner.address) in gone]
+        )
 
     async def _offer(self, lost: list[KnownSession]) -> None:
         """Offer sessions concurrently. Raises `Unreachable` after all were tried."""
@@ -172,7 +184,9 @@ def speaker(hosts: Hosts) -> Callable[[str], bool]:
     living = {ours, *(host.id for host in hosts.all() if host.room and not host.is_draining)}
 
     def speaks_for(session: str) -> bool:
-        draw = sorted(living, key=lambda host: hashlib.sha256(f"{session} {host}".encode()).digest())
+        draw = sorted(
+            living, key=lambda host: hashlib.sha256(f"{session} {host}".encode()).digest()
+        )
         # Every host computes the same order for the same set of hosts. Where views differ for a
         # moment, several hosts offer, and the queue stores one job.
         return ours in draw[:SPEAKERS]
@@ -202,7 +216,9 @@ async def offer_one(store: Log, cluster: Cluster, known: KnownSession) -> None:
     hosts = [host for host in cluster.hosts.all() if host.room]
     lacks = {host.name: session_spec.lacking(need, host.labels, host.agents) for host in hosts}
     if hosts and all(lacks.values()) and cluster.records.stuck_of(known.id) is None:
-        told = "; ".join(f"{name} has no {', '.join(missing)}" for name, missing in sorted(lacks.items()))
+        told = "; ".join(
+            f"{name} has no {', '.join(missing)}" for name, missing in sorted(lacks.items())
+        )
         await cluster.records.note_stuck(known.id, f"no host has what it needs: {told}")
 
 
@@ -252,9 +268,13 @@ class UnownedSince:
     def __init__(self) -> None:
         self._since: dict[str, tuple[int, float]] = {}
 
-    def look(self, sessions: Collection[KnownSession], here: Collection[str], now: float) -> list[KnownSession]:
+    def look(
+        self, sessions: Collection[KnownSession], here: Collection[str], now: float
+    ) -> list[KnownSession]:
         """Return the stray sessions to release. `here`: the ids of the sessions open here."""
-        ours = {known.id: known for known in sessions if known.owner is not None and known.owner.is_here}
+        ours = {
+            known.id: known for known in sessions if known.owner is not None and known.owner.is_here
+        }
         before, self._since = self._since, {}
         for known in ours.values():
             if known.id not in here:
@@ -272,7 +292,11 @@ class UnownedScan:
     """
 
     def __init__(
-        self, store: Log, cluster: Cluster, here: Callable[[], Collection[str]], is_on: Callable[[], bool]
+        self,
+        store: Log,
+        cluster: Cluster,
+        here: Callable[[], Collection[str]],
+        is_on: Callable[[], bool],
     ) -> None:
         self._store = store
         self._cluster = cluster
@@ -308,14 +332,18 @@ class UnownedScan:
             self._store.release(known.id, known.epoch)
         await self._offer_left({known.id: known for known in sessions if known.owner is None})
 
-    # -- sessions without an owner -----------------------------------------------------------------
+    # -- sessions without an owner ----------------------------------------------------------------
     async def _offer_left(self, free: dict[str, KnownSession]) -> None:
         """Examine new sessions without an owner, and offer those that have to be resumed."""
         self._seen = {id: seen for id, seen in self._seen.items() if seen.holds_for(free.get(id))}
         speaks_for = speaker(self._cluster.hosts)
-        for known in self._next_of([known for known in free.values() if known.id not in self._seen]):
+        for known in self._next_of(
+            [known for known in free.values() if known.id not in self._seen]
+        ):
             if speaks_for(known.id):
-                self._seen[known.id] = SeenSession(known.epoch, known.seq, await self._need_of(known))
+                self._seen[known.id] = SeenSession(
+                    known.epoch, known.seq, await self._need_of(known)
+                )
         for id, seen in self._seen.items():
             if seen.need is None or not speaks_for(id):
                 continue
@@ -330,7 +358,9 @@ class UnownedScan:
     def _next_of(self, unseen: list[KnownSession]) -> list[KnownSession]:
         """Return the recently changed sessions, and the next `LOOKS_MAX` older ones in turns."""
         since = time.time() - LATELY_SECONDS - LATELY_LEASES * self._cluster.hosts.lease_seconds
-        older = sorted((known for known in unseen if known.changed < since), key=lambda known: known.id)
+        older = sorted(
+            (known for known in unseen if known.changed < since), key=lambda known: known.id
+        )
         begin = bisect_right(older, self._looked_at, key=lambda known: known.id)
         some = (older[begin:] + older[:begin])[:LOOKS_MAX]
         if some:
@@ -401,7 +431,7 @@ class JobRunner:
             working.cancel()
             await asyncio.wait((working,))
 
-    # -- new sessions ------------------------------------------------------------------------------
+    # -- new sessions -----------------------------------------------------------------------------
     async def _open(self, job: Job) -> None:
         """Open a new session, if its caller still waits."""
         try:
@@ -428,7 +458,7 @@ class JobRunner:
             answer = b""
         await job.done(answer)
 
-    # -- sessions that lost their owner ------------------------------------------------------------
+    # -- sessions that lost their owner -----------------------------------------------------------
     async def _resume(self, job: Job) -> None:
         """Take a session over.
 
@@ -450,7 +480,11 @@ class JobRunner:
                 await job.done()
             return
         try:
-            if known.owner is None and known.epoch > job.epoch and not await is_to_go_on(self._host.log, known):
+            if (
+                known.owner is None
+                and known.epoch > job.epoch
+                and not await is_to_go_on(self._host.log, known)
+            ):
                 # Another host had the session since, and closed it in good order.
                 await job.done()
                 return

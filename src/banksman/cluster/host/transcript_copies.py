@@ -124,7 +124,9 @@ class CopyResult(enum.Enum):
 class TranscriptCopies:
     """Store and restore the transcripts of one host's sessions. `close` ends copies in progress."""
 
-    def __init__(self, store: Log, kept: interfaces.Transcripts, redactor: Redactor | None = None) -> None:
+    def __init__(
+        self, store: Log, kept: interfaces.Transcripts, redactor: Redactor | None = None
+    ) -> None:
         """Use `redactor` to find secrets that must not be written to the store."""
         self._store = store
         self._kept = kept
@@ -133,7 +135,7 @@ class TranscriptCopies:
         self._copies = asyncio.Semaphore(COPIES_MAX)
         self._tasks = OwnedTasks()
 
-    # -- to the store ------------------------------------------------------------------------------
+    # -- to the store -----------------------------------------------------------------------------
     def mirror(self, session: Session, turn: str) -> None:
         """Copy the transcript after a turn.
 
@@ -218,7 +220,7 @@ class TranscriptCopies:
                 mirror.wrong = why
                 log.warning("session %s: cannot copy its transcript to the store: %s", session, why)
 
-    # -- from the store ----------------------------------------------------------------------------
+    # -- from the store ---------------------------------------------------------------------------
     async def bring(self, session: str, spec: SessionSpec, past: SessionHistory) -> Sequence[Entry]:
         """Write the copy of a conversation to the place where its agent looks.
 
@@ -226,7 +228,9 @@ class TranscriptCopies:
         loss.
         """
         conversation = past.session.conversation
-        path = None if conversation is None else await asyncio.to_thread(spec.transcript, conversation)
+        path = (
+            None if conversation is None else await asyncio.to_thread(spec.transcript, conversation)
+        )
         copy = None if path is None else await self._get(session)
         if path is None or copy is None or copy[0].conversation != conversation:
             return ()
@@ -265,18 +269,26 @@ class TranscriptCopies:
             events = (await self._store.read(session, seq)).events
             if not events:
                 break
-            ended = (event for event in events if event.kind == kinds.TURN_ENDED and event.turn is not None)
+            ended = (
+                event
+                for event in events
+                if event.kind == kinds.TURN_ENDED and event.turn is not None
+            )
             turns |= {str(event.turn) for event in ended if event.body["outcome"] not in _UNSENT}
             seq = events[-1].seq
         return len(turns)
 
 
-# -- copy format -----------------------------------------------------------------------------------
+# -- copy format ---------------------------------------------------------------------------------
 def pack(due: _Due, found: _File, redactor: Redactor | None) -> bytes:
     """Build a copy. Raises `Refused` if the file contains a secret."""
-    if redactor is not None and any(redactor.redact(line) is not line for line in found.text.split(b"\n")):
+    if redactor is not None and any(
+        redactor.redact(line) is not line for line in found.text.split(b"\n")
+    ):
         raise Refused("it contains a secret")
-    head = TranscriptHead(VERSION, due.conversation, due.seq, due.turn, len(found.text), found.mtime_ns)
+    head = TranscriptHead(
+        VERSION, due.conversation, due.seq, due.turn, len(found.text), found.mtime_ns
+    )
     # Compress it: transcripts are repetitive text, and the whole file is sent after each turn.
     return json.dumps(head).encode() + b"\n" + zlib.compress(found.text, 1)
 
@@ -302,7 +314,7 @@ def unpack(data: bytes) -> tuple[TranscriptHead, bytes]:
     return head, text
 
 
-# -- files, read and written in a thread because a home may be on a network ------------------------
+# -- files, read and written in a thread because a home may be on a network ----------------------
 def _find(due: _Due, seen: tuple[Path, int, int] | None) -> _File | None:
     """Read the transcript of a turn; None if there is nothing to copy.
 

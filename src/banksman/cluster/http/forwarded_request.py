@@ -111,9 +111,17 @@ class Application:
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             return _problem(Problem(400, "BadRequest", f"invalid forwarded request: {exc}"))
         path, _, query = request.path.partition("?")
-        if not any(path == known or path.startswith(f"{known}/") for known in PATHS) or not path.isascii():
+        if (
+            not any(path == known or path.startswith(f"{known}/") for known in PATHS)
+            or not path.isascii()
+        ):
             return _problem(
-                Problem(403, "Forbidden", "this path cannot be forwarded", hint="forward requests about sessions only"),
+                Problem(
+                    403,
+                    "Forbidden",
+                    "this path cannot be forwarded",
+                    hint="forward requests about sessions only",
+                ),
             )
         return await self._put_through(request, path, query)
 
@@ -165,7 +173,10 @@ class _Collected:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            found = {name.decode().lower(): value.decode("latin-1") for name, value in message.get("headers", ())}
+            found = {
+                name.decode().lower(): value.decode("latin-1")
+                for name, value in message.get("headers", ())
+            }
             self._headers = {name: found[name] for name in HEADERS_BACK if name in found}
             return
         self._size += len(message.get("body", b""))
@@ -180,4 +191,6 @@ class _Collected:
 
 
 def _problem(problem: Problem) -> bytes:
-    return ForwardedResponse(problem.status, {"content-type": MEDIA_TYPE, **problem.headers}, problem.body()).encoded()
+    return ForwardedResponse(
+        problem.status, {"content-type": MEDIA_TYPE, **problem.headers}, problem.body()
+    ).encoded()

@@ -55,7 +55,10 @@ class HostView:
         """Return the hosts with a valid lease; this one with its current state."""
         hosts = self._hosts.all()
         self._note_names(hosts)
-        return [host if host.id != self._hosts.id else host._replace(**self._ourselves()._asdict()) for host in hosts]
+        return [
+            host if host.id != self._hosts.id else host._replace(**self._ourselves()._asdict())
+            for host in hosts
+        ]
 
     def _note_names(self, hosts: Iterable[HostSeen]) -> None:
         self._named_at = time.monotonic()
@@ -85,7 +88,11 @@ class HostView:
         hosts = self.all()
         by_id = [host for host in hosts if host.id == id_or_name]
         named = [host for host in hosts if host.name == id_or_name]
-        return by_id or [host for host in named if host.room] or [host for host in named if FRONT in host.labels]
+        return (
+            by_id
+            or [host for host in named if host.room]
+            or [host for host in named if FRONT in host.labels]
+        )
 
     def host_of(self, known: KnownSession | None) -> HostSeen | None:
         """Return the owner of a session, if its lease is valid. An address is `ID@MACHINE`."""
@@ -108,7 +115,7 @@ class HostView:
             self._note_names(self._hosts.all())
         return self._names.get(id, machine)
 
-    # -- this host ---------------------------------------------------------------------------------
+    # -- this host --------------------------------------------------------------------------------
     def _me(self) -> HostSeen | None:
         return next((host for host in self.all() if host.id == self._hosts.id), None)
 
@@ -120,16 +127,27 @@ class HostView:
     def can_take(self, need: Sequence[str]) -> bool:
         """Return whether this host accepts another session with this need."""
         me = self._me()
-        return me is not None and self.has_room() and not session_spec.lacking(need, me.labels, me.agents)
+        return (
+            me is not None
+            and self.has_room()
+            and not session_spec.lacking(need, me.labels, me.agents)
+        )
 
-    # -- destinations of sessions ------------------------------------------------------------------
+    # -- destinations of sessions -----------------------------------------------------------------
     def takers(self, wanted: Sequence[Sequence[str]], *, but: str) -> list[str | None]:
         """Return, for each need, the name of a host that has room for it now, or None.
 
         `but`: the id of a host to leave out. This neither asks nor reserves anything.
         """
-        free = {host: host.room - host.used for host in self.all() if host.id != but and not host.is_draining}
-        fits = [[host for host in free if not session_spec.lacking(need, host.labels, host.agents)] for need in wanted]
+        free = {
+            host: host.room - host.used
+            for host in self.all()
+            if host.id != but and not host.is_draining
+        }
+        fits = [
+            [host for host in free if not session_spec.lacking(need, host.labels, host.agents)]
+            for need in wanted
+        ]
         found: list[str | None] = [None] * len(wanted)
         # Assign needs with few candidates first: the others have more choice.
         for index in sorted(range(len(wanted)), key=lambda index: len(fits[index])):
@@ -139,7 +157,7 @@ class HostView:
                 found[index] = taker.name
         return found
 
-    # -- errors ------------------------------------------------------------------------------------
+    # -- errors -----------------------------------------------------------------------------------
     def check_satisfiable(self, need: Sequence[str]) -> None:
         """Raise `Problem` if no host could ever satisfy the need.
 
@@ -152,13 +170,21 @@ class HostView:
             hint = "start one with `banksman host --store …`, then try again"
             raise Problem(503, "NoHost", "no host takes sessions", hint=hint)
         if all(lacks.values()):
-            told = "; ".join(f"{name} has no {', '.join(missing)}" for name, missing in sorted(lacks.items()))
+            told = "; ".join(
+                f"{name} has no {', '.join(missing)}" for name, missing in sorted(lacks.items())
+            )
             hint = _hint({word for missing in lacks.values() for word in missing})
-            raise Problem(422, "NoSuchHost", f"no host has what the session needs: {told}", hint=hint)
+            raise Problem(
+                422, "NoSuchHost", f"no host has what the session needs: {told}", hint=hint
+            )
 
     def no_room(self, need: Sequence[str]) -> Problem:
         """Build the error for a session that no host took in time."""
-        fit = [host for host in self.all() if host.room and not session_spec.lacking(need, host.labels, host.agents)]
+        fit = [
+            host
+            for host in self.all()
+            if host.room and not session_spec.lacking(need, host.labels, host.agents)
+        ]
         told = ", ".join(
             f"{host.name} has {host.used} of {host.room} sessions{' and is draining' * host.is_draining}"
             for host in fit
@@ -179,7 +205,9 @@ def _hint(missing: Collection[str]) -> str:
     """
     labels = [word for word in missing if not word.startswith(session_spec.agent_word(""))]
     agents = [word for word in missing if word not in labels]
-    wanted = ["where that agent is installed"] * bool(agents) + ["that has the labels (--label)"] * bool(labels)
+    wanted = ["where that agent is installed"] * bool(agents) + [
+        "that has the labels (--label)"
+    ] * bool(labels)
     return f"start a host {' and '.join(wanted)}{', or ask for fewer labels' * bool(labels)}"
 
 
@@ -209,7 +237,9 @@ class UnownedSessions:
             if status.phase in UNOWNED_PHASES and status.seq and self._waiting(status) is None
         ]
         if unknown:
-            unknown.sort(key=lambda session: 0.0 if session.known is None else -session.known.changed)
+            unknown.sort(
+                key=lambda session: 0.0 if session.known is None else -session.known.changed
+            )
             await self._look_at(unknown[:LOOKS_MAX])
         return [self._told(status) for status in found]
 

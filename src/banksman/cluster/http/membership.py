@@ -51,7 +51,9 @@ async def of(context: Context, *, is_front: bool) -> AsyncGenerator[None]:
     # The room is 0 until the member pulls jobs.
     cluster.hosts.announce(card._replace(room=0))
     await context.host.ready()
-    context.proxy = OwnerProxy(context.host, cluster, HostView(cluster.hosts, lambda: _now(context, card)))
+    context.proxy = OwnerProxy(
+        context.host, cluster, HostView(cluster.hosts, lambda: _now(context, card))
+    )
     async with Member(
         context.host,
         cluster,

@@ -163,7 +163,7 @@ class OwnerProxy:
             raise _not_here(session)
         return result
 
-    # -- reads -------------------------------------------------------------------------------------
+    # -- reads ------------------------------------------------------------------------------------
     async def _read(self, call: RouteCall, route: Route, session: Session) -> Result:
         if isinstance(call.query, WaitFor):
             return await self._wait_turn(call, route, session)
@@ -171,11 +171,19 @@ class OwnerProxy:
             return await route.handle(call)
         # A keyed request may stay unknown: the retry sends the same key, and the log knows whether
         # it was accepted.
-        answer = await self.ask(session.id, _request(call, session), READ_SECONDS_MAX) if has_owner(session) else None
+        answer = (
+            await self.ask(session.id, _request(call, session), READ_SECONDS_MAX)
+            if has_owner(session)
+            else None
+        )
         if isinstance(answer, ForwardedResponse):
             return answered(answer)
         told = await route.handle(call)
-        if answer is not None and isinstance(told, HttpAnswer) and isinstance(told.value, messages.Session):
+        if (
+            answer is not None
+            and isinstance(told, HttpAnswer)
+            and isinstance(told.value, messages.Session)
+        ):
             told.value.state = "unreachable"
         return told
 
@@ -198,7 +206,9 @@ class OwnerProxy:
                 answer = await self.ask(session.id, request, seconds + READ_SECONDS_MAX)
             if isinstance(answer, ForwardedResponse):
                 result: Result = answered(answer)
-                is_over = answer.status != 200 or msgspec.json.decode(answer.body)["outcome"] is not None
+                is_over = (
+                    answer.status != 200 or msgspec.json.decode(answer.body)["outcome"] is not None
+                )
             else:
                 try:
                     result = await route.handle(sliced)
@@ -213,7 +223,7 @@ class OwnerProxy:
             if is_over or not pause.left:
                 return result
 
-    # -- writes ------------------------------------------------------------------------------------
+    # -- writes -----------------------------------------------------------------------------------
     async def _write(self, call: RouteCall, route: Route, session: Session) -> Result:
         """Perform a request that changes something, and retry while that is safe."""
         kind = route.to_owner
@@ -240,12 +250,21 @@ class OwnerProxy:
             # An owner that works on the request signals that. A silent owner ends the wait early.
             seconds = max(0.1, pause.left) if kind is OwnerFallback.KEYED else WRITE_SECONDS_MAX
             answer = await self.ask(
-                session.id, _request(call, session), seconds, is_known=kind is not OwnerFallback.KEYED
+                session.id,
+                _request(call, session),
+                seconds,
+                is_known=kind is not OwnerFallback.KEYED,
             )
             return answered(answer) if isinstance(answer, ForwardedResponse) else answer
         if not is_here(session) and kind is OwnerFallback.NOW:
-            raise Refused(f"no host owns session {session.id}: nothing runs in it", session=session.id)
-        if not is_here(session) and await self._needs_owner(session, kind) and not await self._may_take(session):
+            raise Refused(
+                f"no host owns session {session.id}: nothing runs in it", session=session.id
+            )
+        if (
+            not is_here(session)
+            and await self._needs_owner(session, kind)
+            and not await self._may_take(session)
+        ):
             try:
                 await self.offer(session)
             except Unreachable as exc:
@@ -253,7 +272,9 @@ class OwnerProxy:
                 return OwnerSilent(str(exc.args[0]))
             if (why := self._stuck(session.id)) is not None:
                 hint = "start a host that can, or open the session by its name with what is missing; nothing is lost"
-                raise Problem(503, "NotMovable", f"no host can resume session {session.id}: {why}", hint=hint)
+                raise Problem(
+                    503, "NotMovable", f"no host can resume session {session.id}: {why}", hint=hint
+                )
             return OwnerSilent("no host has taken it over yet")
         try:
             return await route.handle(call)
@@ -325,7 +346,11 @@ class OwnerProxy:
 
         A session with a dead owner is not shown as gone: it is being taken over.
         """
-        if status.phase in ("lost", "asleep") and known is not None and self._stuck(known.id) is not None:
+        if (
+            status.phase in ("lost", "asleep")
+            and known is not None
+            and self._stuck(known.id) is not None
+        ):
             return "not movable"
         return "unreachable" if status.phase == "lost" else status.state
 
@@ -344,7 +369,9 @@ class OwnerProxy:
                 except BanksmanError:
                     await asyncio.sleep(seconds)
 
-    def unreachable(self, session: str, why: str, pause: RetryPause, key: str | None = None) -> Problem:
+    def unreachable(
+        self, session: str, why: str, pause: RetryPause, key: str | None = None
+    ) -> Problem:
         """Build the error for a request that ran out of patience.
 
         `key`: the idempotency key of the request.
@@ -396,7 +423,9 @@ def is_here(session: Session) -> bool:
 
     False if the session moves to another host, or was taken by one.
     """
-    return session.is_open or (session.is_ours and not session.is_closed and session.status().phase == "closing")
+    return session.is_open or (
+        session.is_ours and not session.is_closed and session.status().phase == "closing"
+    )
 
 
 def has_owner(session: Session) -> bool:
@@ -425,4 +454,6 @@ def _is_about(error: BanksmanError, session: Session) -> bool:
 
 
 def _not_here(session: Session) -> Problem:
-    return Problem(NOT_HERE, "NotHere", "this host does not own the session", ids={"session": session.id})
+    return Problem(
+        NOT_HERE, "NotHere", "this host does not own the session", ids={"session": session.id}
+    )

@@ -19,8 +19,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from banksman.cluster.http.forwarded_request import NOT_HERE, ForwardedRequest, ForwardedResponse, response_of
-from banksman.cluster.http.owner_proxy import OwnerProxy, OwnerSilent, RetryPause, answered, has_owner, is_here
+from banksman.cluster.http.forwarded_request import (
+    NOT_HERE,
+    ForwardedRequest,
+    ForwardedResponse,
+    response_of,
+)
+from banksman.cluster.http.owner_proxy import (
+    OwnerProxy,
+    OwnerSilent,
+    RetryPause,
+    answered,
+    has_owner,
+    is_here,
+)
 from banksman.errors import NoOwner, NotFound, NotOwner, Unreachable
 from banksman.server.api.messages import session_messages as messages
 from banksman.server.api.request_replay import session_id
@@ -38,7 +50,9 @@ async def open_session(proxy: OwnerProxy, call: RouteCall, here: Any) -> Result:
     call = call if call.key is not None else replace(call, key=uuid.uuid4().hex)
     assert call.key is not None
     id = session_id(call.key)
-    need = session_spec.need(session_spec.checked(body.labels), body.agent if body.command is None else None)
+    need = session_spec.need(
+        session_spec.checked(body.labels), body.agent if body.command is None else None
+    )
     headers = {"content-type": "application/json", "idempotency-key": call.key}
     request = ForwardedRequest("POST", "/v1/sessions", headers, call.data)
     pause = RetryPause(proxy.patience)
@@ -72,7 +86,9 @@ async def open_session(proxy: OwnerProxy, call: RouteCall, here: Any) -> Result:
             continue
         proxy.hosts_view.check_satisfiable(need)
         try:
-            data = await proxy.cluster.placement.place(id, need, request.encoded(), timeout=pause.left)
+            data = await proxy.cluster.placement.place(
+                id, need, request.encoded(), timeout=pause.left
+            )
         except Unreachable as exc:
             why = str(exc.args[0])
             await proxy.wait_news(id, pause.take())
@@ -138,7 +154,9 @@ async def filled(proxy: OwnerProxy, listed: Sequence[messages.Session]) -> list[
     return [_filled(session, told.get(_host(session))) for session in listed]
 
 
-def _filled(session: messages.Session, told: dict[str, messages.Session] | None) -> messages.Session:
+def _filled(
+    session: messages.Session, told: dict[str, messages.Session] | None
+) -> messages.Session:
     if session.phase != "elsewhere":
         return session
     if told is None:
@@ -155,9 +173,14 @@ def _filled(session: messages.Session, told: dict[str, messages.Session] | None)
 async def _told(proxy: OwnerProxy, host: str) -> dict[str, messages.Session] | None:
     """Return the sessions that a host reports, by id; None without a valid answer."""
     with suppress(Problem, msgspec.DecodeError):
-        answer = await proxy.ask(f"host:{host}", ForwardedRequest("GET", "/v1/sessions"), LOOK_SECONDS_MAX)
+        answer = await proxy.ask(
+            f"host:{host}", ForwardedRequest("GET", "/v1/sessions"), LOOK_SECONDS_MAX
+        )
         if isinstance(answer, ForwardedResponse) and answer.status == 200:
-            return {each.id: each for each in msgspec.json.decode(answer.body, type=messages.Sessions).sessions}
+            return {
+                each.id: each
+                for each in msgspec.json.decode(answer.body, type=messages.Sessions).sessions
+            }
     return None
 
 

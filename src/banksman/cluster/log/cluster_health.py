@@ -138,7 +138,9 @@ async def look(address: StoreAddress, *, monitors: Sequence[str] = ()) -> Cluste
     except (StoreError, UsageError) as exc:
         return ClusterHealth(tuple(servers), entered=exc.args[0], hint=exc.hint, syncing=syncing)
     is_open = await _is_open(address, is_made=bool(streams))
-    return ClusterHealth(tuple(servers), streams=streams, missing=missing, syncing=syncing, is_open=is_open)
+    return ClusterHealth(
+        tuple(servers), streams=streams, missing=missing, syncing=syncing, is_open=is_open
+    )
 
 
 async def _is_open(address: StoreAddress, *, is_made: bool) -> bool:
@@ -179,7 +181,9 @@ async def _introduced(url: str) -> NatsServer:
     except OSError as exc:
         # asyncio words system errors differently. An unknown host name has no errno of the system.
         number = exc.errno or 0
-        return NatsServer(place, fault=os.strerror(number) if number > 0 else exc.strerror or str(exc))
+        return NatsServer(
+            place, fault=os.strerror(number) if number > 0 else exc.strerror or str(exc)
+        )
     except (ValueError, TypeError, AttributeError) as exc:
         return NatsServer(place, fault=f"cannot decode its INFO line: {exc}")
     finally:
@@ -225,7 +229,9 @@ async def _streams(address: StoreAddress) -> tuple[tuple[NatsStream, ...], tuple
                 elif answer["error"].get("err_code") == NOT_FOUND:
                     missing.append(name)
                 else:
-                    raise StoreError(f"{name}: {answer['error'].get('description')}", hint="see docs/cluster.md")
+                    raise StoreError(
+                        f"{name}: {answer['error'].get('description')}", hint="see docs/cluster.md"
+                    )
     except TimeoutError as exc:
         words = f"JetStream did not answer within {ENTER_SECONDS_MAX:g} s"
         hint = "check the servers: more than half must be up and reach each other"
@@ -263,10 +269,14 @@ def _stream(name: str, answer: dict[str, Any], *, is_hosts: bool) -> NatsStream:
     )
 
 
-async def _syncing(servers: Sequence[NatsServer], monitors: Sequence[str]) -> tuple[SyncInterval, ...]:
+async def _syncing(
+    servers: Sequence[NatsServer], monitors: Sequence[str]
+) -> tuple[SyncInterval, ...]:
     answers = await asyncio.gather(*(asyncio.to_thread(varz, monitor) for monitor in monitors))
     known = {str(answer.get("server_id")): answer for answer in answers if answer is not None}
-    return tuple(SyncInterval(server.place, _sync_seconds(known.get(server.id))) for server in servers)
+    return tuple(
+        SyncInterval(server.place, _sync_seconds(known.get(server.id))) for server in servers
+    )
 
 
 def varz(monitor: str) -> dict[str, Any] | None:
@@ -328,7 +338,9 @@ async def look_at_usage(
     `monitors`: as in `look`. Raises `StoreError` if the connection is refused or no server answers.
     """
     usual = [f"http://{urlsplit(server).hostname}:{MONITOR_PORT}" for server in address.servers]
-    answers = await asyncio.gather(*(asyncio.to_thread(varz, monitor) for monitor in monitors or usual))
+    answers = await asyncio.gather(
+        *(asyncio.to_thread(varz, monitor) for monitor in monitors or usual)
+    )
     known = {str(answer.get("server_id")): answer for answer in answers if answer is not None}
     told = (each for id, answer in known.items() if id in servers for each in _of_server(answer))
     return (*_of_account(await _account(address)), *told)
@@ -354,7 +366,9 @@ def _of_account(said: dict[str, Any]) -> Iterator[StorageUse]:
         # The account reports -1 without a limit.
         limit = _number(_part(tier, "limits").get("max_storage"))
         yield StorageUse(
-            f"this account{', ' * bool(name)}{name}", _number(tier.get("storage")), limit if limit > 0 else None
+            f"this account{', ' * bool(name)}{name}",
+            _number(tier.get("storage")),
+            limit if limit > 0 else None,
         )
 
 

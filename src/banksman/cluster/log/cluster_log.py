@@ -32,7 +32,15 @@ from banksman.cluster.log.journal_recovery import JournalRecovery
 from banksman.cluster.log.message_codec import ClusterTranscripts, MessagePart, MessagePlace
 from banksman.cluster.log.owner_requests import ClusterOwnerRequests
 from banksman.cluster.log.placement import ClusterPlacement
-from banksman.cluster.log.publisher import Advance, Call, Claim, Delete, QueuedAppend, QueuedLease, QueuedRelease
+from banksman.cluster.log.publisher import (
+    Advance,
+    Call,
+    Claim,
+    Delete,
+    QueuedAppend,
+    QueuedLease,
+    QueuedRelease,
+)
 from banksman.cluster.log.session_directory import MultiReader, SessionDirectory
 from banksman.cluster.log.session_ownership import SessionOwnership
 from banksman.cluster.log.session_queues import AppendWaiters, SessionQueues, outcome
@@ -88,7 +96,9 @@ class ClusterLog:
 
     is_durable: bool = True
 
-    def __init__(self, address: StoreAddress, folder: Path, *, bytes_max: int | None = None) -> None:
+    def __init__(
+        self, address: StoreAddress, folder: Path, *, bytes_max: int | None = None
+    ) -> None:
         if bytes_max is not None and bytes_max < 1:
             message = f"bytes_max cannot be {bytes_max!r}"
             raise UsageError(message, hint="pass 1 or more", bytes_max=bytes_max)
@@ -109,7 +119,9 @@ class ClusterLog:
         self._turns = TurnIndexes(self.read)
         self._heads = StreamHeads(self._nats, names, self._records.id_of, self._on_moved)
         self._many = MultiReader(self._reading, self._records, self._heads, self._waiting)
-        self._trimming = maintenance.HistoryTrim(self._nats, self._ownership, self._reading, self._heads, self._records)
+        self._trimming = maintenance.HistoryTrim(
+            self._nats, self._ownership, self._reading, self._heads, self._records
+        )
         self._journal = Journal(folder, self.hosts.id)
         self._journal_recovery = JournalRecovery(self._nats, self._streams, folder)
         self.transcripts = ClusterTranscripts(self._nats, self._streams)
@@ -126,7 +138,9 @@ class ClusterLog:
             trimming=self._trimming,
             transcripts=self.transcripts,
         )
-        self._directory = SessionDirectory(self._records, self._heads, self._ownership, self._lines.owned_epoch_of)
+        self._directory = SessionDirectory(
+            self._records, self._heads, self._ownership, self._lines.owned_epoch_of
+        )
         self.bus = ClusterOwnerRequests(self._nats, address.prefix, ensure=self._streams.ensure)
         self.placement = ClusterPlacement(
             self._nats,
@@ -152,7 +166,7 @@ class ClusterLog:
         """The records protocol, which this class implements."""
         return self
 
-    # -- start and close ---------------------------------------------------------------------------
+    # -- start and close --------------------------------------------------------------------------
     async def ready(self) -> None:
         """Connect, get a lease, and load the mirrors.
 
@@ -256,8 +270,10 @@ class ClusterLog:
         if self._phase is not LogPhase.OPEN:
             raise StoreError("the log is closed")
 
-    # -- ownership ---------------------------------------------------------------------------------
-    async def claim(self, session: str, *, name: str | None = None, agent: str | None = None) -> int:
+    # -- ownership --------------------------------------------------------------------------------
+    async def claim(
+        self, session: str, *, name: str | None = None, agent: str | None = None
+    ) -> int:
         """Claim the session and return its epoch.
 
         A cancelled claim claims nothing: a claim that took effect is released.
@@ -285,7 +301,7 @@ class ClusterLog:
         line = self._lines.of(session)
         line.put(QueuedLease(epoch, line.told, done, self._late(session), name=name))
 
-    # -- writes ------------------------------------------------------------------------------------
+    # -- writes -----------------------------------------------------------------------------------
     def append(  # noqa: PLR0917  The protocol's own signature, called once per chunk: names would cost.
         self,
         session: str,
@@ -301,7 +317,13 @@ class ClusterLog:
         part = MessagePart(at, tuple(entries))
         line.put(
             QueuedAppend(
-                epoch, line.told, done, self._late(session), expected_seq=expected_seq, part=part, snapshot=snapshot
+                epoch,
+                line.told,
+                done,
+                self._late(session),
+                expected_seq=expected_seq,
+                part=part,
+                snapshot=snapshot,
             )
         )
 
@@ -317,7 +339,9 @@ class ClusterLog:
         await self.ready()
         check_text(session, name, agent)
         check_no_host(session)
-        restored = maintenance.HistoryRestore(self._nats, self._streams, self._ownership, self._records)
+        restored = maintenance.HistoryRestore(
+            self._nats, self._streams, self._ownership, self._records
+        )
         await restored.restore(session, name, agent, chunks, snapshot)
 
     def _late(self, session: str) -> StoreError | None:
@@ -331,7 +355,7 @@ class ClusterLog:
         self._lines.of(session).put(call)
         return await call.answer
 
-    # -- changes by other hosts --------------------------------------------------------------------
+    # -- changes by other hosts -------------------------------------------------------------------
     def _on_record(self, session: str, record: SessionRecord | None) -> None:
         self._directory.on_change()
         if record is None:
@@ -346,7 +370,7 @@ class ClusterLog:
         if record is not None and place.epoch >= record.born:
             self._waiting.on_moved(session, place)
 
-    # -- reads -------------------------------------------------------------------------------------
+    # -- reads ------------------------------------------------------------------------------------
     def head(self, session: str) -> Head:
         self._check_open()
         return self._directory.head(session)
@@ -366,7 +390,9 @@ class ClusterLog:
             seq = events[0].seq  # It was trimmed during the read.
         return Page(events, (after + 1, seq - 1) if after + 1 < seq else None)
 
-    async def _look(self, session: str, after: int) -> tuple[SessionRecord | None, MessagePlace | None]:
+    async def _look(
+        self, session: str, after: int
+    ) -> tuple[SessionRecord | None, MessagePlace | None]:
         """Return the session's record and its last place, fresh enough for this reader.
 
         A client that learned of an event on another host must find it here. So if nothing is known
@@ -431,7 +457,7 @@ class ClusterLog:
         await self.ready()
         await self._many.wait_past(position)
 
-    # -- sessions of the store ---------------------------------------------------------------------
+    # -- sessions of the store --------------------------------------------------------------------
     def sessions(self, after: str | None = None, limit: int | None = None) -> list[KnownSession]:
         self._check_open()
         return self._directory.sessions(after, limit)
@@ -459,7 +485,7 @@ class ClusterLog:
         await self.ready()
         await self._ask(session, Delete(self._loop.create_future()))
 
-    # -- shared records ----------------------------------------------------------------------------
+    # -- shared records ---------------------------------------------------------------------------
     async def look_for(self, id_or_name: str) -> None:
         """Fetch a session's record from the leader: the local mirror may be a moment old."""
         await self.ready()
@@ -471,7 +497,9 @@ class ClusterLog:
     async def note_stuck(self, session: str, why: str | None) -> None:
         """Record why no host can take the session over. None or the next claim clears it."""
         await self.ready()
-        await self._ownership.update(session, lambda record: msgspec.structs.replace(record, stuck=why))
+        await self._ownership.update(
+            session, lambda record: msgspec.structs.replace(record, stuck=why)
+        )
 
     def stuck_of(self, session: str) -> str | None:
         record, damaged = self._directory.record(session), self._records.damage_of(session)
@@ -479,7 +507,7 @@ class ClusterLog:
             return str(damaged)  # A damaged record cannot hold a note.
         return None if record is None else record.stuck
 
-    # -- checks and counters -----------------------------------------------------------------------
+    # -- checks and counters ----------------------------------------------------------------------
     def check(self) -> None:
         self.head("")
 

@@ -135,7 +135,7 @@ class EventReader:
         self.recent = RecentMessages()
         self._gates: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    # -- places of events --------------------------------------------------------------------------
+    # -- places of events -------------------------------------------------------------------------
     def note(self, session: str, place: MessagePlace) -> None:
         """Note that a message with events starts at this place."""
         if not place.held:
@@ -168,7 +168,9 @@ class EventReader:
         high = seqs[index] if index < len(seqs) else head.seq
         while high - low > 1:
             middle = (low + high) // 2
-            found, _ = await self._nats.read(self._names.events, middle, self._names.event(session), 1)
+            found, _ = await self._nats.read(
+                self._names.events, middle, self._names.event(session), 1
+            )
             if not found or found[0].seq >= high:
                 high = middle
                 continue
@@ -182,7 +184,7 @@ class EventReader:
                 return place.seq
         return low
 
-    # -- one session -------------------------------------------------------------------------------
+    # -- one session ------------------------------------------------------------------------------
     async def read(
         self, session: str, seq: int, limit: int, head: MessagePlace, project: Project | None
     ) -> list[Event]:
@@ -199,11 +201,15 @@ class EventReader:
         self, session: str, seq: int, limit: int, head: MessagePlace, project: Project | None
     ) -> list[Event]:
         made: list[Event] = []
-        async for stored in self.messages(session, await self.find(session, seq, head), head.seq, limit):
+        async for stored in self.messages(
+            session, await self.find(session, seq, head), head.seq, limit
+        ):
             self.recent.keep(session, stored.place, stored.body)
             if stored.place.last < seq:
                 continue
-            page = message_codec.events(session, stored.place.epoch, stored.place.first, stored.body, project)
+            page = message_codec.events(
+                session, stored.place.epoch, stored.place.first, stored.body, project
+            )
             made += page[max(0, seq - stored.place.first) :][: limit - len(made)]
             if len(made) >= limit:
                 break
@@ -264,7 +270,7 @@ class EventReader:
         last = await self._nats.last(self._names.events, subject)
         return last is not None and last.seq >= seq
 
-    # -- many sessions -----------------------------------------------------------------------------
+    # -- many sessions ----------------------------------------------------------------------------
     async def page(self, begin: int, count: int) -> tuple[list[StreamMessage], int]:
         """Read messages of all sessions from a sequence on, and the number behind them."""
         return await self._nats.read(self._names.events, begin, self._all, count)
@@ -297,7 +303,9 @@ class EventReader:
         """Return the last sequence of the event stream, from its leader."""
         info = await self._nats.api(f"STREAM.INFO.{self._names.events}", {})
         if "error" in info:
-            raise Unanswered(f"cannot read the state of {self._names.events}: {info['error'].get('description')}")
+            raise Unanswered(
+                f"cannot read the state of {self._names.events}: {info['error'].get('description')}"
+            )
         return int(info["state"]["last_seq"])
 
     async def one(self, session: str, seq: int) -> StoredMessages | None:

@@ -61,7 +61,9 @@ class Heartbeat(msgspec.Struct, frozen=True):
 class HostLeases:
     """The hosts of a cluster as this process sees them, and its own lease."""
 
-    def __init__(self, nats: Nats, names: StreamNames, lease: float, ensure: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(
+        self, nats: Nats, names: StreamNames, lease: float, ensure: Callable[[str], Awaitable[None]]
+    ) -> None:
         self.lease_seconds = lease
         self._ensure = ensure
         self._nats = nats
@@ -73,7 +75,11 @@ class HostLeases:
         # expects it.
         self._seq = 0
         self._mirror = StreamMirror(
-            nats, names.hosts, f"{names.prefix}.host.*", f"{names.prefix}.live.host.*", self._on_change
+            nats,
+            names.hosts,
+            f"{names.prefix}.host.*",
+            f"{names.prefix}.live.host.*",
+            self._on_change,
         )
         self._seen: dict[str, HostSeen] = {}
         self._gone: list[Callable[[str], None]] = []
@@ -88,7 +94,7 @@ class HostLeases:
         self._hurry = asyncio.Event()
         self._is_closed = False
 
-    # -- this host ---------------------------------------------------------------------------------
+    # -- this host --------------------------------------------------------------------------------
     @property
     def id(self) -> str:
         return self._id
@@ -157,7 +163,9 @@ class HostLeases:
         if self._held_since is not None:
             self._held_since = None
             try:
-                await self._nats.publish(self._names.host(self._id), b"", headers={"Nats-TTL": "60s"})
+                await self._nats.publish(
+                    self._names.host(self._id), b"", headers={"Nats-TTL": "60s"}
+                )
             except StoreError:
                 pass  # Then the lease expires.
         self._id, self._seq = _new_id(), 0
@@ -279,7 +287,9 @@ class HostLeases:
             self._set_fence()  # The event loop's clock is coarser than time.monotonic().
             return
         told = "" if self._refusal is None else f" ({self._refusal})"
-        self._lose(f"no heartbeat was acknowledged for {time.monotonic() - self._held_since:.1f} s{told}")
+        self._lose(
+            f"no heartbeat was acknowledged for {time.monotonic() - self._held_since:.1f} s{told}"
+        )
 
     def _lose(self, why: str) -> None:
         """Fence this host: take a new id, and notify the callbacks and the guards of the loss."""
@@ -293,7 +303,10 @@ class HostLeases:
         told, hint = "this host could not reach its cluster", _HINT
         if self._refusal is not None:
             # The cluster is reachable, and refuses to store the heartbeat.
-            told, hint = f"the cluster refused the heartbeat of this host: {self._refusal.args[0]}", self._refusal.hint
+            told, hint = (
+                f"the cluster refused the heartbeat of this host: {self._refusal.args[0]}",
+                self._refusal.hint,
+            )
         error = NotOwner(f"{told}, so another host may own the session", hint=hint, host=lost)
         # The callbacks come before the guards: first no answer and no append leaves this host as an
         # owner, then the processes are stopped.
@@ -308,7 +321,7 @@ class HostLeases:
             guard.on_lost(error, dead_by)
         self._hurry.set()
 
-    # -- all hosts ---------------------------------------------------------------------------------
+    # -- all hosts --------------------------------------------------------------------------------
     def all(self) -> list[HostSeen]:
         return sorted(self._seen.values(), key=lambda seen: (seen.name, seen.since, seen.id))
 

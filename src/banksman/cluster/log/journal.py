@@ -92,7 +92,9 @@ class Journal:
             self._lock = _locked(self.path)
         except OSError as exc:
             hint = "pass a writable folder as journal="
-            raise StoreError(f"cannot create a journal in {folder}: {exc.strerror or exc}", hint=hint) from exc
+            raise StoreError(
+                f"cannot create a journal in {folder}: {exc.strerror or exc}", hint=hint
+            ) from exc
         # The name is a random host id, so no other process can hold its lock.
         assert self._lock is not None, "a host id is unique"
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
@@ -109,10 +111,15 @@ class Journal:
             if exc is None:
                 answered.set_result(None)
             else:
-                answered.set_exception(StoreError(f"cannot write the journal: {exc}", path=str(self.path)))
+                answered.set_exception(
+                    StoreError(f"cannot write the journal: {exc}", path=str(self.path))
+                )
 
         def insert(db: sqlite3.Connection) -> None:
-            db.execute("insert or replace into pending (subject, id, expected, header, body) values (?,?,?,?,?)", row)
+            db.execute(
+                "insert or replace into pending (subject, id, expected, header, body) values (?,?,?,?,?)",
+                row,
+            )
 
         self._work.put((insert, answer))
         await answered
@@ -122,11 +129,20 @@ class Journal:
 
         If the process dies before that, the message is only published again, under the same id.
         """
-        self._work.put((lambda db: db.execute("delete from pending where id = ?", (id,)) and None, None))
+        self._work.put(
+            (lambda db: db.execute("delete from pending where id = ?", (id,)) and None, None)
+        )
 
     def note(self, noted: JournalEntry) -> None:
         """Write appends that wait behind a message in flight, without waiting for the disk."""
-        self._work.put((lambda db: db.execute("insert or replace into noted values (?,?,?,?,?)", noted) and None, None))
+        self._work.put(
+            (
+                lambda db: (
+                    db.execute("insert or replace into noted values (?,?,?,?,?)", noted) and None
+                ),
+                None,
+            )
+        )
 
     def pass_by(self, subject: str, epoch: int, last: int) -> None:
         """Delete the notes of this epoch up to the event `last`."""
@@ -162,7 +178,9 @@ class Journal:
             if exc is None:
                 found.set_result(None)
             else:
-                found.set_exception(StoreError(f"cannot read the journal: {exc}", path=str(self.path)))
+                found.set_exception(
+                    StoreError(f"cannot read the journal: {exc}", path=str(self.path))
+                )
 
         def select(db: sqlite3.Connection) -> None:
             rows.extend(_rows(db))
@@ -195,7 +213,7 @@ class Journal:
         """Stop the thread without waiting for it."""
         self._work.put(None)
 
-    # -- in the writer thread ----------------------------------------------------------------------
+    # -- in the writer thread ---------------------------------------------------------------------
     def _run(self) -> None:
         """Commit queued work in groups, until the end marker comes."""
         try:
@@ -353,15 +371,22 @@ def _rows(db: sqlite3.Connection) -> list[JournalRow]:
 
 
 def _noted(db: sqlite3.Connection) -> list[JournalEntry]:
-    return [JournalEntry(*row) for row in db.execute("select * from noted order by subject, epoch, first")]
+    return [
+        JournalEntry(*row)
+        for row in db.execute("select * from noted order by subject, epoch, first")
+    ]
 
 
 def _pass_by(db: sqlite3.Connection, subject: str, epoch: int, last: int) -> None:
-    db.execute("delete from noted where subject = ? and epoch = ? and first <= ?", (subject, epoch, last))
+    db.execute(
+        "delete from noted where subject = ? and epoch = ? and first <= ?", (subject, epoch, last)
+    )
 
 
 def _is_empty(db: sqlite3.Connection) -> bool:
-    (left,) = db.execute("select exists (select 1 from pending) or exists (select 1 from noted)").fetchone()
+    (left,) = db.execute(
+        "select exists (select 1 from pending) or exists (select 1 from noted)"
+    ).fetchone()
     return not left
 
 
@@ -386,7 +411,9 @@ def _report_noted(journal: Path, db: sqlite3.Connection, subject: str, epoch: in
     if not events:
         return
     try:
-        _write_report(journal, f"{subject.rpartition('.')[2]}.{epoch}.noted-{events[0].seq}", events)
+        _write_report(
+            journal, f"{subject.rpartition('.')[2]}.{epoch}.noted-{events[0].seq}", events
+        )
     except OSError as exc:
         # The notes stay in the journal. The rest of their group must still be committed.
         log.warning("cannot write a report of the journal %s: %s", journal, exc)
@@ -399,11 +426,19 @@ def _write_report(journal: Path, name: str, events: Iterable[Event]) -> None:
     path.parent.mkdir(exist_ok=True, mode=0o700)
     lines: list[str] = []
     for event in events:
-        line = {"seq": event.seq, "epoch": event.epoch, "at": event.at, "turn": event.turn, "kind": event.kind}
+        line = {
+            "seq": event.seq,
+            "epoch": event.epoch,
+            "at": event.at,
+            "turn": event.turn,
+            "kind": event.kind,
+        }
         lines.append(json.dumps({**line, "data": event.data.decode(errors="replace")}) + "\n")
     with (
         contextlib.suppress(FileExistsError),
-        open(path, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file,
+        open(
+            path, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)
+        ) as file,
     ):
         file.writelines(lines)
 

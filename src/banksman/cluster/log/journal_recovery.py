@@ -13,7 +13,14 @@ from pathlib import Path
 from banksman.cluster.jetstream import ID, WrongLastSequence
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.host_leases import HostLeases
-from banksman.cluster.log.journal import Journal, JournalEntry, JournalRow, LeftJournal, left_behind, store_of
+from banksman.cluster.log.journal import (
+    Journal,
+    JournalEntry,
+    JournalRow,
+    LeftJournal,
+    left_behind,
+    store_of,
+)
 from banksman.cluster.log.message_codec import EVENTS_MAX, MessageBody, MessagePart, MessagePlace
 from banksman.cluster.log.publisher import Call, QueuedAppend
 from banksman.cluster.log.streams import NatsStreams
@@ -84,7 +91,9 @@ class BlockedAppends:
             self._noted = first + len(entries) - 1
             # A snapshot covers the whole append, so it does not fit to a part of it.
             snapshot = call.snapshot if is_whole else None
-            body = message_codec.encode(MessageBody([MessagePart(call.part.at, entries)], snapshot, self._noted))
+            body = message_codec.encode(
+                MessageBody([MessagePart(call.part.at, entries)], snapshot, self._noted)
+            )
             self._journal.note(JournalEntry(self._subject, self._epoch, first, len(entries), body))
         self._next = self._noted + 1 if is_whole else None
 
@@ -255,7 +264,11 @@ class JournalRecovery:
                 continue
             # Another epoch means another claim. Another end means that events in between are lost.
             # In both cases the notes would land behind events that they do not follow.
-            if place is None or place.epoch != waiting[0].epoch or place.last != waiting[0].first - 1:
+            if (
+                place is None
+                or place.epoch != waiting[0].epoch
+                or place.last != waiting[0].first - 1
+            ):
                 break
             row, last = _packed(waiting, place)
             if not await self._put(row):
@@ -285,7 +298,9 @@ class JournalRecovery:
                     await self._streams.ensure(self._names.blobs)
                     await self._nats.put_blob(self._names.blobs, row.id, row.body)
                     body = b""
-                await self._nats.publish(row.subject, body, expected=row.expected, id=row.id, headers=headers)
+                await self._nats.publish(
+                    row.subject, body, expected=row.expected, id=row.id, headers=headers
+                )
                 return True
             except WrongLastSequence:
                 try:
@@ -308,7 +323,9 @@ class JournalRecovery:
 
 def _grouped(noted: Iterable[JournalEntry]) -> list[list[JournalEntry]]:
     """Group notes by session and epoch, in their order."""
-    return [list(group) for _, group in itertools.groupby(noted, lambda one: (one.subject, one.epoch))]
+    return [
+        list(group) for _, group in itertools.groupby(noted, lambda one: (one.subject, one.epoch))
+    ]
 
 
 def _without_beginnings(row: JournalRow) -> JournalRow | None:
@@ -334,9 +351,16 @@ def _without_beginnings(row: JournalRow) -> JournalRow | None:
     if not held or body.snapshot is not None or place.blob_name is not None:
         return None
     header = message_codec.header(
-        epoch=place.epoch, first=place.first, held=held, snapshot=place.snapshot, at=parts[-1].at, blob=place.blob
+        epoch=place.epoch,
+        first=place.first,
+        held=held,
+        snapshot=place.snapshot,
+        at=parts[-1].at,
+        blob=place.blob,
     )
-    return row._replace(id=f"{row.id}.told", header=header, body=message_codec.encode(MessageBody(parts)))
+    return row._replace(
+        id=f"{row.id}.told", header=header, body=message_codec.encode(MessageBody(parts))
+    )
 
 
 def _packed(waiting: Sequence[JournalEntry], before: MessagePlace) -> tuple[JournalRow, int]:

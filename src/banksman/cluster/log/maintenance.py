@@ -68,7 +68,12 @@ class HistoryTrim:
     """Drop old messages of a session and their blobs."""
 
     def __init__(
-        self, nats: Nats, ownership: SessionOwnership, reading: EventReader, heads: StreamHeads, records: SessionRecords
+        self,
+        nats: Nats,
+        ownership: SessionOwnership,
+        reading: EventReader,
+        heads: StreamHeads,
+        records: SessionRecords,
     ) -> None:
         self._nats = nats
         self._ownership = ownership
@@ -144,7 +149,9 @@ RETRY_SECONDS = 0.5
 class HistoryRestore:
     """Store the history of a session that comes from another store."""
 
-    def __init__(self, nats: Nats, streams: NatsStreams, ownership: SessionOwnership, records: SessionRecords) -> None:
+    def __init__(
+        self, nats: Nats, streams: NatsStreams, ownership: SessionOwnership, records: SessionRecords
+    ) -> None:
         self._nats = nats
         self._streams = streams
         self._names = streams.names
@@ -173,7 +180,10 @@ class HistoryRestore:
             raise
 
     async def _fill(
-        self, record: SessionRecord, chunks: Callable[[], Iterable[Chunk]], snapshot: Snapshot | None
+        self,
+        record: SessionRecord,
+        chunks: Callable[[], Iterable[Chunk]],
+        snapshot: Snapshot | None,
     ) -> SessionRecord:
         """Store the chunks. Returns the record to show."""
         iterator = await asyncio.to_thread(lambda: checked(record.id, chunks()))
@@ -205,7 +215,9 @@ class HistoryRestore:
             tenure=max(place.epoch, deleted),
         )
 
-    async def _store(self, session: str, before: MessagePlace, chunk: Chunk, snapshot: Snapshot | None) -> MessagePlace:
+    async def _store(
+        self, session: str, before: MessagePlace, chunk: Chunk, snapshot: Snapshot | None
+    ) -> MessagePlace:
         body = MessageBody([MessagePart(chunk.at, tuple(chunk.entries))])
         if snapshot is not None:
             body = MessageBody(body.parts, snapshot.data, snapshot.seq)
@@ -228,7 +240,11 @@ class HistoryRestore:
         for _ in range(ATTEMPTS_MAX):
             try:
                 seq = await self._nats.publish(
-                    subject, data, expected=before.seq, id=id, headers={message_codec.HEADER: header}
+                    subject,
+                    data,
+                    expected=before.seq,
+                    id=id,
+                    headers={message_codec.HEADER: header},
                 )
                 return message_codec.place(seq, header)
             except WrongLastSequence:

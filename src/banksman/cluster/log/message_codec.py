@@ -176,7 +176,9 @@ def body_of(message: StreamMessage, data: bytes) -> MessageBody:
         raise event(message.subject, message.seq) from exc
 
 
-def events(session: str, epoch: int, first: int, body: MessageBody, project: Project | None) -> list[Event]:
+def events(
+    session: str, epoch: int, first: int, body: MessageBody, project: Project | None
+) -> list[Event]:
     """Build the events of a body; the first has the seq `first`."""
     made: list[Event] = []
     seq = first
@@ -193,7 +195,14 @@ def events(session: str, epoch: int, first: int, body: MessageBody, project: Pro
 
 
 # The first byte of every message: the kind of the rest.
-INLINE, BLOB, REFUSED, FAILED, WORKING, WANTED = b"\x00", b"\x01", b"\x02", b"\x03", b"\x04", b"\x05"
+INLINE, BLOB, REFUSED, FAILED, WORKING, WANTED = (
+    b"\x00",
+    b"\x01",
+    b"\x02",
+    b"\x03",
+    b"\x04",
+    b"\x05",
+)
 
 
 class LargePayloads:
@@ -202,7 +211,9 @@ class LargePayloads:
     `ensure`: creates the bucket if it is missing.
     """
 
-    def __init__(self, nats: Nats, prefix: str, ensure: Callable[[str], Awaitable[None]] | None = None) -> None:
+    def __init__(
+        self, nats: Nats, prefix: str, ensure: Callable[[str], Awaitable[None]] | None = None
+    ) -> None:
         self._nats = nats
         self._bucket = f"{prefix}-blobs"
         self._ensure = ensure

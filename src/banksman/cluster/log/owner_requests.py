@@ -87,7 +87,9 @@ class ClusterOwnerRequests:
     `ensure`: creates the bucket of large payloads if it is missing.
     """
 
-    def __init__(self, nats: Nats, prefix: str, ensure: Callable[[str], Awaitable[None]] | None = None) -> None:
+    def __init__(
+        self, nats: Nats, prefix: str, ensure: Callable[[str], Awaitable[None]] | None = None
+    ) -> None:
         self._nats = nats
         self._prefix = prefix
         self._large_payloads = LargePayloads(nats, prefix, ensure)
@@ -107,7 +109,7 @@ class ClusterOwnerRequests:
     def _subject(self, session: str) -> str:
         return f"{self._prefix}.cmd.{token(session)}"
 
-    # -- the caller's side -------------------------------------------------------------------------
+    # -- the caller's side ------------------------------------------------------------------------
     async def ask_owner(self, session: str, data: bytes, *, timeout: float) -> bytes:
         """Send a request to the owner: see `OwnerRequests`."""
         loop = asyncio.get_running_loop()
@@ -118,7 +120,9 @@ class ClusterOwnerRequests:
                 question = await self._large_payloads.pack(data)
         except (TimeoutError, Unanswered) as exc:
             # The request was not sent, so nothing was done.
-            raise Unreachable(f"cannot ask the owner of session {session}: {exc}", session=session) from exc
+            raise Unreachable(
+                f"cannot ask the owner of session {session}: {exc}", session=session
+            ) from exc
         if not self._nats.is_up:
             raise Unreachable(
                 f"cannot ask the owner of session {session}: the cluster is not connected",
@@ -181,7 +185,7 @@ class ClusterOwnerRequests:
         else:
             asking.answer.set_result(message.data)
 
-    # -- the owner's side --------------------------------------------------------------------------
+    # -- the owner's side -------------------------------------------------------------------------
     async def answer_for(self, session: str, answerer: Answerer) -> None:
         """Subscribe for the session. On return the servers know the subscription."""
         if self._is_closed:
@@ -192,7 +196,9 @@ class ClusterOwnerRequests:
             return
         answering = self._answering[session] = OwnerResponder(answerer)
         try:
-            wakeup = await self._nats.ring(self._subject(session), partial(self._on_question, answering))
+            wakeup = await self._nats.ring(
+                self._subject(session), partial(self._on_question, answering)
+            )
         except BaseException:
             if self._answering.get(session) is answering:
                 del self._answering[session]
@@ -293,7 +299,7 @@ class ClusterOwnerRequests:
 
         self._chores.start(say())
 
-    # -- leaving and falling silent ----------------------------------------------------------------
+    # -- leaving and falling silent ---------------------------------------------------------------
     async def leave(self, session: str) -> None:
         """Unsubscribe. Requests in progress are still answered."""
         answering = self._answering.pop(session, None)

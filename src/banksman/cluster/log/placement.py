@@ -81,7 +81,9 @@ class PlacedJob:
     Until it is done or given back, `working` must be called more often than `ACK_SECONDS`.
     """
 
-    def __init__(self, order: PlacementOrder, pulled: Pulled, nats: Nats, large_payloads: LargePayloads) -> None:
+    def __init__(
+        self, order: PlacementOrder, pulled: Pulled, nats: Nats, large_payloads: LargePayloads
+    ) -> None:
         self.session = order.session
         self.kind = order.kind
         self.need = tuple(order.need)
@@ -207,8 +209,10 @@ class ClusterPlacement:
         self._is_taking = False
         self._is_closed = False
 
-    # -- offers ------------------------------------------------------------------------------------
-    async def place(self, session: str, need: Sequence[str], request: bytes, *, timeout: float) -> bytes:
+    # -- offers -----------------------------------------------------------------------------------
+    async def place(
+        self, session: str, need: Sequence[str], request: bytes, *, timeout: float
+    ) -> bytes:
         """Offer a new session: see `Placement`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
@@ -220,7 +224,9 @@ class ClusterPlacement:
             async with asyncio.timeout_at(until):
                 key = await _until_answered(lambda: self._needs.add(need))
                 parcel = await _until_answered(lambda: self._large_payloads.pack(request))
-                order = PlacementOrder(session, OPEN, sorted(set(need)), request=parcel, reply=inbox)
+                order = PlacementOrder(
+                    session, OPEN, sorted(set(need)), request=parcel, reply=inbox
+                )
                 seq = await self._store(key, order, until)
         except (TimeoutError, Unreachable) as exc:
             # Only give up if no host took the job. A job may be taken although its store was not
@@ -249,10 +255,16 @@ class ClusterPlacement:
         loop = asyncio.get_running_loop()
         subject = f"{self._prefix}.place.{key}.o.{token(order.session)}"
         ttl = max(1, int(until - loop.time() + TAKEN_SECONDS_MAX))
-        data, id, headers = msgspec.json.encode(order), f"open.{uuid.uuid4().hex}", {"Nats-TTL": f"{ttl}s"}
+        data, id, headers = (
+            msgspec.json.encode(order),
+            f"open.{uuid.uuid4().hex}",
+            {"Nats-TTL": f"{ttl}s"},
+        )
         while True:
             try:
-                return await self._put(key, lambda: self._nats.publish(subject, data, id=id, headers=headers))
+                return await self._put(
+                    key, lambda: self._nats.publish(subject, data, id=id, headers=headers)
+                )
             except Unanswered:
                 await asyncio.sleep(min(AGAIN_SECONDS, max(0.0, until - loop.time())))
 
@@ -287,7 +299,9 @@ class ClusterPlacement:
                         self._chores.start(self._large_payloads.drop(answer))
             except TimeoutError as exc:
                 if offer.taken_at is None:
-                    raise NoOwner(f"no host took session {session} in time", session=session) from exc
+                    raise NoOwner(
+                        f"no host took session {session} in time", session=session
+                    ) from exc
                 if loop.time() >= offer.taken_at + TAKEN_SECONDS_MAX:
                     words = f"the host that took session {session} did not answer"
                     raise Unanswered(words, session=session) from exc
@@ -325,7 +339,9 @@ class ClusterPlacement:
             # answer.
             if seq:
                 with suppress(StoreError):
-                    await self._nats.api(f"STREAM.MSG.DELETE.{self._stream}", {"seq": seq, "no_erase": True})
+                    await self._nats.api(
+                        f"STREAM.MSG.DELETE.{self._stream}", {"seq": seq, "no_erase": True}
+                    )
             await self._large_payloads.drop(parcel)
             await stopping
 
@@ -343,7 +359,7 @@ class ClusterPlacement:
             data = msgspec.json.encode(order)
             await self._put(key, lambda: self._nats.publish(subject, data, expected=0))
 
-    # -- pulls -------------------------------------------------------------------------------------
+    # -- pulls ------------------------------------------------------------------------------------
     async def next(self, labels: Sequence[str]) -> PlacedJob:
         """Wait for a job that these labels satisfy.
 
@@ -409,7 +425,12 @@ class ClusterPlacement:
                 await self._needs.ensure(key)
                 self._asked[key] = loop.time() + self._pull_seconds + PULL_SECONDS_MORE
                 await self._pulls.ask(self._stream, key, seconds=self._pull_seconds)
-        return min((loop.time() + self._lease_seconds, *(self._asked.get(key, loop.time()) for key in keys)))
+        return min(
+            (
+                loop.time() + self._lease_seconds,
+                *(self._asked.get(key, loop.time()) for key in keys),
+            )
+        )
 
     def _on_answer(self, key: str, pulled: Pulled | None) -> None:
         """Take the answer to a pull request: a job, or None."""

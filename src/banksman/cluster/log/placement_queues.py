@@ -100,7 +100,9 @@ class PlacementQueues:
         # No compare-and-set: a concurrent writer of this key writes the same content.
         sent = time.monotonic()
         await self._nats.publish(
-            f"{self._prefix}.rec.need.{key}", json.dumps(wanted).encode(), headers={"Nats-TTL": f"{KEPT_SECONDS}s"}
+            f"{self._prefix}.rec.need.{key}",
+            json.dumps(wanted).encode(),
+            headers={"Nats-TTL": f"{KEPT_SECONDS}s"},
         )
         self._used[key] = sent
         self._hear(key, frozenset(wanted))
@@ -117,7 +119,11 @@ class PlacementQueues:
             error = await self._make(key)
         if error and error.get("err_code") not in ALREADY_EXISTS:
             words = f"cannot create a queue: {error.get('description')} ({error.get('err_code')})"
-            raise Unanswered(words) if error.get("code") == 503 else StoreError(words, hint="see docs/cluster.md")
+            raise (
+                Unanswered(words)
+                if error.get("code") == 503
+                else StoreError(words, hint="see docs/cluster.md")
+            )
         self._made.add(key)
 
     async def _make(self, key: str) -> dict[str, object]:
@@ -161,7 +167,7 @@ class PlacementQueues:
         """
         self._used.clear()
 
-    # -- needs of other hosts ----------------------------------------------------------------------
+    # -- needs of other hosts ---------------------------------------------------------------------
     async def read(self) -> None:
         """Read all stored needs. Called now and then, because a notification may be missed."""
         if self._wakeup is None:
@@ -180,7 +186,9 @@ class PlacementQueues:
     async def _read_on(self) -> None:
         left = 1
         while left:
-            found, left = await self._nats.read(f"{self._prefix}-records", self._seq + 1, self._pattern, NEEDS_MAX)
+            found, left = await self._nats.read(
+                f"{self._prefix}-records", self._seq + 1, self._pattern, NEEDS_MAX
+            )
             for message in found:
                 self._on_record(message)
                 self._seq = max(self._seq, message.seq)

@@ -118,7 +118,9 @@ class Publisher(Struct, frozen=True):
     streams: NatsStreams
     ownership: SessionOwnership
 
-    async def until_known(self, owned_epoch: OwnedEpoch, row: JournalRow, is_ours: Callable[[], bool]) -> int:
+    async def until_known(
+        self, owned_epoch: OwnedEpoch, row: JournalRow, is_ours: Callable[[], bool]
+    ) -> int:
         """Return the sequence at which the message is stored.
 
         Raises `NotOwner` if the session has another owner or the lease is lost. Raises `StoreError`
@@ -134,7 +136,9 @@ class Publisher(Struct, frozen=True):
             # Check before every attempt. After the fence another host may own the session, and a
             # message that this host still sends would then only be refused.
             if not is_ours():
-                raise NotOwner("this host has lost its lease", session=session, epoch=owned_epoch.epoch)
+                raise NotOwner(
+                    "this host has lost its lease", session=session, epoch=owned_epoch.epoch
+                )
             try:
                 if is_blob and not is_put:
                     await self.streams.ensure(blobs)
@@ -142,14 +146,19 @@ class Publisher(Struct, frozen=True):
                     is_put = True
                 body = b"" if is_blob else row.body
                 headers = {message_codec.HEADER: row.header}
-                return await self.nats.publish(row.subject, body, expected=row.expected, id=row.id, headers=headers)
+                return await self.nats.publish(
+                    row.subject, body, expected=row.expected, id=row.id, headers=headers
+                )
             except WrongLastSequence as exc:
                 with suppress(Unreachable):
                     stored, is_short = await self._look_back(owned_epoch, row)
                     if stored is not None:
                         return stored
                     short_since = (short_since or time.monotonic()) if is_short else None
-                    if short_since is not None and time.monotonic() > short_since + SHORT_SECONDS_MAX:
+                    if (
+                        short_since is not None
+                        and time.monotonic() > short_since + SHORT_SECONDS_MAX
+                    ):
                         raise _shortened(session, row) from exc
             except Unreachable as exc:
                 log.debug("session %s: append waits for the cluster: %s", session, exc)

@@ -85,7 +85,11 @@ class SessionDirectory:
         if owned_epoch is not None:
             # The notification of an append may arrive before its ack.
             return Head(owned_epoch.epoch, max(owned_epoch.seq, seq), record.first)
-        return Head(max(record.epoch, 0 if place is None else place.epoch), max(record.seq, seq), record.first)
+        return Head(
+            max(record.epoch, 0 if place is None else place.epoch),
+            max(record.seq, seq),
+            record.first,
+        )
 
     def find(self, id_or_name: str) -> KnownSession | None:
         record = self.record(id_or_name) or self.record(self._records.named.get(id_or_name, ""))
@@ -97,7 +101,10 @@ class SessionDirectory:
             self._sorted = sorted(shown, key=lambda record: (record.created, record.id))
         begin = 0
         if after is not None:
-            begin = next((index for index, one in enumerate(self._sorted, 1) if one.id == after), len(self._sorted))
+            begin = next(
+                (index for index, one in enumerate(self._sorted, 1) if one.id == after),
+                len(self._sorted),
+            )
         end = None if limit is None else begin + limit
         return [self._known(record) for record in self._sorted[begin:end]]
 
@@ -139,7 +146,11 @@ class MultiReader:
     """Read the events of many sessions in stored order."""
 
     def __init__(
-        self, reading: EventReader, records: SessionRecords, heads: StreamHeads, waiting: AppendWaiters
+        self,
+        reading: EventReader,
+        records: SessionRecords,
+        heads: StreamHeads,
+        waiting: AppendWaiters,
     ) -> None:
         self._reading = reading
         self._records = records
@@ -149,17 +160,27 @@ class MultiReader:
         self._damaged: set[int] = set()
 
     async def read(
-        self, after: str | None, limit: int, sessions: Collection[str] | None, project_of: ProjectOf | None
+        self,
+        after: str | None,
+        limit: int,
+        sessions: Collection[str] | None,
+        project_of: ProjectOf | None,
     ) -> MultiSessionPage:
         """Return the events after a position, and the gaps that retention left."""
         position = Position.of(after)
         end = await self._check(position)
         wanted = None if sessions is None else frozenset(sessions)
-        dropped = [one for one in self._records.all.values() if one.dropped > position.whole and not one.is_hidden]
+        dropped = [
+            one
+            for one in self._records.all.values()
+            if one.dropped > position.whole and not one.is_hidden
+        ]
         gaps = {one.id: one.first - 1 for one in dropped if wanted is None or one.id in wanted}
         if wanted is not None and not wanted:
             # An empty selection asks for the end, to follow from there.
-            return MultiSessionPage((), Position(max(end, await self._reading.last_seq())).text, gaps)
+            return MultiSessionPage(
+                (), Position(max(end, await self._reading.last_seq())).text, gaps
+            )
         placed: list[PositionedEvent] = []
         begin, looked = max(1, position.whole + 1), 0
         at = position
@@ -171,7 +192,9 @@ class MultiReader:
                 record = self._shown(message, wanted)
                 skipped = position.taken if message.seq == position.chunk else 0
                 if record is not None:
-                    placed += await self._opened(message, record, skipped, limit - len(placed), project_of)
+                    placed += await self._opened(
+                        message, record, skipped, limit - len(placed), project_of
+                    )
                     if len(placed) >= limit:
                         return MultiSessionPage(placed, placed[-1].position, gaps)
                 at = Position(message.seq)
@@ -184,14 +207,28 @@ class MultiReader:
     def _shown(self, message: StreamMessage, wanted: frozenset[str] | None) -> SessionRecord | None:
         """Return the record of the message's session if that session is wanted and visible."""
         id = self._records.id_of(message.subject.rpartition(".")[2])
-        record = None if id is None or (wanted is not None and id not in wanted) else self._records.all.get(id)
+        record = (
+            None
+            if id is None or (wanted is not None and id not in wanted)
+            else self._records.all.get(id)
+        )
         return None if record is None or record.is_hidden else record
 
     async def _opened(
-        self, message: StreamMessage, record: SessionRecord, skipped: int, limit: int, project_of: ProjectOf | None
+        self,
+        message: StreamMessage,
+        record: SessionRecord,
+        skipped: int,
+        limit: int,
+        project_of: ProjectOf | None,
     ) -> list[PositionedEvent]:
         place = self._place(message)
-        if place is None or not place.held or place.epoch < record.born or place.last < record.first:
+        if (
+            place is None
+            or not place.held
+            or place.epoch < record.born
+            or place.last < record.first
+        ):
             return []
         try:
             stored = await self._reading.opened(message)
@@ -202,7 +239,9 @@ class MultiReader:
                 self._tell(message, exc)
             return []
         project = None if project_of is None else project_of(record.id)
-        events: list[Event] = message_codec.events(record.id, place.epoch, place.first, stored.body, project)
+        events: list[Event] = message_codec.events(
+            record.id, place.epoch, place.first, stored.body, project
+        )
         return [
             PositionedEvent(Position(place.seq, 0 if count == len(events) else count).text, event)
             for count, event in enumerate(events[skipped : skipped + limit], skipped + 1)

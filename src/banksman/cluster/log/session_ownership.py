@@ -26,7 +26,13 @@ from banksman.cluster.jetstream import ID, BatchMessage, WrongLastSequence
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.host_leases import HostLeases
 from banksman.cluster.log.message_codec import MessagePlace
-from banksman.cluster.log.session_record import FoundRecord, LeaseRecord, OwnerRecord, SessionRecord, SessionRecords
+from banksman.cluster.log.session_record import (
+    FoundRecord,
+    LeaseRecord,
+    OwnerRecord,
+    SessionRecord,
+    SessionRecords,
+)
 from banksman.cluster.log.streams import StreamNames, token
 from banksman.cluster.nats import Nats
 from banksman.errors import NameTaken, NotOwner, StoreError, Unanswered, Unreachable, UsageError
@@ -60,7 +66,9 @@ class OwnedEpoch:
 class SessionOwnership:
     """Operations on the records of sessions that decide ownership."""
 
-    def __init__(self, nats: Nats, names: StreamNames, records: SessionRecords, leases: HostLeases) -> None:
+    def __init__(
+        self, nats: Nats, names: StreamNames, records: SessionRecords, leases: HostLeases
+    ) -> None:
         self._nats = nats
         self._names = names
         self._records = records
@@ -70,7 +78,7 @@ class SessionOwnership:
         """Read the record from the stream's leader."""
         return (await self._records.find(session)).record
 
-    # -- claims ------------------------------------------------------------------------------------
+    # -- claims -----------------------------------------------------------------------------------
     async def claim(self, session: str, name: str | None, agent: str | None) -> OwnedEpoch:
         """Claim the session under a new epoch: record first, fence second.
 
@@ -106,7 +114,9 @@ class SessionOwnership:
             # Go past the epoch that a fenced owner may have advanced to without an ack. An equal
             # epoch would make its late appends look like those of the new owner.
             epoch = record.epoch_past + 1
-            record = msgspec.structs.replace(record, epoch=epoch, tenure=epoch, owner=owner, stuck=None)
+            record = msgspec.structs.replace(
+                record, epoch=epoch, tenure=epoch, owner=owner, stuck=None
+            )
             await self._records.change(self._records.write(record, found.seq))
             return record
         if record is not None:
@@ -120,11 +130,15 @@ class SessionOwnership:
         # The record and the name change in one batch, so two sessions never get the same name.
         writes = [self._records.write(record, found.seq)]
         if name is not None:
-            writes.append(self._records.write_name(name, session, await self._free_name(name, session)))
+            writes.append(
+                self._records.write_name(name, session, await self._free_name(name, session))
+            )
         await self._records.change(*writes)
         return record
 
-    async def _new(self, session: str, name: str | None, agent: str, owner: OwnerRecord | None) -> SessionRecord:
+    async def _new(
+        self, session: str, name: str | None, agent: str, owner: OwnerRecord | None
+    ) -> SessionRecord:
         """Build the record of a new session, above the epoch of every deleted session."""
         deleted, _ = await self._records.epoch_deleted_max()
         now = time.time()
@@ -214,7 +228,7 @@ class SessionOwnership:
         seq = await self._nats.publish(subject, b"", expected=before.seq, id=id, headers=headers)
         return message_codec.place(seq, header)
 
-    # -- operations of the owner -------------------------------------------------------------------
+    # -- operations of the owner ------------------------------------------------------------------
     async def advance(self, owned_epoch: OwnedEpoch) -> None:
         """Raise the epoch of an owned session by one."""
         wanted = owned_epoch.epoch + 1
@@ -230,7 +244,9 @@ class SessionOwnership:
 
         owned_epoch.record = await self.patiently(advance)
 
-    async def lease(self, owned_epoch: OwnedEpoch, name: str | None, settle: Callable[[str], Awaitable[None]]) -> None:
+    async def lease(
+        self, owned_epoch: OwnedEpoch, name: str | None, settle: Callable[[str], Awaitable[None]]
+    ) -> None:
         """Take the conversation lease `name` for an owned session, and give back its previous one.
 
         None only gives back. Raises `NotOwner`, naming the holder, if another session with a live
@@ -244,7 +260,11 @@ class SessionOwnership:
                 holder, seq = await self._records.find_lease(name)
                 if holder is not None and holder.session != owned_epoch.record.id:
                     await settle(holder.session)
-                if holder is not None and holder.session != owned_epoch.record.id and await self._is_valid(holder):
+                if (
+                    holder is not None
+                    and holder.session != owned_epoch.record.id
+                    and await self._is_valid(holder)
+                ):
                     raise NotOwner(
                         f"cannot lease {name}: session {holder.session} holds it",
                         hint="close that session first",
@@ -261,7 +281,9 @@ class SessionOwnership:
 
         # The batch below does not compare the session's record. If another host claims the session
         # in between, the lease carries the old tenure and is void (`_is_valid`).
-        self._ours(owned_epoch, await self.patiently(lambda: self._records.find(owned_epoch.record.id)))
+        self._ours(
+            owned_epoch, await self.patiently(lambda: self._records.find(owned_epoch.record.id))
+        )
         await self.patiently(lease)
         owned_epoch.lease = name
 
@@ -319,8 +341,10 @@ class SessionOwnership:
         except StoreError:
             pass
 
-    # -- sessions ----------------------------------------------------------------------------------
-    async def delete(self, session: str, forget: Callable[[], Awaitable[None]] | None = None) -> None:
+    # -- sessions ---------------------------------------------------------------------------------
+    async def delete(
+        self, session: str, forget: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         """Delete the session. Raises `NotOwner` if a live host elsewhere owns it.
 
         The record goes first, then the blobs (`forget`), then the events: only the events know the
@@ -385,7 +409,9 @@ class SessionOwnership:
                 return
             writes = [self._records.write(msgspec.structs.replace(record, name=name), found.seq)]
             if name is not None:
-                writes.append(self._records.write_name(name, session, await self._free_name(name, session)))
+                writes.append(
+                    self._records.write_name(name, session, await self._free_name(name, session))
+                )
             if expected is not None:
                 writes.append(self._records.erase_name(expected))
             try:
@@ -396,7 +422,9 @@ class SessionOwnership:
 
         await self.patiently(rename)
 
-    async def update(self, session: str, change: Callable[[SessionRecord], SessionRecord]) -> SessionRecord | None:
+    async def update(
+        self, session: str, change: Callable[[SessionRecord], SessionRecord]
+    ) -> SessionRecord | None:
         """Change fields of the record, whichever host owns it. Returns None without a record."""
 
         async def update() -> SessionRecord | None:
@@ -410,7 +438,7 @@ class SessionOwnership:
 
         return await self.patiently(update)
 
-    # -- restored histories ------------------------------------------------------------------------
+    # -- restored histories -----------------------------------------------------------------------
     async def reserve(self, session: str, name: str | None, agent: str) -> SessionRecord:
         """Create a hidden record for a history that is about to be restored (`show`).
 
@@ -442,14 +470,22 @@ class SessionOwnership:
 
     async def _is_abandoned(self, record: SessionRecord) -> bool:
         """Return whether a host died while it restored this session."""
-        return record.is_hidden and record.owner is not None and await self._leases.is_dead(record.owner.host)
+        return (
+            record.is_hidden
+            and record.owner is not None
+            and await self._leases.is_dead(record.owner.host)
+        )
 
     async def show(self, record: SessionRecord, name: str | None) -> None:
         """Make a restored session visible, with its name."""
 
         async def show() -> None:
             found = await self._records.find(record.id)
-            if found.record is not None and not found.record.is_hidden and found.record.created == record.created:
+            if (
+                found.record is not None
+                and not found.record.is_hidden
+                and found.record.created == record.created
+            ):
                 return  # An earlier attempt was stored without an answer.
             if found.record is None or found.record.owner is None or not found.record.is_hidden:
                 message = f"cannot restore session {record.id}: it was deleted meanwhile"
@@ -457,12 +493,16 @@ class SessionOwnership:
             shown = msgspec.structs.replace(record, name=name, owner=None, is_hidden=False)
             writes = [self._records.write(shown, found.seq)]
             if name is not None:
-                writes.append(self._records.write_name(name, record.id, await self._free_name(name, record.id)))
+                writes.append(
+                    self._records.write_name(
+                        name, record.id, await self._free_name(name, record.id)
+                    )
+                )
             await self._records.change(*writes)
 
         await self.patiently(show)
 
-    # -- events ------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------
     async def purge(self, session: str, before: int | None) -> None:
         """Delete the session's messages before a sequence; None deletes all."""
         body: dict[str, object] = {"filter": self._names.event(session)}
@@ -470,9 +510,13 @@ class SessionOwnership:
             body["seq"] = before
         answer = await self._nats.api(f"STREAM.PURGE.{self._names.events}", body)
         if "error" in answer:
-            raise Unanswered(f"cannot purge {self._names.events}: {answer['error'].get('description')}")
+            raise Unanswered(
+                f"cannot purge {self._names.events}: {answer['error'].get('description')}"
+            )
 
-    async def patiently(self, attempt: Callable[[], Awaitable[T]], seconds: float | None = None) -> T:
+    async def patiently(
+        self, attempt: Callable[[], Awaitable[T]], seconds: float | None = None
+    ) -> T:
         """Retry an attempt while its compare-and-set fails or the servers do not answer.
 
         Each attempt reads the current state again, so a retry after an unknown result is safe.
@@ -506,7 +550,9 @@ class SessionOwnership:
         if owner is None:
             return None
         is_here = owner.host == self._leases.id
-        return Owner(owner.pid, owner.address, is_here, is_here or self._leases.is_alive(owner.host))
+        return Owner(
+            owner.pid, owner.address, is_here, is_here or self._leases.is_alive(owner.host)
+        )
 
 
 def _superseded(session: str, epoch: int) -> NotOwner:

@@ -50,7 +50,9 @@ log = logging.getLogger("banksman")
 class QueueListener(Protocol):
     """Callbacks of the log, called before the caller of an append gets its answer."""
 
-    def on_stored(self, session: str, place: MessagePlace, size: int, body: MessageBody) -> None: ...
+    def on_stored(
+        self, session: str, place: MessagePlace, size: int, body: MessageBody
+    ) -> None: ...
     async def after_stored(self, session: str, place: MessagePlace, size: int) -> None: ...
     async def forget_blobs(self, session: str, before: int | None) -> None: ...
     async def settle(self, session: str) -> None:
@@ -124,7 +126,10 @@ class SessionQueue:
     @property
     def is_leaving(self) -> bool:
         """True while a release or a deletion waits or is in progress."""
-        return any(isinstance(call, QueuedRelease | Delete) for call in self._calls) or self._is_releasing
+        return (
+            any(isinstance(call, QueuedRelease | Delete) for call in self._calls)
+            or self._is_releasing
+        )
 
     async def stop(self, error: StoreError) -> None:
         """Stop the queue, and fail every waiting call with `error`."""
@@ -156,7 +161,7 @@ class SessionQueue:
         if owned_epoch is not None:
             self._with.hears.on_owned_epoch(self._session, None)
 
-    # -- calls, one after the other ----------------------------------------------------------------
+    # -- calls, one after the other ---------------------------------------------------------------
     async def _work(self) -> None:
         """Perform the waiting calls until the queue is empty."""
         # Start in a later pass of the event loop. So no answer arrives inside a call, and all
@@ -277,7 +282,7 @@ class SessionQueue:
         self._with.hears.on_stored(self._session, owned_epoch.place, 0, MessageBody(()))
         return owned_epoch.epoch
 
-    # -- answers -----------------------------------------------------------------------------------
+    # -- answers ----------------------------------------------------------------------------------
     def _refusal(self, call: WriterCall) -> StoreError | NotOwner | None:
         """Return the error of a call that must not run; None if it may run."""
         if call.error is not None:
@@ -327,7 +332,7 @@ class SessionQueue:
         if isinstance(error, NotOwner) and error.ids.get("session") == self._session:
             self.lose()
 
-    # -- appends -----------------------------------------------------------------------------------
+    # -- appends ----------------------------------------------------------------------------------
     async def _append(self) -> None:
         """Store the appends at the head of the queue as one message, and answer them."""
         self._doing = batch = self._take_batch()
@@ -358,11 +363,17 @@ class SessionQueue:
         size = events = 0
         while self._calls:
             call = self._calls[0]
-            if not isinstance(call, QueuedAppend) or self._refusal(call) is not None or call.expected_seq != seq:
+            if (
+                not isinstance(call, QueuedAppend)
+                or self._refusal(call) is not None
+                or call.expected_seq != seq
+            ):
                 break
             size += call.size
             events += len(call.part.entries)
-            if batch and (size > message_codec.MESSAGE_BYTES_MAX or events > message_codec.EVENTS_MAX):
+            if batch and (
+                size > message_codec.MESSAGE_BYTES_MAX or events > message_codec.EVENTS_MAX
+            ):
                 break
             batch.append(call)
             self._calls.popleft()
@@ -416,9 +427,13 @@ class SessionQueue:
         except StoreError:
             self._behind.forget()
             raise
-        overdue = asyncio.get_running_loop().call_later(OVERDUE_SECONDS, self._fall_behind, owned_epoch, seq + 1)
+        overdue = asyncio.get_running_loop().call_later(
+            OVERDUE_SECONDS, self._fall_behind, owned_epoch, seq + 1
+        )
         try:
-            message_seq = await self._publishing.until_known(owned_epoch, row, lambda: self._is_ours(owned_epoch))
+            message_seq = await self._publishing.until_known(
+                owned_epoch, row, lambda: self._is_ours(owned_epoch)
+            )
         except NotOwner:
             leases = self._with.leases
             # With a valid lease another claim has superseded this epoch, or the writer's next claim

@@ -137,7 +137,12 @@ class SessionQueues:
         transcripts: ClusterTranscripts,
     ) -> None:
         self._writing = QueueContext(
-            nats=nats, streams=streams, ownership=ownership, leases=leases, journal=journal, hears=self
+            nats=nats,
+            streams=streams,
+            ownership=ownership,
+            leases=leases,
+            journal=journal,
+            hears=self,
         )
         self._reading = reading
         self._heads = heads
@@ -185,7 +190,7 @@ class SessionQueues:
         for line in list(self._all.values()):
             await line.stop(StoreError("the log is closed"))
 
-    # -- callbacks of the queues -------------------------------------------------------------------
+    # -- callbacks of the queues ------------------------------------------------------------------
     def on_stored(self, session: str, place: MessagePlace, size: int, body: MessageBody) -> None:
         if size:
             self.counters["commits"] += 1

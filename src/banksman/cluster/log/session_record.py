@@ -114,7 +114,9 @@ class SessionRecords:
     Reads before a change go to the stream's leader. Other reads use a local mirror, which may lag.
     """
 
-    def __init__(self, nats: Nats, names: StreamNames, on_change: Callable[[str, SessionRecord | None], None]) -> None:
+    def __init__(
+        self, nats: Nats, names: StreamNames, on_change: Callable[[str, SessionRecord | None], None]
+    ) -> None:
         self._nats = nats
         self._names = names
         self._tell = on_change
@@ -172,7 +174,7 @@ class SessionRecords:
                 self.named[record.name] = id
         self._tell(id, record)
 
-    # -- reads from the leader ---------------------------------------------------------------------
+    # -- reads from the leader --------------------------------------------------------------------
     async def find(self, session: str) -> FoundRecord:
         """Read a record from the leader, and update the mirror with it."""
         message = await self._nats.last(self._names.records, self._names.record("session", session))
@@ -211,7 +213,7 @@ class SessionRecords:
         except ValueError as exc:
             raise message_codec.record(message.subject, message.seq) from exc
 
-    # -- changes, to be combined in a batch --------------------------------------------------------
+    # -- changes, to be combined in a batch -------------------------------------------------------
     def write(self, record: SessionRecord, expected: int) -> BatchMessage:
         return BatchMessage(self._names.record("session", record.id), encode(record), expected)
 
@@ -226,7 +228,9 @@ class SessionRecords:
 
     def write_lease(self, name: str, lease: LeaseRecord | None, expected: int) -> BatchMessage:
         data = b"" if lease is None else encode(lease)
-        return BatchMessage(self._names.record("lease", name), data, expected, TOMBSTONE if lease is None else {})
+        return BatchMessage(
+            self._names.record("lease", name), data, expected, TOMBSTONE if lease is None else {}
+        )
 
     def write_deleted(self, epoch: int, expected: int) -> BatchMessage:
         return BatchMessage(self._names.record("meta", "deleted"), b"%d" % epoch, expected)

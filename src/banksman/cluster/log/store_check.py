@@ -89,7 +89,11 @@ class _StoreLook:
         blobs = await self._read_blobs()
         await self._read_records()
         for part, events in self._events.items():
-            if is_checked and (record := self._records.get(part)) is not None and not record.is_hidden:
+            if (
+                is_checked
+                and (record := self._records.get(part)) is not None
+                and not record.is_hidden
+            ):
                 await self._compare(record, events, blobs)
         known = self._records.keys() | self._unreadable
         remains = [part for part in self._events if part not in known]
@@ -98,7 +102,11 @@ class _StoreLook:
             faults=tuple(self._faults[:FAULTS_MAX]),
             remains=tuple([part for part in remains if await self._last(part) is not None]),
             blobs=tuple(
-                sorted(name for name in blobs if (part := _session_of(name)) is not None and part not in known)
+                sorted(
+                    name
+                    for name in blobs
+                    if (part := _session_of(name)) is not None and part not in known
+                )
             ),
             is_checked=is_checked,
         )
@@ -143,7 +151,9 @@ class _StoreLook:
 
     async def _read_records(self) -> None:
         async for message in self._messages(self._names.records, f"{self._names.prefix}.rec.>"):
-            kind, _, part = message.subject.removeprefix(f"{self._names.prefix}.rec.").partition(".")
+            kind, _, part = message.subject.removeprefix(f"{self._names.prefix}.rec.").partition(
+                "."
+            )
             if not message.data:
                 continue  # A tombstone.
             try:
@@ -181,7 +191,9 @@ class _StoreLook:
         ]
         for first, last in missing:
             hint = f"restore {self._names.events} and OBJ_{self._names.blobs} from a backup; or delete the session"
-            self._faults.append((f"events {first} to {last} of session {record.id} are missing", hint))
+            self._faults.append(
+                (f"events {first} to {last} of session {record.id} are missing", hint)
+            )
 
     async def _last(self, part: str) -> StreamMessage | None:
         return await self._nats.last(self._names.events, f"{self._names.prefix}.ev.{part}")

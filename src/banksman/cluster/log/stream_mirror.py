@@ -51,7 +51,9 @@ LOOKS_MAX = 200
 class StreamMirror:
     """The last message of each subject of a stream, kept up to date."""
 
-    def __init__(self, nats: Nats, stream: str, subjects: str, wakeup: str, on_change: OnChange) -> None:
+    def __init__(
+        self, nats: Nats, stream: str, subjects: str, wakeup: str, on_change: OnChange
+    ) -> None:
         self._nats = nats
         self._stream = stream
         self._subjects = subjects
@@ -165,7 +167,9 @@ class StreamMirror:
         seen: set[str] = set()
         looks = 0
         while True:
-            messages, left = await self._nats.read(self._stream, self._read_to + 1, self._subjects, PAGE_MESSAGES_MAX)
+            messages, left = await self._nats.read(
+                self._stream, self._read_to + 1, self._subjects, PAGE_MESSAGES_MAX
+            )
             for message in messages:
                 self._read_to = max(self._read_to, message.seq)
                 seen.add(message.subject)
@@ -201,7 +205,9 @@ OnMoved = Callable[[str, MessagePlace], None]
 class StreamHeads:
     """The last place of each session that a caller looks at."""
 
-    def __init__(self, nats: Nats, names: StreamNames, id_of: Callable[[str], str | None], on_moved: OnMoved) -> None:
+    def __init__(
+        self, nats: Nats, names: StreamNames, id_of: Callable[[str], str | None], on_moved: OnMoved
+    ) -> None:
         self._nats = nats
         self._names = names
         self._id_of = id_of
@@ -225,16 +231,22 @@ class StreamHeads:
         self._task = asyncio.get_running_loop().create_task(self._look_again())
 
     async def stop(self) -> None:
-        tasks = [task for task in (self._task, *self._begun.values(), *self._stop) if task is not None]
+        tasks = [
+            task for task in (self._task, *self._begun.values(), *self._stop) if task is not None
+        ]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
-    # -- known places ------------------------------------------------------------------------------
+    # -- known places -----------------------------------------------------------------------------
     def place(self, session: str) -> MessagePlace | None:
         """Return the known place of a session, and subscribe to its changes."""
-        if session not in self._ours and session not in self._wakeups and session not in self._begun:
+        if (
+            session not in self._ours
+            and session not in self._wakeups
+            and session not in self._begun
+        ):
             self._begin(session)
         return self._places.get(session)
 
@@ -284,7 +296,7 @@ class StreamHeads:
         """Read again soon: the connection was down, and waiters may have missed an event."""
         self._rung.set()
 
-    # -- subscriptions -----------------------------------------------------------------------------
+    # -- subscriptions ----------------------------------------------------------------------------
     async def hear_all(self) -> None:
         """Subscribe to the events of all sessions."""
         if self._all is None:

@@ -116,7 +116,11 @@ class NatsStreams:
         if events is not None and events["state"]["messages"]:
             if await self._find(self.names.records) is None:
                 raise self._damaged(self.names.records, self.names.events)
-        elif events is None and await self._has_sessions() and await self._find(self.names.events) is None:
+        elif (
+            events is None
+            and await self._has_sessions()
+            and await self._find(self.names.events) is None
+        ):
             # Look again: another host may have created everything between the two reads.
             raise self._damaged(self.names.events, self.names.records)
 
@@ -169,9 +173,13 @@ class NatsStreams:
             return found
         if error.get("err_code") in NO_JETSTREAM:
             hint = "enable JetStream for this account: see docs/cluster.md"
-            raise UsageError(f"{self._address} has no JetStream: {error.get('description')}", hint=hint)
+            raise UsageError(
+                f"{self._address} has no JetStream: {error.get('description')}", hint=hint
+            )
         if error.get("err_code") != NOT_FOUND:
-            raise Unanswered(f"cannot get {name} from JetStream: {error.get('description')}", hint=_HINT)
+            raise Unanswered(
+                f"cannot get {name} from JetStream: {error.get('description')}", hint=_HINT
+            )
         return None
 
     def _check_lease(self, found: dict[str, Any]) -> None:
@@ -203,7 +211,11 @@ class NatsStreams:
                         name,
                     )
                 return
-            if wanted is not None or replicas == 1 or error.get("err_code") not in TOO_MANY_REPLICAS:
+            if (
+                wanted is not None
+                or replicas == 1
+                or error.get("err_code") not in TOO_MANY_REPLICAS
+            ):
                 raise StoreError(
                     f"cannot create {name}: {error.get('description')}",
                     hint=_HINT,
@@ -248,7 +260,11 @@ class NatsStreams:
                 "allow_rollup_hdrs": True,
                 "republish": {"src": f"{prefix}.host.*", "dest": _wakeup(prefix, "host")},
             },
-            names.work: {"subjects": [f"{prefix}.place.>"], "retention": "workqueue", "allow_msg_ttl": True},
+            names.work: {
+                "subjects": [f"{prefix}.place.>"],
+                "retention": "workqueue",
+                "allow_msg_ttl": True,
+            },
             names.blobs: {
                 "subjects": [f"$O.{names.blobs}.C.>", f"$O.{names.blobs}.M.>"],
                 "discard": "new",

@@ -98,9 +98,17 @@ def no_json(value: object) -> SchemaFault | None:
                 if is_object(item):
                     if not all(isinstance(name, str) for name in item):
                         return SchemaFault(path, "must have text as names")
-                    below += [(member(path, name), each) for name, each in item.items() if type(each) not in LEAVES]
+                    below += [
+                        (member(path, name), each)
+                        for name, each in item.items()
+                        if type(each) not in LEAVES
+                    ]
                 else:
-                    below += [(f"{path}[{index}]", each) for index, each in enumerate(item) if type(each) not in LEAVES]
+                    below += [
+                        (f"{path}[{index}]", each)
+                        for index, each in enumerate(item)
+                        if type(each) not in LEAVES
+                    ]
             elif not (item is None or isinstance(item, str | bool) or is_number(item)):
                 return SchemaFault(path, f"must be a JSON value, not {shown(item)}")
         level = below
@@ -115,7 +123,9 @@ def canonical(value: Any) -> str:
     then a set of them would take quadratic time.
     """
     if is_object(value):
-        return "{" + ",".join([f"{name!r}:{canonical(value[name])}" for name in sorted(value)]) + "}"
+        return (
+            "{" + ",".join([f"{name!r}:{canonical(value[name])}" for name in sorted(value)]) + "}"
+        )
     if is_list(value):
         return "[" + ",".join([canonical(item) for item in value]) + "]"
     # Hexadecimal, because Python refuses to write more than 4300 decimal digits.
@@ -158,4 +168,10 @@ def shown(value: object) -> str:
         return f"{value}" if value.bit_length() < 128 else "a very long number"
     if isinstance(value, float):
         return f"{value}"
-    return "a list" if is_list(value) else "an object" if is_object(value) else f"a {type(value).__name__}"
+    return (
+        "a list"
+        if is_list(value)
+        else "an object"
+        if is_object(value)
+        else f"a {type(value).__name__}"
+    )

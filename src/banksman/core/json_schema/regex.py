@@ -100,17 +100,26 @@ class Pattern:
                 return True
             steps += 1 + len(reached)
             if steps > STEPS_MAX:
-                raise MatchTooCostly(f"cannot be checked: the pattern {self._text!r:.60} takes too long")
+                raise MatchTooCostly(
+                    f"cannot be checked: the pattern {self._text!r:.60} takes too long"
+                )
             states = self._next(reached, after) if after else frozenset()
             before = after
         return False
 
-    # -- simulation --------------------------------------------------------------------------------
+    # -- simulation -------------------------------------------------------------------------------
     def _closure(self, states: frozenset[int], between: Between) -> frozenset[int]:
         """Return the states reachable from these without a character."""
         before, after = between
         # Everything on which a condition depends: text ends, line ends and word characters.
-        kind = (not before, not after, before == "\n", after == "\n", _is_word(before), _is_word(after))
+        kind = (
+            not before,
+            not after,
+            before == "\n",
+            after == "\n",
+            _is_word(before),
+            _is_word(after),
+        )
         return self._cached((states, kind), lambda: self._closure_of(states, between))
 
     def _closure_of(self, states: Iterable[int], between: Between) -> frozenset[int]:
@@ -141,7 +150,7 @@ class Pattern:
             found = self._cache[key] = make()
         return found
 
-    # -- construction: each part gets the state that follows it, and returns its first state -------
+    # -- construction: each part gets the state that follows it, and returns its first state ------
     def _new_state(self) -> int:
         self._count += 1
         if self._count > STATES_MAX:
@@ -217,7 +226,9 @@ class Pattern:
         """Under (?i), return a test for either case. Only ASCII letters have two cases here."""
         if not self._ignores_case:
             return test
-        return lambda character: test(character) or (character.isascii() and test(character.swapcase()))
+        return lambda character: (
+            test(character) or (character.isascii() and test(character.swapcase()))
+        )
 
     def _choice(self, operation: Any, argument: Any) -> Is:
         match str(operation):
@@ -245,7 +256,9 @@ class Pattern:
                 return lambda between: _is_word(between[0]) is not _is_word(between[1])
             case "AT_NON_BOUNDARY":
                 # Python finds no \B in an empty text.
-                return lambda between: _is_word(between[0]) is _is_word(between[1]) and between != ("", "")
+                return lambda between: (
+                    _is_word(between[0]) is _is_word(between[1]) and between != ("", "")
+                )
             case _:
                 raise self._refused(str(code).lower())
 

@@ -41,7 +41,16 @@ SCHEMA_DEPTH_MAX = 64
 
 _ANNOTATIONS = frozenset(
     (
-        *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "format"),
+        *(
+            "title",
+            "description",
+            "default",
+            "examples",
+            "deprecated",
+            "readOnly",
+            "writeOnly",
+            "format",
+        ),
         *("$schema", "$id", "$comment", "contentEncoding", "contentMediaType"),
         # From OpenAPI. pydantic writes it beside an equivalent oneOf.
         "discriminator",
@@ -148,7 +157,9 @@ def target(ref: str, root: object, place: str) -> object:
     return homes[name]
 
 
-def _height(ref: str, root: object, place: str, above: tuple[str, ...], heights: dict[str, int]) -> int:
+def _height(
+    ref: str, root: object, place: str, above: tuple[str, ...], heights: dict[str, int]
+) -> int:
     """Return the length of the longest chain of `$ref` that does not descend in the value.
 
     Every loop goes through a `$ref`.
@@ -162,7 +173,9 @@ def _height(ref: str, root: object, place: str, above: tuple[str, ...], heights:
         height = len(deeper)
         if height <= SCHEMA_DEPTH_MAX:
             inner = _refs_in_place(target(ref, root, place))
-            height = 1 + max((_height(each, root, place, deeper, heights) for each in inner), default=0)
+            height = 1 + max(
+                (_height(each, root, place, deeper, heights) for each in inner), default=0
+            )
         if height > SCHEMA_DEPTH_MAX:
             hint = f"use at most {SCHEMA_DEPTH_MAX} in a row"
             raise UsageError(f"{place}: the chain of $ref is too long", hint=hint)
@@ -216,9 +229,13 @@ def _is_choices(given: object) -> bool:
 
 # The keywords whose value is not a schema: the test for that value, and the hint of the error.
 _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), (_is_count, "a whole number from 0")),
+    **dict.fromkeys(
+        ("minLength", "maxLength", "minItems", "maxItems"), (_is_count, "a whole number from 0")
+    ),
     **dict.fromkeys(("minProperties", "maxProperties"), (_is_count, "a whole number from 0")),
-    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), (is_number, "a number")),
+    **dict.fromkeys(
+        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), (is_number, "a number")
+    ),
     "multipleOf": (lambda given: is_number(given) and given > 0, "a number above 0"),
     "type": (_is_types, f"one of {', '.join(TYPES)}, or a list of them"),
     "enum": (_is_choices, "a list of JSON values that is not empty"),
@@ -323,9 +340,17 @@ def _is_typed(value: object, given: Any) -> bool:
 # Keywords without inner schemas: the values they apply to, the test, and the message.
 _LIMITS: dict[str, tuple[Callable[[Any], bool], Callable[[Any, Any], bool], str]] = {
     "type": (_is_any, _is_typed, "must be {}"),
-    "minLength": (is_text, lambda text, least: len(text) >= least, "must have at least {} characters"),
+    "minLength": (
+        is_text,
+        lambda text, least: len(text) >= least,
+        "must have at least {} characters",
+    ),
     "maxLength": (is_text, lambda text, most: len(text) <= most, "must have at most {} characters"),
-    "pattern": (is_text, lambda text, pattern: compiled(pattern).search(text), "must match the pattern {}"),
+    "pattern": (
+        is_text,
+        lambda text, pattern: compiled(pattern).search(text),
+        "must match the pattern {}",
+    ),
     "minimum": (is_number, lambda number, least: number >= least, "must be at least {}"),
     "maximum": (is_number, lambda number, most: number <= most, "must be at most {}"),
     "exclusiveMinimum": (is_number, lambda number, bound: number > bound, "must be above {}"),
@@ -333,8 +358,16 @@ _LIMITS: dict[str, tuple[Callable[[Any], bool], Callable[[Any, Any], bool], str]
     "multipleOf": (is_number, is_multiple, "must be a multiple of {}"),
     "minItems": (is_list, lambda items, least: len(items) >= least, "must have at least {} items"),
     "maxItems": (is_list, lambda items, most: len(items) <= most, "must have at most {} items"),
-    "minProperties": (is_object, lambda members, least: len(members) >= least, "must have at least {} members"),
-    "maxProperties": (is_object, lambda members, most: len(members) <= most, "must have at most {} members"),
+    "minProperties": (
+        is_object,
+        lambda members, least: len(members) >= least,
+        "must have at least {} members",
+    ),
+    "maxProperties": (
+        is_object,
+        lambda members, most: len(members) <= most,
+        "must have at most {} members",
+    ),
 }
 
 
@@ -358,7 +391,11 @@ def _unfit(at: _Place, words: str, *, is_shown: bool = False) -> SchemaFault:
 
 
 def _const(holding: _Holding, at: _Place, only: object) -> SchemaFault | None:
-    return None if holding.compared(at.value) == holding.compared(only) else _unfit(at, f"must be {shown(only)}")
+    return (
+        None
+        if holding.compared(at.value) == holding.compared(only)
+        else _unfit(at, f"must be {shown(only)}")
+    )
 
 
 def _enum(holding: _Holding, at: _Place, among: Sequence[Any]) -> SchemaFault | None:
@@ -369,7 +406,11 @@ def _enum(holding: _Holding, at: _Place, among: Sequence[Any]) -> SchemaFault | 
 
 
 def _unique(holding: _Holding, at: _Place, is_wanted: bool) -> SchemaFault | None:
-    if not is_wanted or not is_list(at.value) or len(set(map(holding.compared, at.value))) == len(at.value):
+    if (
+        not is_wanted
+        or not is_list(at.value)
+        or len(set(map(holding.compared, at.value))) == len(at.value)
+    ):
         return None
     return SchemaFault(at.path, "must not have duplicate items")
 
@@ -427,7 +468,11 @@ def _if(holding: _Holding, at: _Place, schema: object) -> SchemaFault | None:
 
 
 def _required(_: _Holding, at: _Place, names: Sequence[str]) -> SchemaFault | None:
-    missing = next((name for name in names if name not in at.value), None) if is_object(at.value) else None
+    missing = (
+        next((name for name in names if name not in at.value), None)
+        if is_object(at.value)
+        else None
+    )
     return None if missing is None else SchemaFault(member(at.path, missing), "is missing")
 
 
@@ -444,7 +489,9 @@ def _parts(at: _Place) -> Iterator[tuple[str, object, object]]:
         named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
         for name, value in at.value.items():
             fitting = [named[name]] if name in named else []
-            fitting += [each for pattern, each in patterns.items() if compiled(pattern).search(name)]
+            fitting += [
+                each for pattern, each in patterns.items() if compiled(pattern).search(name)
+            ]
             for each in fitting or [schema.get("additionalProperties", True)]:
                 yield member(at.path, name), value, each
     elif is_list(at.value) and not schema.keys().isdisjoint(_OF_ITEMS):

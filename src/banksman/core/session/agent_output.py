@@ -107,7 +107,9 @@ def _keep(work: Transition, lines: Sequence[bytes], *, recites: bool | None = No
             work.entries += [(tag, kind, line) for line in lines]
         else:
             # A frame of another conversation is logged without a turn.
-            work.entries += [(None if protocol.is_aside(line) else tag, kind, line) for line in lines]
+            work.entries += [
+                (None if protocol.is_aside(line) else tag, kind, line) for line in lines
+            ]
 
 
 def hear(work: Transition, meaning: Meaning) -> None:
@@ -148,7 +150,7 @@ def hear(work: Transition, meaning: Meaning) -> None:
             raise AssertionError("the reader resolves this meaning")
 
 
-# -- replies ---------------------------------------------------------------------------------------------------------
+# -- replies -------------------------------------------------------------------------------------
 def _on_reply(work: Transition, reply: Replied) -> None:
     process = work.state.process
     if reply.request == f"{HANDSHAKE}-{process.number}":
@@ -180,12 +182,22 @@ def _on_reply(work: Transition, reply: Replied) -> None:
         # That reply proves nothing about the turn; the interrupt is sent again once the agent can
         # take it. A reply after the boundary came too late to stop anything. A refused interrupt
         # was not taken.
-        is_in_time = turn is not None and turn.boundary is None and turn.settled is None and reply.error is None
-        if turn is not None and turn.key == key and is_in_time and (turn.can_interrupt or not process.announces):
+        is_in_time = (
+            turn is not None
+            and turn.boundary is None
+            and turn.settled is None
+            and reply.error is None
+        )
+        if (
+            turn is not None
+            and turn.key == key
+            and is_in_time
+            and (turn.can_interrupt or not process.announces)
+        ):
             work.set_turn(replace(turn, is_acknowledged=True))
 
 
-# -- the turn opens --------------------------------------------------------------------------------------------------
+# -- the turn opens ------------------------------------------------------------------------------
 def _on_opened(work: Transition, opened: TurnOpened) -> None:
     if opened.conversation is not None:
         work.set(is_adopted=False)
@@ -241,7 +253,13 @@ def _our_prompt_was_named(work: Transition, refs: tuple[str, ...], *, is_opened:
         turn = replace(turn, names_prompts=True, can_interrupt=False, is_acknowledged=False)
     turn = replace(turn, is_opened=turn.is_opened or (is_opened and turn.ref in refs))
     if is_opened:
-        turn = replace(turn, heard=(*turn.heard, *(ref for ref in refs if ref in turn.refs and ref not in turn.heard)))
+        turn = replace(
+            turn,
+            heard=(
+                *turn.heard,
+                *(ref for ref in refs if ref in turn.refs and ref not in turn.heard),
+            ),
+        )
     boundary = turn.boundary
     if boundary is not None and not boundary.refs and turn.settled is None and turn.ref in refs:
         # The supposed boundary came before the agent had begun with the prompt. It ended other
@@ -264,7 +282,9 @@ def _open_own(work: Transition, origin: str | None, refs: tuple[str, ...] = ()) 
         return
     count = work.state.own_count + 1
     seq = work.state.head + len(work.entries) + 1
-    turn = turns.own(f"own-{count}", origin or "agent", ask_queue.OWN_PRIORITY, seq=seq, heard=refs, at=work.at)
+    turn = turns.own(
+        f"own-{count}", origin or "agent", ask_queue.OWN_PRIORITY, seq=seq, heard=refs, at=work.at
+    )
     work.set(own=turn, own_count=count)
     if work.state.turn is None or not work.state.turn.is_open:
         work.set(clocks=watchdogs.wound(work.state.config.clocks, work.at))
@@ -303,7 +323,7 @@ def _know_conversation(work: Transition, conversation: str) -> None:
         work.log(None, kinds.SESSION_CONVERSATION, conversation=conversation)
 
 
-# -- the turn ends ---------------------------------------------------------------------------------------------------
+# -- the turn ends -------------------------------------------------------------------------------
 def _on_over(work: Transition, over: TurnOver) -> None:
     state = work.state
     turn = state.turn
@@ -357,7 +377,11 @@ def _wait_for_quiet(work: Transition) -> None:
     conversation and does not mark the end of the replay.
     """
     process = work.state.process
-    if process.phase is ProcessPhase.STARTING and work.at < process.start_due and process.protocol is not None:
+    if (
+        process.phase is ProcessPhase.STARTING
+        and work.at < process.start_due
+        and process.protocol is not None
+    ):
         recital_seconds = process.protocol.quiet_seconds
         if recital_seconds:
             work.start_timer(recital_seconds, Timer.START, str(process.number))
@@ -435,13 +459,17 @@ def _is_certain(work: Transition, turn: Turn, over: TurnOver) -> bool:
 
 
 def _seems_over(work: Transition, turn: Turn) -> bool:
-    return turn.settled is not None or (turn.boundary is not None and _is_certain(work, turn, turn.boundary))
+    return turn.settled is not None or (
+        turn.boundary is not None and _is_certain(work, turn, turn.boundary)
+    )
 
 
 def _is_ours(work: Transition, over: TurnOver) -> bool:
     """Whether this can be the boundary of the granted turn."""
     turn = work.state.turn
-    return turn is not None and turn.is_open and turn.boundary is None and _may_be_of(work, turn, over)
+    return (
+        turn is not None and turn.is_open and turn.boundary is None and _may_be_of(work, turn, over)
+    )
 
 
 def _may_be_of(work: Transition, turn: Turn, over: TurnOver) -> bool:
@@ -497,7 +525,12 @@ def settle(work: Transition, turn: Turn) -> None:
     boundary = turn.boundary
     if boundary is None and turn.settled is None:
         return
-    if boundary is not None and turn.settled is None and boundary.refs and turn.ref not in boundary.refs:
+    if (
+        boundary is not None
+        and turn.settled is None
+        and boundary.refs
+        and turn.ref not in boundary.refs
+    ):
         # The boundary names only steered prompts, and the agent has not confirmed the end of the
         # others.
         turn_end.end_steered(work, turn, boundary)

@@ -68,7 +68,12 @@ def standing(waiting: Waiting, at: float, ageing_seconds: float) -> int:
 
 
 def choose(
-    queue: Queue, at: float, *, hold: Hold | None, ageing_seconds: float, collecting: Iterable[str] = ()
+    queue: Queue,
+    at: float,
+    *,
+    hold: Hold | None,
+    ageing_seconds: float,
+    collecting: Iterable[str] = (),
 ) -> Waiting | None:
     """Return the entry to serve next, or None.
 
@@ -78,7 +83,9 @@ def choose(
     best: Waiting | None = None
     best_standing = 0
     for waiting in ready(queue, hold=hold, collecting=collecting):
-        is_in_hold = hold is not None and not isinstance(waiting, Hold) and _hold_of(waiting) == hold.id
+        is_in_hold = (
+            hold is not None and not isinstance(waiting, Hold) and _hold_of(waiting) == hold.id
+        )
         chosen_as = hold.priority if hold and is_in_hold else standing(waiting, at, ageing_seconds)
         # Strictly greater, so that the first entry of a class stays first.
         if best is None or chosen_as > best_standing:
@@ -96,7 +103,9 @@ def _passes(waiting: Waiting, hold: Hold | None) -> bool:
         return True
     # Compare the class itself, without ageing: a long hold ends by its own timer, never because of
     # the queue behind it.
-    return waiting.priority > hold.priority or (isinstance(waiting, Turn) and _hold_of(waiting) == hold.id)
+    return waiting.priority > hold.priority or (
+        isinstance(waiting, Turn) and _hold_of(waiting) == hold.id
+    )
 
 
 def _hold_of(turn: Turn) -> str | None:
@@ -135,7 +144,9 @@ def enqueue(queue: Queue, waiting: Waiting) -> Queue:
 
 def requeue(queue: Queue, waiting: Waiting) -> Queue:
     """Put an entry back at the head of its class."""
-    index = next((i for i, other in enumerate(queue) if other.priority == waiting.priority), len(queue))
+    index = next(
+        (i for i, other in enumerate(queue) if other.priority == waiting.priority), len(queue)
+    )
     return (*queue[:index], waiting, *queue[index:])
 
 
@@ -157,7 +168,9 @@ def move(queue: Queue, id: str, before: str | None) -> Queue:
 
     If the target is missing or of another class, the queue stays as it is.
     """
-    turn = next((waiting for waiting in queue if isinstance(waiting, Turn) and waiting.id == id), None)
+    turn = next(
+        (waiting for waiting in queue if isinstance(waiting, Turn) and waiting.id == id), None
+    )
     rest = remove(queue, id)
     if turn is None:
         return queue
@@ -165,7 +178,9 @@ def move(queue: Queue, id: str, before: str | None) -> Queue:
     targets = [
         i
         for i, other in enumerate(rest)
-        if isinstance(other, Turn) and other.priority == turn.priority and before in (None, other.id)
+        if isinstance(other, Turn)
+        and other.priority == turn.priority
+        and before in (None, other.id)
     ]
     if not targets:
         return queue
@@ -196,7 +211,9 @@ def leader(queue: Queue, ask: Ask) -> Turn | None:
 def join(queue: Queue, id: str, ask: Ask) -> Queue:
     """Add an ask to a waiting turn."""
     return tuple(
-        replace(waiting, joined=(*waiting.joined, ask)) if isinstance(waiting, Turn) and waiting.id == id else waiting
+        replace(waiting, joined=(*waiting.joined, ask))
+        if isinstance(waiting, Turn) and waiting.id == id
+        else waiting
         for waiting in queue
     )
 
@@ -208,6 +225,8 @@ def count(queue: Queue) -> int:
 
 def dispensable(queue: Queue, priority: int) -> Turn | None:
     """Return the turn to drop from a full queue: the last one of the lowest class below `priority`."""
-    below = [waiting for waiting in queue if isinstance(waiting, Turn) and waiting.priority < priority]
+    below = [
+        waiting for waiting in queue if isinstance(waiting, Turn) and waiting.priority < priority
+    ]
     lowest = min((turn.priority for turn in below), default=None)
     return next((turn for turn in reversed(below) if turn.priority == lowest), None)

@@ -11,7 +11,15 @@ from banksman.core.session.ask_queue import Hold
 from banksman.core.session.effects import Accept, EndHold, GiveReceipt, Reject
 from banksman.core.session.facts import QuestionAnswered, Timer
 from banksman.core.session.outcome import By, Kind, Receipt
-from banksman.core.session.state import MaySteer, Mode, ProcessPhase, PromptNaming, Session, Store, not_open
+from banksman.core.session.state import (
+    MaySteer,
+    Mode,
+    ProcessPhase,
+    PromptNaming,
+    Session,
+    Store,
+    not_open,
+)
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Ask, Cause, Turn, TurnPhase, queued
 from banksman.errors import BanksmanError, Busy, QueueFull
@@ -64,9 +72,15 @@ def _refusal(state: Session, ask: Ask) -> BanksmanError | None:
         return state.store_error
     if state.mode is not Mode.OPEN:
         return not_open(state, turn=ask.id)
-    if ask.on_busy == "reject" and state.is_busy and (state.hold is None or ask.hold != state.hold.id):
+    if (
+        ask.on_busy == "reject"
+        and state.is_busy
+        and (state.hold is None or ask.hold != state.hold.id)
+    ):
         return Busy("the session is busy", hint='use on_busy="enqueue" to wait', turn=ask.id)
-    assert ask.on_busy != "steer" or state.config.dialect.can_steer, "the shell refuses to steer an agent that cannot"
+    assert ask.on_busy != "steer" or state.config.dialect.can_steer, (
+        "the shell refuses to steer an agent that cannot"
+    )
     if ask_queue.count(state.queue) >= state.config.queue_max and _dispensable(state, ask) is None:
         message = f"the queue is full: {state.config.queue_max} asks are waiting"
         return QueueFull(message, hint="try again later", turn=ask.id)
@@ -74,7 +88,11 @@ def _refusal(state: Session, ask: Ask) -> BanksmanError | None:
 
 
 def _dispensable(state: Session, ask: Ask) -> Turn | None:
-    return ask_queue.dispensable(state.queue, ask.priority) if state.config.when_full == "drop" else None
+    return (
+        ask_queue.dispensable(state.queue, ask.priority)
+        if state.config.when_full == "drop"
+        else None
+    )
 
 
 def _make_place(work: Transition, ask: Ask) -> None:
@@ -123,11 +141,18 @@ def send_steered(work: Transition, key: str, id: str) -> None:
     Otherwise the prompt waits for the end of the turn and becomes an ordinary ask then.
     """
     turn = work.state.turn
-    if turn is None or turn.key != key or id not in turn.unsent or not _takes_prompts(work.state, turn):
+    if (
+        turn is None
+        or turn.key != key
+        or id not in turn.unsent
+        or not _takes_prompts(work.state, turn)
+    ):
         return
     ask = next(ask for ask in turn.steered if ask.id == id)
     work.set_turn(replace(turn, unsent=tuple(other for other in turn.unsent if other != id)))
-    work.speak(turn.id, lambda protocol: protocol.prompt(ask.ref, ask.prompt), PromptRefused(ask.ref))
+    work.speak(
+        turn.id, lambda protocol: protocol.prompt(ask.ref, ask.prompt), PromptRefused(ask.ref)
+    )
 
 
 def _takes_prompts(state: Session, turn: Turn) -> bool:
@@ -177,7 +202,9 @@ def _withdraw_queued(work: Transition, id: str) -> bool:
         kept = replace(turn, id=first.id, ask=first, joined=tuple(others))
         work.set(
             queue=tuple(kept if waiting is turn else waiting for waiting in work.state.queue),
-            collecting=tuple(first.id if other == turn.id else other for other in work.state.collecting),
+            collecting=tuple(
+                first.id if other == turn.id else other for other in work.state.collecting
+            ),
         )
         if first.id in work.state.collecting:
             work.start_timer(work.state.config.collect_seconds, Timer.COLLECT, first.id)
@@ -194,7 +221,9 @@ def _withdraw_unsent(work: Transition, id: str) -> bool:
         return False
     ask = next(ask for ask in turn.steered if ask.id == id)
     steered = tuple(other for other in turn.steered if other is not ask)
-    work.set_turn(replace(turn, steered=steered, unsent=tuple(other for other in turn.unsent if other != id)))
+    work.set_turn(
+        replace(turn, steered=steered, unsent=tuple(other for other in turn.unsent if other != id))
+    )
     turn_end.end_queued(work, ask, Kind.WITHDRAWN)
     return True
 
@@ -218,15 +247,21 @@ def interrupt(work: Transition, id: str, interrupt: str) -> None:
     """Interrupt a turn, or withdraw its ask if it is still queued. The caller gets a receipt."""
     state = work.state
     if _withdraw_queued(work, id):
-        ids = tuple(ask.id for waiting in state.queue if isinstance(waiting, Turn) for ask in waiting.asks)
-        receipt = Receipt(stopped=True, by=By.WITHDRAWN, queued=tuple(other for other in ids if other != id))
+        ids = tuple(
+            ask.id for waiting in state.queue if isinstance(waiting, Turn) for ask in waiting.asks
+        )
+        receipt = Receipt(
+            stopped=True, by=By.WITHDRAWN, queued=tuple(other for other in ids if other != id)
+        )
         work.after_commit(GiveReceipt(interrupt, receipt))
         return
     for turn in (state.own, state.turn):
         if turn is not None and (turn.id == id or any(ask.id == id for ask in turn.asks)):
             # If the ask was steered into the turn, the agent may not have begun with its prompt.
             # That prompt must not run after the turn.
-            noted = replace(turn, interrupts=(*turn.interrupts, interrupt), unwanted=(*turn.unwanted, id))
+            noted = replace(
+                turn, interrupts=(*turn.interrupts, interrupt), unwanted=(*turn.unwanted, id)
+            )
             work.set_turn(noted)
             turn_end.stop(work, noted, Cause.INTERRUPT)
             return
@@ -247,7 +282,10 @@ def hold(work: Transition, hold: Hold) -> None:
         work.do(EndHold(hold.id, not_open(work.state)))
     elif work.state.store is not Store.WORKING:
         work.do(EndHold(hold.id, work.state.store_error))
-    elif sum(isinstance(waiting, Hold) for waiting in work.state.queue) >= work.state.config.queue_max:
+    elif (
+        sum(isinstance(waiting, Hold) for waiting in work.state.queue)
+        >= work.state.config.queue_max
+    ):
         message = f"the queue is full: {work.state.config.queue_max} holds are waiting"
         work.do(EndHold(hold.id, QueueFull(message, hint="try again later")))
     else:

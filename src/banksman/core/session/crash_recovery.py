@@ -41,13 +41,23 @@ def settle(past: SessionHistory, *, swept: Sequence[str] = ()) -> list[Entry]:
     # A save prompt (`is_last`) is for one process only, and that process is gone.
     needless = [ask for ask in waiting if ask.is_last and ask not in maimed]
     unknown = () if session.turn is None else session.turn.asks
-    entries = [_without_process(past, question) for question in past.questions if not question.is_kept]
-    entries += [_ended(past, ask.id, Kind.REFUSED, By.WITHDRAWN, MAIMED, spent=session.spent) for ask in maimed]
-    entries += [_ended(past, ask.id, Kind.WITHDRAWN, By.WITHDRAWN, None, spent=session.spent) for ask in needless]
+    entries = [
+        _without_process(past, question) for question in past.questions if not question.is_kept
+    ]
+    entries += [
+        _ended(past, ask.id, Kind.REFUSED, By.WITHDRAWN, MAIMED, spent=session.spent)
+        for ask in maimed
+    ]
+    entries += [
+        _ended(past, ask.id, Kind.WITHDRAWN, By.WITHDRAWN, None, spent=session.spent)
+        for ask in needless
+    ]
     # The agent's spending on these turns is unknown, so the cost of the next turn is unknown too.
     if session.own is not None:
         own = session.own
-        entries.append(_ended(past, own.id, Kind.UNKNOWN, By.EXIT, ERROR, spent=None, origin=own.origin))
+        entries.append(
+            _ended(past, own.id, Kind.UNKNOWN, By.EXIT, ERROR, spent=None, origin=own.origin)
+        )
     entries += [_ended(past, ask.id, Kind.UNKNOWN, By.EXIT, ERROR, spent=None) for ask in unknown]
     if not entries and not swept:
         return []
@@ -69,12 +79,24 @@ def _without_process(past: SessionHistory, question: OpenQuestion) -> Entry:
     if keeps and questions.is_about_a_tool(question) and REDACTED not in question.about:
         return entry(question.turn, kinds.QUESTION_KEPT, question=question.id)
     return entry(
-        question.turn, kinds.QUESTION_ANSWERED, question=question.id, answer="withdrawn", by="recovery", message=None
+        question.turn,
+        kinds.QUESTION_ANSWERED,
+        question=question.id,
+        answer="withdrawn",
+        by="recovery",
+        message=None,
     )
 
 
 def _ended(
-    past: SessionHistory, id: str, kind: Kind, by: By, error: str | None, *, spent: float | None, **more: object
+    past: SessionHistory,
+    id: str,
+    kind: Kind,
+    by: By,
+    error: str | None,
+    *,
+    spent: float | None,
+    **more: object,
 ) -> Entry:
     return entry(
         id,

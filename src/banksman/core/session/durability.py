@@ -112,7 +112,10 @@ def _lose_store(work: Transition, kind: Kind, error: BanksmanError) -> None:
         elif isinstance(deferred, TellAnswer):
             work.do(replace(deferred, error=error))
             questions.reopen(work, deferred.question)
-    turns = [*(waiting for waiting in state.queue if isinstance(waiting, Turn)), *([state.turn] if state.turn else [])]
+    turns = [
+        *(waiting for waiting in state.queue if isinstance(waiting, Turn)),
+        *([state.turn] if state.turn else []),
+    ]
     for turn in turns:
         for ask in turn.asks:
             if ask.id not in unaccepted:
@@ -125,7 +128,10 @@ def _lose_store(work: Transition, kind: Kind, error: BanksmanError) -> None:
         if hold is not None:
             work.do(EndHold(hold.id, error))
     own = [deferred for _, deferred in state.deferred if isinstance(deferred, AgentTurnEnded)]
-    for over in (*own, *(() if state.own is None else (AgentTurnEnded(state.own.id, state.own.seq),))):
+    for over in (
+        *own,
+        *(() if state.own is None else (AgentTurnEnded(state.own.id, state.own.seq),)),
+    ):
         # If the start of the turn is in the log, its end must be written too, or the turn stays
         # open.
         if over.seq <= state.committed:

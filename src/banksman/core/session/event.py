@@ -120,7 +120,9 @@ class Event(msgspec.Struct, frozen=True, gc=False):
         A later frame repeats the whole text. So this is for a reader that shows a text as it grows,
         and then replaces it.
         """
-        return [] if self.kind != UPDATE or self.project is None else self.project.partial(self.data)
+        return (
+            [] if self.kind != UPDATE or self.project is None else self.project.partial(self.data)
+        )
 
     @property
     def frame(self) -> bytes | None:
@@ -148,4 +150,6 @@ def entry(turn: str | None, kind: str, /, **body: object) -> Entry:
 
 def gap(session: str, first: int, last: int) -> Event:
     """Build the event that a reader gets in place of the events that retention has removed."""
-    return Event(session, 0, 0, 0.0, None, STREAM_GAP, _encoder.encode({"first": first, "last": last}))
+    return Event(
+        session, 0, 0, 0.0, None, STREAM_GAP, _encoder.encode({"first": first, "last": last})
+    )

@@ -47,7 +47,7 @@ class Timer(enum.Enum):
 Subject = tuple[Timer, str]
 
 
-# -- from callers ----------------------------------------------------------------------------------------------------
+# -- from callers --------------------------------------------------------------------------------
 class Begun(Struct, frozen=True):
     """The session has an owner now, which serves the asks that already wait in it."""
 
@@ -180,7 +180,7 @@ class LeaveAsked(Struct, frozen=True):
     by: float | None = None
 
 
-# -- from the log ----------------------------------------------------------------------------------------------------
+# -- from the log --------------------------------------------------------------------------------
 class Committed(Struct, frozen=True):
     """Everything up to this seq is durable."""
 
@@ -196,7 +196,7 @@ class AppendFailed(Struct, frozen=True):
     is_final: bool = False
 
 
-# -- from the process ------------------------------------------------------------------------------------------------
+# -- from the process ----------------------------------------------------------------------------
 class ProcessReported(Struct, frozen=True):
     """The session's process of this number reported a fact.
 

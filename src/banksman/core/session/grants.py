@@ -9,12 +9,28 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from banksman.core.dialects.meaning import TurnOver
-from banksman.core.session import agent_output, ask_queue, asks, idle_process, shutdown, turn_end, watchdogs
+from banksman.core.session import (
+    agent_output,
+    ask_queue,
+    asks,
+    idle_process,
+    shutdown,
+    turn_end,
+    watchdogs,
+)
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold, Queue, Waiting
 from banksman.core.session.effects import GrantHold
 from banksman.core.session.facts import Timer
-from banksman.core.session.state import MayWrite, Mode, ProcessPhase, Replacement, Session, Stdin, Store
+from banksman.core.session.state import (
+    MayWrite,
+    Mode,
+    ProcessPhase,
+    Replacement,
+    Session,
+    Stdin,
+    Store,
+)
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Cause, Move, Turn, TurnPhase
 
@@ -62,7 +78,12 @@ def _write_prompt(work: Transition) -> None:
     """
     state = work.state
     turn = state.turn
-    if turn is None or turn.phase is not TurnPhase.STARTING or not turn.may_write or not _is_free(state):
+    if (
+        turn is None
+        or turn.phase is not TurnPhase.STARTING
+        or not turn.may_write
+        or not _is_free(state)
+    ):
         return
     assert turn.ask is not None
     if state.process.stale is Replacement.NOW:
@@ -105,7 +126,9 @@ def choose(work: Transition, queue: Queue) -> Waiting | None:
     """Return the entry of this queue to serve next, with the session's hold and settings."""
     state = work.state
     seconds = state.config.ageing_seconds
-    return ask_queue.choose(queue, work.at, hold=state.hold, ageing_seconds=seconds, collecting=state.collecting)
+    return ask_queue.choose(
+        queue, work.at, hold=state.hold, ageing_seconds=seconds, collecting=state.collecting
+    )
 
 
 def _grant(work: Transition) -> None:
@@ -141,5 +164,10 @@ def _grant(work: Transition) -> None:
                 standing = ask_queue.standing(chosen, work.at, state.config.ageing_seconds)
                 turn = replace(chosen.moved(Move.GRANT), standing=standing, granted_at=work.at)
                 work.set(turn=turn)
-                work.log(turn.id, kinds.TURN_STARTED, attempt=turn.attempt, joined=[ask.id for ask in turn.joined])
+                work.log(
+                    turn.id,
+                    kinds.TURN_STARTED,
+                    attempt=turn.attempt,
+                    joined=[ask.id for ask in turn.joined],
+                )
                 work.after_commit(MayWrite(turn.key))

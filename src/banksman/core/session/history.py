@@ -32,7 +32,18 @@ _NO_KEYS = IdempotencyKeys()
 # Format version of a snapshot. A snapshot of another version is not decoded: the caller folds the
 # events from the first one instead, if the log still has it.
 VERSION = 1
-_OF_SESSION = ("conversation", "fork_of", "is_adopted", "spent", "cost", "settings", "turn", "own", "own_count", "mode")
+_OF_SESSION = (
+    "conversation",
+    "fork_of",
+    "is_adopted",
+    "spent",
+    "cost",
+    "settings",
+    "turn",
+    "own",
+    "own_count",
+    "mode",
+)
 _OF_PAST = ("questions", "process")
 
 
@@ -73,7 +84,9 @@ def fold_event(state: Session, event: Event) -> Session:
             for name in ("turn", "own"):
                 open_turn: Turn | None = getattr(state, name)
                 if open_turn is not None and open_turn.id == turn:
-                    return replace(state, **{name: replace(open_turn, phase=TurnPhase.INTERRUPTING)})
+                    return replace(
+                        state, **{name: replace(open_turn, phase=TurnPhase.INTERRUPTING)}
+                    )
             return state
         case kinds.TURN_ENDED:
             assert turn is not None
@@ -81,7 +94,9 @@ def fold_event(state: Session, event: Event) -> Session:
             # An agent that has completed a turn knows its conversation.
             is_adopted = state.is_adopted and body["outcome"] != Kind.DONE
             ended = _end_turn(state, turn)
-            return replace(ended, spent=body["spent"], cost=body["cost_in_all"], is_adopted=is_adopted)
+            return replace(
+                ended, spent=body["spent"], cost=body["cost_in_all"], is_adopted=is_adopted
+            )
         case kinds.QUEUE_CHANGED:
             assert turn is not None
             return replace(state, queue=ask_queue.move(state.queue, turn, event.body["before"]))
@@ -100,7 +115,9 @@ def _fold_session(state: Session, event: Event) -> Session:
             # An imported session is a copy. Its open and waiting asks are served at the origin, and
             # so is its conversation. The copy forks that conversation.
             origin = state.conversation or state.fork_of
-            left = replace(state, queue=(), turn=None, own=None, settings=(), conversation=None, fork_of=origin)
+            left = replace(
+                state, queue=(), turn=None, own=None, settings=(), conversation=None, fork_of=origin
+            )
             return left if origin is None else replace(left, spent=None, is_adopted=True)
         case kinds.SESSION_CONVERSATION:
             return replace(state, conversation=event.body["conversation"], is_adopted=False)
@@ -147,7 +164,13 @@ def _queue(state: Session, id: str, body: dict[str, Any]) -> Session:
 
 def _start(state: Session, id: str, body: dict[str, Any]) -> Session:
     if "origin" in body:
-        own = Turn(id=id, ask=None, priority=ask_queue.OWN_PRIORITY, origin=body["origin"], phase=TurnPhase.RUNNING)
+        own = Turn(
+            id=id,
+            ask=None,
+            priority=ask_queue.OWN_PRIORITY,
+            origin=body["origin"],
+            phase=TurnPhase.RUNNING,
+        )
         return replace(state, own=own, own_count=state.own_count + 1)
     if state.turn is not None and state.turn.id == id:
         # The ask was steered into a turn that is over, and the agent reached its prompt unprompted.
@@ -158,8 +181,12 @@ def _start(state: Session, id: str, body: dict[str, Any]) -> Session:
     if "into" in body:
         assert state.turn is not None
         assert waiting.ask is not None
-        return replace(state, queue=queue, turn=replace(state.turn, steered=(*state.turn.steered, waiting.ask)))
-    return replace(state, queue=queue, turn=replace(waiting, phase=TurnPhase.STARTING, attempt=body["attempt"]))
+        return replace(
+            state, queue=queue, turn=replace(state.turn, steered=(*state.turn.steered, waiting.ask))
+        )
+    return replace(
+        state, queue=queue, turn=replace(waiting, phase=TurnPhase.STARTING, attempt=body["attempt"])
+    )
 
 
 def _requeue_unsent(state: Session, turn: Turn, event: Event) -> Session:
@@ -191,7 +218,9 @@ def _without(turn: Turn, id: str) -> Turn | None:
         return None
     if turn.id != id:
         joined = tuple(ask for ask in turn.joined if ask.id != id)
-        return replace(turn, joined=joined, steered=tuple(ask for ask in turn.steered if ask.id != id))
+        return replace(
+            turn, joined=joined, steered=tuple(ask for ask in turn.steered if ask.id != id)
+        )
     # If the leading ask ends, the whole turn is over, and the endings of the other asks follow.
     # Steered prompts continue.
     return _led_by_next(turn, (*turn.joined, *turn.steered))
@@ -310,22 +339,35 @@ def _fold(past: SessionHistory, event: Event) -> SessionHistory:
             return _end(past, event)
         case kinds.SESSION_IMPORTED:
             # The spec, the process and the questions of the origin do not apply to this copy.
-            return replace(past, opened=None, process=None, questions=(), keys=past.keys.without_waiting())
+            return replace(
+                past, opened=None, process=None, questions=(), keys=past.keys.without_waiting()
+            )
         case kinds.QUESTION_ASKED:
             question = OpenQuestion(event.body["question"], event.turn, event.data.decode())
-            return replace(past, questions=(*(q for q in past.questions if q.id != question.id), question))
+            return replace(
+                past, questions=(*(q for q in past.questions if q.id != question.id), question)
+            )
         case kinds.QUESTION_KEPT:
-            kept = (_without_turn(q, is_kept=True) if q.id == event.body["question"] else q for q in past.questions)
+            kept = (
+                _without_turn(q, is_kept=True) if q.id == event.body["question"] else q
+                for q in past.questions
+            )
             return replace(past, questions=tuple(kept))
         case kinds.QUESTION_ANSWERED:
-            left = tuple(question for question in past.questions if question.id != event.body["question"])
+            left = tuple(
+                question for question in past.questions if question.id != event.body["question"]
+            )
             return replace(past, questions=left)
         case kinds.SESSION_STORE_RETURNED:
             # While the log was broken, nothing was written, not even answers. The process that had
             # asked these questions was stopped then.
-            return replace(past, questions=tuple(question for question in past.questions if question.is_kept))
+            return replace(
+                past, questions=tuple(question for question in past.questions if question.is_kept)
+            )
         case kinds.PROCESS_STARTED:
-            return replace(past, process=msgspec.convert(event.body.get("born"), LastProcess | None))
+            return replace(
+                past, process=msgspec.convert(event.body.get("born"), LastProcess | None)
+            )
         case _:
             return past
 
@@ -347,8 +389,10 @@ def _without_turn(question: OpenQuestion, *, is_kept: bool = False) -> OpenQuest
     return replace(question, turn=None, is_kept=is_kept or question.is_kept)
 
 
-# -- snapshots -------------------------------------------------------------------------------------------------------
-class _Saved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+# -- snapshots -----------------------------------------------------------------------------------
+class _Saved(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """The state that folding can change, by the names of `Session` and `SessionHistory`.
 
     All other state is that of a new session. An unknown name is an error, because ignoring it would
@@ -431,4 +475,6 @@ def _decode(data: bytes, config: Config) -> SessionHistory:
         **{name: getattr(saved, name) for name in _OF_SESSION},
     )
     parts = {name: getattr(saved, name) for name in _OF_PAST}
-    return SessionHistory(session=session, opened=saved.opened, keys=IdempotencyKeys(saved.keys), **parts)
+    return SessionHistory(
+        session=session, opened=saved.opened, keys=IdempotencyKeys(saved.keys), **parts
+    )

@@ -79,7 +79,9 @@ class IdempotencyKeys(Sequence[IdempotencyKey]):
         return self._with(self._over, self._end, ())
 
     @classmethod
-    def _with(cls, over: list[IdempotencyKey], end: int, waiting: tuple[IdempotencyKey, ...]) -> IdempotencyKeys:
+    def _with(
+        cls, over: list[IdempotencyKey], end: int, waiting: tuple[IdempotencyKey, ...]
+    ) -> IdempotencyKeys:
         made = cls.__new__(cls)
         made._over, made._end, made._waiting = over, end, waiting
         return made

@@ -16,7 +16,14 @@ from banksman.core.session import event as kinds
 from banksman.core.session.effects import AskToSave, ReportIdle
 from banksman.core.session.facts import Timer
 from banksman.core.session.outcome import Kind
-from banksman.core.session.state import Mode, ProcessPhase, ProcessState, Replacement, Session, Store
+from banksman.core.session.state import (
+    Mode,
+    ProcessPhase,
+    ProcessState,
+    Replacement,
+    Session,
+    Store,
+)
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn, TurnPhase
 from banksman.errors import AgentError
@@ -49,7 +56,11 @@ def _is_idle(state: Session) -> bool:
     process = state.process
     is_wanted = state.is_busy or bool(state.questions or state.callbacks)
     is_working = bool(process.tasks or process.changes or process.unacknowledged or process.outbox)
-    is_there = process.phase is ProcessPhase.READY and state.mode is Mode.OPEN and state.store is Store.WORKING
+    is_there = (
+        process.phase is ProcessPhase.READY
+        and state.mode is Mode.OPEN
+        and state.store is Store.WORKING
+    )
     return is_there and not is_wanted and not is_working
 
 
@@ -76,14 +87,16 @@ def retire(work: Transition, reason: str) -> None:
     work.stop_process()
 
 
-# -- stale -----------------------------------------------------------------------------------------------------------
+# -- stale ---------------------------------------------------------------------------------------
 def must_replace(state: Session, turn: Turn) -> str | None:
     """Return the reason why this turn needs another process; None if it can use the current one."""
     process = state.process
     assert process.phase is ProcessPhase.READY
     if process.stale is Replacement.NOW:
         return "stale"
-    if process.stale is Replacement.WHEN_QUIET and not (process.tasks or state.questions or state.callbacks):
+    if process.stale is Replacement.WHEN_QUIET and not (
+        process.tasks or state.questions or state.callbacks
+    ):
         return "old"
     if turn.ask is None or turn.ask.is_last:
         return None  # The save prompt is for this process only, whatever schema its answers have.
@@ -95,7 +108,11 @@ def on_old(work: Transition, subject: str) -> None:
     process = work.state.process
     config = work.state.config
     # Without `recycle_seconds`: the session was reopened without an age limit.
-    if subject != str(process.number) or process.phase is not ProcessPhase.READY or config.recycle_seconds is None:
+    if (
+        subject != str(process.number)
+        or process.phase is not ProcessPhase.READY
+        or config.recycle_seconds is None
+    ):
         return
     if process.stale is not Replacement.NO:
         return
@@ -129,7 +146,7 @@ def _turns(state: Session) -> list[Turn]:
     return [turn for turn in (state.turn, *state.queue) if isinstance(turn, Turn)]
 
 
-# -- crashes ---------------------------------------------------------------------------------------------------------
+# -- crashes -------------------------------------------------------------------------------------
 def count_crash(work: Transition, process: ProcessState) -> None:
     """Count a crash. The first retry is immediate; the intervals of later ones double."""
     crashes = work.state.crashes + 1

@@ -6,7 +6,16 @@ from msgspec.structs import replace
 
 from banksman.core.dialects.dialect import StatelessProtocol
 from banksman.core.process_facts import Exited, ProcessGone, Started
-from banksman.core.session import agent_output, asks, grants, idle_process, questions, settings, timers, turn_end
+from banksman.core.session import (
+    agent_output,
+    asks,
+    grants,
+    idle_process,
+    questions,
+    settings,
+    timers,
+    turn_end,
+)
 from banksman.core.session import event as kinds
 from banksman.core.session.effects import HoldConversation
 from banksman.core.session.facts import Timer
@@ -44,13 +53,27 @@ def started(work: Transition, fact: Started, epoch: int) -> None:
         seconds = state.config.start_seconds
         work.set_process(start_due=work.at + seconds)
         is_plain = isinstance(work.state.process.protocol, StatelessProtocol)
-        work.start_timer(seconds if is_plain else min(seconds, timers.HURRY_SECONDS), Timer.START, str(number))
+        work.start_timer(
+            seconds if is_plain else min(seconds, timers.HURRY_SECONDS), Timer.START, str(number)
+        )
 
 
 def exited(work: Transition, fact: Exited) -> None:
     """Record the exit of the leader. Its tree and its output may not have ended yet."""
-    how = f"signal {fact.signal}" if fact.signal is not None else f"code {fact.code}" if fact.code is not None else "?"
-    work.log(None, kinds.PROCESS_EXITED, process=work.state.process.number, code=fact.code, signal=fact.signal)
+    how = (
+        f"signal {fact.signal}"
+        if fact.signal is not None
+        else f"code {fact.code}"
+        if fact.code is not None
+        else "?"
+    )
+    work.log(
+        None,
+        kinds.PROCESS_EXITED,
+        process=work.state.process.number,
+        code=fact.code,
+        signal=fact.signal,
+    )
     work.set_process(
         phase=ProcessPhase.STOPPING,
         exit=how,
@@ -82,14 +105,21 @@ def gone(work: Transition, fact: ProcessGone) -> None:
             kinds.PROCESS_SWEPT,
             process=process.number,
             swept=[{"pid": swept.pid, "command": swept.command} for swept in fact.swept],
-            survivors=[{"pid": left.pid, "command": left.command, "why": left.why} for left in fact.survivors],
+            survivors=[
+                {"pid": left.pid, "command": left.command, "why": left.why}
+                for left in fact.survivors
+            ],
             drained=fact.drained,
         )
     exited_how = f"the agent exited ({process.exit or 'exit status unknown'})"
     message = exited_how if process.error is None else f"{process.error.args[0]}; {exited_how}"
-    has_forgotten = process.has_forgotten or work.state.config.dialect.has_forgotten(fact.stderr.text)
+    has_forgotten = process.has_forgotten or work.state.config.dialect.has_forgotten(
+        fact.stderr.text
+    )
     stderr = fact.stderr.text[-STDERR_CHARACTERS_MAX:].strip()
-    lost(work, AgentError(message, hint=stderr, process=process.number), has_forgotten=has_forgotten)
+    lost(
+        work, AgentError(message, hint=stderr, process=process.number), has_forgotten=has_forgotten
+    )
 
 
 def lost(work: Transition, error: BanksmanError, *, has_forgotten: bool = False) -> None:
@@ -115,7 +145,9 @@ def lost(work: Transition, error: BanksmanError, *, has_forgotten: bool = False)
     work.set(process=ProcessState(number=process.number))
     # A process that completed a turn, or that the session stopped without an error, has not
     # crashed.
-    is_crash = not process.has_served and (process.error is not None or not process.was_told_to_stop)
+    is_crash = not process.has_served and (
+        process.error is not None or not process.was_told_to_stop
+    )
     if is_crash and not has_forgotten and state.mode is Mode.OPEN:
         idle_process.count_crash(work, process)
     if process.was_ready or state.mode is not Mode.OPEN:
@@ -138,7 +170,9 @@ def lost(work: Transition, error: BanksmanError, *, has_forgotten: bool = False)
         # about it.
         work.set(resume_failures=failures)
     # Each failed start ends the ask that caused it. So there are never more starts than asks.
-    chosen = grants.choose(work, tuple(waiting for waiting in work.state.queue if isinstance(waiting, Turn)))
+    chosen = grants.choose(
+        work, tuple(waiting for waiting in work.state.queue if isinstance(waiting, Turn))
+    )
     if isinstance(chosen, Turn):
         asks.drop(work, chosen, Kind.FAILED, error)
 

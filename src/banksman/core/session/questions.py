@@ -27,7 +27,13 @@ from msgspec.structs import replace
 from banksman.core.dialects.meaning import Requested, RequestPurpose
 from banksman.core.session import event as kinds
 from banksman.core.session import permissions
-from banksman.core.session.effects import AskHuman, CallBack, CloseCallback, CloseQuestion, TellAnswer
+from banksman.core.session.effects import (
+    AskHuman,
+    CallBack,
+    CloseCallback,
+    CloseQuestion,
+    TellAnswer,
+)
 from banksman.core.session.facts import CallbackAnswered, Timer
 from banksman.core.session.history import OpenQuestion, SessionHistory
 from banksman.core.session.permissions import Decision, Verdict
@@ -87,7 +93,7 @@ def _serve(work: Transition, asked: Requested) -> None:
             _call_back(work, asked)
 
 
-# -- questions -------------------------------------------------------------------------------------------------------
+# -- questions -----------------------------------------------------------------------------------
 def _ask(work: Transition, asked: Requested) -> None:
     state = work.state
     speaking = state.speaking
@@ -163,7 +169,14 @@ def answer(work: Transition, id: str, decision: Decision) -> AgentRequest | None
             _call_back(work, asked)
         else:
             _refuse(work, asked, decision.message or "denied")
-        forget(work, id, decision.word, by=decision.by, message=decision.message, option=decision.option)
+        forget(
+            work,
+            id,
+            decision.word,
+            by=decision.by,
+            message=decision.message,
+            option=decision.option,
+        )
     return question
 
 
@@ -210,26 +223,44 @@ def lose_all(work: Transition) -> None:
 
 
 def forget(
-    work: Transition, id: str, answer: str, *, by: str, message: str | None = None, option: str | None = None
+    work: Transition,
+    id: str,
+    answer: str,
+    *,
+    by: str,
+    message: str | None = None,
+    option: str | None = None,
 ) -> None:
     """Remove a question, and log and report its answer."""
     question = next(question for question in work.state.questions if question.id == id)
     work.set(questions=tuple(other for other in work.state.questions if other is not question))
     more = {} if option is None else {"option": option}
-    work.log(question.turn, kinds.QUESTION_ANSWERED, question=id, answer=answer, by=by, message=message, **more)
+    work.log(
+        question.turn,
+        kinds.QUESTION_ANSWERED,
+        question=id,
+        answer=answer,
+        by=by,
+        message=message,
+        **more,
+    )
     work.cancel_timer(Timer.QUESTION, id)
     work.do(CloseQuestion(id))
     work.after_commit(TellAnswer(id, answer, by, message))
     work.attend_clocks()
 
 
-# -- callbacks -------------------------------------------------------------------------------------------------------
+# -- callbacks -----------------------------------------------------------------------------------
 def _call_back(work: Transition, asked: Requested) -> None:
     state = work.state
     if any(other.request == asked.request for other in state.callbacks):
         return
     speaking = state.speaking
-    if asked.wants is RequestPurpose.WORKSPACE and speaking is not None and speaking.phase is TurnPhase.INTERRUPTING:
+    if (
+        asked.wants is RequestPurpose.WORKSPACE
+        and speaking is not None
+        and speaking.phase is TurnPhase.INTERRUPTING
+    ):
         # The work would outlive the turn, or write after it was stopped.
         work.speak(work.speaker, lambda protocol: protocol.cancel(asked))
         return
@@ -270,7 +301,7 @@ def forget_all(work: Transition) -> None:
         _forget_callback(work, asked.request)
 
 
-# -- both ------------------------------------------------------------------------------------------------------------
+# -- both ----------------------------------------------------------------------------------------
 def _refuse(work: Transition, asked: Requested, error: str) -> None:
     work.speak(work.speaker, lambda protocol: protocol.refuse(asked, error))
 
@@ -288,7 +319,11 @@ def _refuse(work: Transition, asked: Requested, error: str) -> None:
 
 def kept(past: SessionHistory) -> tuple[KeptQuestion, ...]:
     """Return the kept questions of a session that is taken over."""
-    return tuple(KeptQuestion(question.id, requested(question)) for question in past.questions if question.is_kept)
+    return tuple(
+        KeptQuestion(question.id, requested(question))
+        for question in past.questions
+        if question.is_kept
+    )
 
 
 def is_about_a_tool(question: OpenQuestion) -> bool:
@@ -325,15 +360,21 @@ def answer_kept(work: Transition, id: str, decision: Decision) -> bool:
         return found is not None
     if work.state.store is not Store.WORKING:
         # No process waits for this answer yet, so it can be given again once the log works.
-        work.do(TellAnswer(id, decision.word, decision.by, decision.message, work.state.store_error))
+        work.do(
+            TellAnswer(id, decision.word, decision.by, decision.message, work.state.store_error)
+        )
         return True
     _replace(work, found, [replace(found, decision=decision)])
     _end(work, found, decision.word, decision.by, decision.message)
     return True
 
 
-def _end(work: Transition, question: KeptQuestion, answer: str, by: str, message: str | None = None) -> None:
-    work.log(None, kinds.QUESTION_ANSWERED, question=question.id, answer=answer, by=by, message=message)
+def _end(
+    work: Transition, question: KeptQuestion, answer: str, by: str, message: str | None = None
+) -> None:
+    work.log(
+        None, kinds.QUESTION_ANSWERED, question=question.id, answer=answer, by=by, message=message
+    )
     work.do(CloseQuestion(question.id))
     work.after_commit(TellAnswer(question.id, answer, by, message))
 
@@ -348,7 +389,9 @@ def reopen(work: Transition, id: str) -> None:
 
 def decision_for(work: Transition, asked: Requested) -> Decision | None:
     """Use up the kept answer to the same request, if there is one."""
-    found = next((question for question in work.state.kept if _is_same(question.asked, asked)), None)
+    found = next(
+        (question for question in work.state.kept if _is_same(question.asked, asked)), None
+    )
     if found is None:
         return None
     _replace(work, found, [])

@@ -16,7 +16,14 @@ from banksman.core.session import event as kinds
 from banksman.core.session import idle_process
 from banksman.core.session.effects import SettingTaken
 from banksman.core.session.facts import Reconfigured, SettingAsked, Timer
-from banksman.core.session.state import Mode, PendingSetting, ProcessPhase, Replacement, Store, not_open
+from banksman.core.session.state import (
+    Mode,
+    PendingSetting,
+    ProcessPhase,
+    Replacement,
+    Store,
+    not_open,
+)
 from banksman.core.session.transition import Transition
 from banksman.errors import AgentError, BanksmanError, Closed, QueueFull
 
@@ -141,11 +148,15 @@ def forget_all(work: Transition) -> None:
 
 
 def _find(work: Transition, request: str) -> PendingSetting | None:
-    return next((change for change in work.state.process.changes if change.request == request), None)
+    return next(
+        (change for change in work.state.process.changes if change.request == request), None
+    )
 
 
 def _forget(work: Transition, change: PendingSetting) -> None:
-    work.set_process(changes=tuple(other for other in work.state.process.changes if other is not change))
+    work.set_process(
+        changes=tuple(other for other in work.state.process.changes if other is not change)
+    )
     work.cancel_timer(Timer.SETTING, change.request)
 
 

@@ -20,7 +20,14 @@ from banksman.core.session import ask_queue, idle_process, turn_end
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.effects import Accept, EndHold, Finish, LeaveInLog, StartTimer
-from banksman.core.session.facts import AskMoved, AskWithdrawn, CallerFact, CloseAsked, InterruptAsked, Timer
+from banksman.core.session.facts import (
+    AskMoved,
+    AskWithdrawn,
+    CallerFact,
+    CloseAsked,
+    InterruptAsked,
+    Timer,
+)
 from banksman.core.session.outcome import By, Kind
 from banksman.core.session.state import OVER, Mode, ProcessPhase, Session, Store, not_open
 from banksman.core.session.transition import Transition
@@ -31,7 +38,7 @@ from banksman.errors import Closed
 LEAVE = (Timer.LEAVE, "session")
 
 
-# -- requests --------------------------------------------------------------------------------------------------------
+# -- requests ------------------------------------------------------------------------------------
 def drain(work: Transition) -> None:
     """Refuse the queue, and close the session after the running turn."""
     if work.is_open:
@@ -97,7 +104,7 @@ def end(work: Transition) -> None:
         work.stop_process()
 
 
-# -- effect on turns, holds and the queue ----------------------------------------------------------------------------
+# -- effect on turns, holds and the queue --------------------------------------------------------
 def _stop_open(work: Transition) -> None:
     for turn in (work.state.own, work.state.turn):
         if turn is not None and turn.phase is TurnPhase.RUNNING and turn.boundary is None:
@@ -128,7 +135,7 @@ def _closing() -> Closed:
     return Closed("the session was closed before the ask was sent", hint="ask again")
 
 
-# -- the end ---------------------------------------------------------------------------------------------------------
+# -- the end -------------------------------------------------------------------------------------
 def finish(work: Transition) -> None:
     """Close or hand over the session, once its process is gone."""
     state = work.state
@@ -164,7 +171,9 @@ def _may_go(state: Session) -> bool:
 
 def _is_going(state: Session) -> bool:
     """Whether `session.left` is not durable yet. Until then this host owns the session."""
-    return state.mode is Mode.LEFT and any(isinstance(deferred, Finish) for _, deferred in state.deferred)
+    return state.mode is Mode.LEFT and any(
+        isinstance(deferred, Finish) for _, deferred in state.deferred
+    )
 
 
 def has_gone(state: Session) -> bool:
@@ -175,7 +184,9 @@ def has_gone(state: Session) -> bool:
 def take_back(work: Transition) -> None:
     """Revoke the departure. `session.left` is logged again when the session does leave."""
     if _is_going(work.state):
-        kept = tuple(pair for pair in work.state.deferred if not isinstance(pair[1], LeaveInLog | Finish))
+        kept = tuple(
+            pair for pair in work.state.deferred if not isinstance(pair[1], LeaveInLog | Finish)
+        )
         work.set(mode=Mode.PARTING, deferred=kept)
 
 

@@ -14,7 +14,15 @@ from msgspec import Struct
 from banksman.core.dialects.dialect import ProtocolState
 from banksman.core.dialects.meaning import Requested
 from banksman.core.session.ask_queue import Hold, Queue
-from banksman.core.session.effects import Accept, Finish, GiveReceipt, LeaveInLog, Resolve, SettingTaken, TellAnswer
+from banksman.core.session.effects import (
+    Accept,
+    Finish,
+    GiveReceipt,
+    LeaveInLog,
+    Resolve,
+    SettingTaken,
+    TellAnswer,
+)
 from banksman.core.session.event import Entry
 from banksman.core.session.permissions import Decision
 from banksman.core.session.session_config import Config
@@ -294,7 +302,12 @@ class Session(Struct, frozen=True, kw_only=True):
     @property
     def is_busy(self) -> bool:
         """Whether a turn, a hold or a queue entry uses the session."""
-        return self.turn is not None or self.own is not None or self.hold is not None or bool(self.queue)
+        return (
+            self.turn is not None
+            or self.own is not None
+            or self.hold is not None
+            or bool(self.queue)
+        )
 
 
 # Errors for requests that reach a closing or leaving session: retry elsewhere, or wait.

@@ -55,12 +55,18 @@ def fire(work: Transition, timer: Timer, subject: str) -> None:
 
 def _of_turn(work: Transition, timer: Timer, key: str) -> None:
     state = work.state
-    turn = next((turn for turn in (state.own, state.turn) if turn is not None and turn.key == key), None)
+    turn = next(
+        (turn for turn in (state.own, state.turn) if turn is not None and turn.key == key), None
+    )
     match timer:
         case Timer.DRAIN:
             # If the turn only waits for quiet after its boundary, the boundary has come, so no stop
             # is due.
-            is_due = turn is not None and turn.phase is TurnPhase.INTERRUPTING and turn.quiet_until is None
+            is_due = (
+                turn is not None
+                and turn.phase is TurnPhase.INTERRUPTING
+                and turn.quiet_until is None
+            )
             if is_due or any(other == key for _, other in state.process.unacknowledged):
                 work.stop_process()
         case Timer.SETTLE:
@@ -75,9 +81,15 @@ def _of_process(work: Transition, timer: Timer, subject: str) -> None:
     config, process = work.state.config, work.state.process
     match timer:
         case Timer.START:
-            if subject == str(process.number) and process.phase is ProcessPhase.STARTING and not _may_hurry(work):
+            if (
+                subject == str(process.number)
+                and process.phase is ProcessPhase.STARTING
+                and not _may_hurry(work)
+            ):
                 seconds = config.start_seconds
-                work.stop_process(AgentError(f"the agent was not ready within {seconds:g} s (the clock `start`)"))
+                work.stop_process(
+                    AgentError(f"the agent was not ready within {seconds:g} s (the clock `start`)")
+                )
         case Timer.WRITE:
             if subject == f"{process.number}.{process.frames_sent}" and process.stdin is Stdin.BUSY:
                 seconds = config.write_seconds
@@ -103,7 +115,9 @@ def _may_hurry(work: Transition) -> bool:
     left = process.start_due - work.at
     if left <= 0 and work.state.process.protocol is process.protocol:
         return False
-    work.start_timer(min(HURRY_SECONDS, left) if left > 0 else HURRY_SECONDS, Timer.START, str(process.number))
+    work.start_timer(
+        min(HURRY_SECONDS, left) if left > 0 else HURRY_SECONDS, Timer.START, str(process.number)
+    )
     return True
 
 
@@ -134,4 +148,6 @@ def _on_hold_idle(work: Transition, subject: str) -> None:
 
 def _is_in_use(state: Session, hold: Hold) -> bool:
     turns = [state.turn, *(waiting for waiting in state.queue if isinstance(waiting, Turn))]
-    return any(turn is not None and turn.ask is not None and turn.ask.hold == hold.id for turn in turns)
+    return any(
+        turn is not None and turn.ask is not None and turn.ask.hold == hold.id for turn in turns
+    )

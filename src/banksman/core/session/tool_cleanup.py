@@ -61,16 +61,32 @@ def swept(work: Transition, fact: SweepEnded) -> None:
 
 def _tell(work: Transition, turn: str, fact: SweepEnded | TerminalsEnded) -> None:
     """Log the result outside of the turn, whose log may be complete. `after` names the turn."""
-    commands, left = (fact.commands, ()) if isinstance(fact, TerminalsEnded) else (fact.swept, fact.survivors)
+    commands, left = (
+        (fact.commands, ()) if isinstance(fact, TerminalsEnded) else (fact.swept, fact.survivors)
+    )
     found = [{"pid": swept.pid, "command": swept.command} for swept in commands]
-    survivors = [{"pid": survivor.pid, "command": survivor.command, "why": survivor.why} for survivor in left]
+    survivors = [
+        {"pid": survivor.pid, "command": survivor.command, "why": survivor.why} for survivor in left
+    ]
     if not found and not survivors:
         return
     if work.state.config.after_interrupt == "sweep":
-        told = {"swept": found, "survivors": survivors, "drained": True, "by": "interrupt", "after": turn}
+        told = {
+            "swept": found,
+            "survivors": survivors,
+            "drained": True,
+            "by": "interrupt",
+            "after": turn,
+        }
         work.log(None, kinds.PROCESS_SWEPT, process=work.state.process.number, **told)
     else:
-        work.log(None, kinds.PROCESS_LEFT, process=work.state.process.number, left=[*found, *survivors], after=turn)
+        work.log(
+            None,
+            kinds.PROCESS_LEFT,
+            process=work.state.process.number,
+            left=[*found, *survivors],
+            after=turn,
+        )
 
 
 def end_terminals(work: Transition, turn: Turn) -> None:

@@ -35,7 +35,16 @@ from banksman.core.session.effects import (
 )
 from banksman.core.session.event import Entry, entry
 from banksman.core.session.facts import Timer
-from banksman.core.session.state import KEEPING, Deferred, Mode, ProcessPhase, ProcessState, Session, Stdin, Store
+from banksman.core.session.state import (
+    KEEPING,
+    Deferred,
+    Mode,
+    ProcessPhase,
+    ProcessState,
+    Session,
+    Stdin,
+    Store,
+)
 from banksman.core.session.turn import Cause, Move, Turn, TurnPhase
 from banksman.errors import AgentError, BanksmanError, UsageError
 
@@ -92,7 +101,7 @@ class Transition:
         speaking = self.state.speaking
         return None if speaking is None else speaking.id
 
-    # -- the log -----------------------------------------------------------------------------------------------------
+    # -- the log ----------------------------------------------------------------------------------
     def log(self, turn: str | None, kind: str, /, **body: object) -> None:
         """Append an entry to the log. While the store is broken, only endings of turns are kept."""
         if self.state.store is Store.WORKING:
@@ -131,7 +140,7 @@ class Transition:
             self.effects.insert(0, Append(tuple(self.entries)))
         return self.state, self.effects
 
-    # -- the process -------------------------------------------------------------------------------------------------
+    # -- the process ------------------------------------------------------------------------------
     def start_process(self, schema: Mapping[str, Any] | None) -> None:
         """Start a process that resumes or forks the session's conversation."""
         state = self.state
@@ -140,7 +149,11 @@ class Transition:
         conversation = state.conversation or state.fork_of
         forks = conversation is not None and state.conversation is None
         starting = ProcessPhase.STARTING
-        self.set(process=ProcessState(number=number, phase=starting, resumes=conversation, forks=forks, schema=schema))
+        self.set(
+            process=ProcessState(
+                number=number, phase=starting, resumes=conversation, forks=forks, schema=schema
+            )
+        )
         # The start timer begins with `Started`, because the process may wait for a place in the
         # pool.
         self.do(StartProcess(number, conversation, forks, state.settings))
@@ -153,7 +166,12 @@ class Transition:
         process = self.state.process
         if process.phase is ProcessPhase.NONE or process.was_told_to_stop:
             return
-        self.set_process(phase=ProcessPhase.STOPPING, was_told_to_stop=True, outbox=(), error=process.error or error)
+        self.set_process(
+            phase=ProcessPhase.STOPPING,
+            was_told_to_stop=True,
+            outbox=(),
+            error=process.error or error,
+        )
         self.do(StopProcess(process.number))
 
     def give_up_process(self, error: BanksmanError) -> None:
@@ -167,7 +185,10 @@ class Transition:
         self.stop_process(error)
 
     def speak(
-        self, turn: str | None, say: Callable[[ProtocolState], ProtocolOutput], unsaid: Meaning | None = None
+        self,
+        turn: str | None,
+        say: Callable[[ProtocolState], ProtocolOutput],
+        unsaid: Meaning | None = None,
     ) -> None:
         """Send something to the agent in its dialect, if the handshake has begun.
 
@@ -181,7 +202,9 @@ class Transition:
             except UsageError as exc:
                 if unsaid is None:
                     raise
-                self.heard.append(replace(unsaid, error=str(exc)) if isinstance(unsaid, TurnOver) else unsaid)
+                self.heard.append(
+                    replace(unsaid, error=str(exc)) if isinstance(unsaid, TurnOver) else unsaid
+                )
                 return
             self.set_process(protocol=output.protocol)
             for frame in output.frames:
@@ -191,7 +214,10 @@ class Transition:
     def send(self, turn: str | None, data: bytes) -> None:
         """Send one whole frame to the agent, in order. A process that is being stopped gets none."""
         process = self.state.process
-        if process.phase not in (ProcessPhase.STARTING, ProcessPhase.READY) or process.stdin is Stdin.BROKEN:
+        if (
+            process.phase not in (ProcessPhase.STARTING, ProcessPhase.READY)
+            or process.stdin is Stdin.BROKEN
+        ):
             return
         if self.state.store is Store.WORKING:
             self.entries.append((turn, kinds.SENT, data.rstrip(b"\n")))
@@ -227,7 +253,7 @@ class Transition:
         self.do(WriteFrame(process.number, data))
         self.start_timer(self.state.config.write_seconds, Timer.WRITE, f"{process.number}.{count}")
 
-    # -- clocks and holds --------------------------------------------------------------------------------------------
+    # -- clocks and holds -------------------------------------------------------------------------
     def attend_clocks(self) -> None:
         """Pause and resume clocks after a question or a tool came or went."""
         ours = self.state.turn
@@ -235,7 +261,11 @@ class Transition:
         if turn is not None and turn.phase is TurnPhase.RUNNING:
             has_question = any(question.turn == turn.id for question in self.state.questions)
             has_tool = bool(turn.tools)
-            self.set(clocks=watchdogs.attend(self.state.clocks, self.at, has_tool=has_tool, has_question=has_question))
+            self.set(
+                clocks=watchdogs.attend(
+                    self.state.clocks, self.at, has_tool=has_tool, has_question=has_question
+                )
+            )
             self.arm_clocks(turn)
 
     def arm_clocks(self, turn: Turn) -> None:

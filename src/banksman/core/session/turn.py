@@ -54,8 +54,16 @@ class Move(enum.Enum):
 
 TABLE: dict[TurnPhase, dict[Move, TurnPhase]] = {
     TurnPhase.QUEUED: {Move.GRANT: TurnPhase.STARTING, Move.END: TurnPhase.ENDED},
-    TurnPhase.STARTING: {Move.WRITE: TurnPhase.RUNNING, Move.REQUEUE: TurnPhase.QUEUED, Move.END: TurnPhase.ENDED},
-    TurnPhase.RUNNING: {Move.STOP: TurnPhase.INTERRUPTING, Move.REQUEUE: TurnPhase.QUEUED, Move.END: TurnPhase.ENDED},
+    TurnPhase.STARTING: {
+        Move.WRITE: TurnPhase.RUNNING,
+        Move.REQUEUE: TurnPhase.QUEUED,
+        Move.END: TurnPhase.ENDED,
+    },
+    TurnPhase.RUNNING: {
+        Move.STOP: TurnPhase.INTERRUPTING,
+        Move.REQUEUE: TurnPhase.QUEUED,
+        Move.END: TurnPhase.ENDED,
+    },
     TurnPhase.INTERRUPTING: {Move.REQUEUE: TurnPhase.QUEUED, Move.END: TurnPhase.ENDED},
     TurnPhase.ENDED: {},
 }
@@ -163,7 +171,11 @@ class Turn(Struct, frozen=True, kw_only=True):
         """
         if self.ask is None:
             return ""
-        return self.ask.ref if self.attempt == 1 else f"{self.ask.ref[:-4]}{self.attempt % 0x10000:04x}"
+        return (
+            self.ask.ref
+            if self.attempt == 1
+            else f"{self.ask.ref[:-4]}{self.attempt % 0x10000:04x}"
+        )
 
     @property
     def refs(self) -> tuple[str, ...]:
@@ -182,7 +194,9 @@ class Turn(Struct, frozen=True, kw_only=True):
         texts = [ask.prompt for ask in asks if isinstance(ask.prompt, str)]
         if len(texts) == len(asks):
             return "\n\n".join(texts)
-        blocks = ([{"type": "text", "text": p}] if isinstance(p := ask.prompt, str) else p for ask in asks)
+        blocks = (
+            [{"type": "text", "text": p}] if isinstance(p := ask.prompt, str) else p for ask in asks
+        )
         return [block for some in blocks for block in some]
 
     @property
@@ -225,7 +239,9 @@ def queued(ask: Ask) -> Turn:
     return Turn(id=ask.id, ask=ask, priority=ask.priority)
 
 
-def own(id: str, origin: str, priority: int, *, seq: int, heard: tuple[str, ...], at: float) -> Turn:
+def own(
+    id: str, origin: str, priority: int, *, seq: int, heard: tuple[str, ...], at: float
+) -> Turn:
     """Return an agent-initiated turn. It runs from the moment that the session learns of it."""
     return Turn(
         id=id,

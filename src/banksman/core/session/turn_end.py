@@ -96,8 +96,12 @@ def end_by_boundary(work: Transition, turn: Turn, boundary: TurnOver) -> None:
     stopped or finished, never the agent's text.
     """
     # If an agent announces when it takes interrupts, an earlier acknowledgement means nothing.
-    is_acknowledged = turn.is_acknowledged and (turn.can_interrupt or not work.state.process.announces)
-    was_stopped = turn.cause is not None and (boundary.is_aborted or boundary.is_error or is_acknowledged)
+    is_acknowledged = turn.is_acknowledged and (
+        turn.can_interrupt or not work.state.process.announces
+    )
+    was_stopped = turn.cause is not None and (
+        boundary.is_aborted or boundary.is_error or is_acknowledged
+    )
     if was_stopped:
         assert turn.cause is not None
         kind = KIND_OF[turn.cause]
@@ -115,7 +119,9 @@ def end_by_boundary(work: Transition, turn: Turn, boundary: TurnOver) -> None:
         if fault is not None:
             # The answer may be in the text. But the caller asked for a value, and did not get one.
             kind = Kind.FAILED
-            told = "the agent gave no value for the schema" if boundary.structured is None else fault
+            told = (
+                "the agent gave no value for the schema" if boundary.structured is None else fault
+            )
             error = AgentError(f"the answer does not match its schema: {told}", turn=turn.id)
     end(work, turn, kind, By.BOUNDARY, boundary=boundary, error=error)
 
@@ -146,7 +152,9 @@ def end(
     for timer in (Timer.DRAIN, Timer.SETTLE, Timer.CLOCKS):
         # An acknowledgement that is still pending holds back the next prompt. So its timer stays:
         # see `timers`.
-        is_needed = timer is Timer.DRAIN and any(key == turn.key for _, key in work.state.process.unacknowledged)
+        is_needed = timer is Timer.DRAIN and any(
+            key == turn.key for _, key in work.state.process.unacknowledged
+        )
         if turn.phase is not TurnPhase.STARTING and not is_needed:
             work.cancel_timer(timer, turn.key)
     is_stopped = kind in (Kind.INTERRUPTED, Kind.PREEMPTED)
@@ -177,7 +185,9 @@ def end(
         # Sweep whatever the outcome is: an agent may report that it had finished while its tools
         # still run.
         tool_cleanup.after(work, turn)
-    queued = tuple(ask.id for waiting in work.state.queue if isinstance(waiting, Turn) for ask in waiting.asks)
+    queued = tuple(
+        ask.id for waiting in work.state.queue if isinstance(waiting, Turn) for ask in waiting.asks
+    )
     for id in turn.interrupts:
         work.after_commit(GiveReceipt(id, Receipt(stopped=is_stopped, by=by, queued=queued)))
 
@@ -195,7 +205,9 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
     coming: tuple[Ask, ...] = ()
     if by is By.BOUNDARY and turn.names_prompts:
         named = (*turn.heard, *boundary.refs)
-        coming = tuple(ask for ask in turn.steered if ask.ref not in named and ask.id not in turn.unsent)
+        coming = tuple(
+            ask for ask in turn.steered if ask.ref not in named and ask.id not in turn.unsent
+        )
     is_requeued = (
         outcome.kind is Kind.PREEMPTED
         and turn.ask.on_preempt == "requeue"
@@ -215,7 +227,11 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
         first, *others = coming
         work.log(first.id, kinds.TURN_STARTED, attempt=1, joined=[ask.id for ask in others])
         following = Turn(
-            id=first.id, ask=first, priority=first.priority, phase=TurnPhase.RUNNING, steered=tuple(others)
+            id=first.id,
+            ask=first,
+            priority=first.priority,
+            phase=TurnPhase.RUNNING,
+            steered=tuple(others),
         )
         following = replace(following, granted_at=work.at, began_at=work.at)
         if state.mode in (Mode.CLOSING, Mode.PARTING):
@@ -232,7 +248,9 @@ def end_steered(work: Transition, turn: Turn, boundary: TurnOver) -> None:
     """End the steered asks that a boundary names, while the turn itself continues."""
     named = [ask for ask in turn.steered if ask.ref in boundary.refs]
     failed = boundary.is_aborted or boundary.is_error
-    error = AgentError(boundary.error or "the agent reports an error", turn=turn.id) if failed else None
+    error = (
+        AgentError(boundary.error or "the agent reports an error", turn=turn.id) if failed else None
+    )
     outcome = Outcome(
         kind=Kind.FAILED if failed else Kind.DONE,
         stop_reason=boundary.stop_reason,
@@ -244,7 +262,9 @@ def end_steered(work: Transition, turn: Turn, boundary: TurnOver) -> None:
     for ask in named:
         log_ended(work, ask.id, outcome, By.BOUNDARY)
         work.after_commit(Resolve(ask.id, outcome))
-    work.set_turn(replace(turn, boundary=None, steered=tuple(ask for ask in turn.steered if ask not in named)))
+    work.set_turn(
+        replace(turn, boundary=None, steered=tuple(ask for ask in turn.steered if ask not in named))
+    )
 
 
 def _requeue_unsent(work: Transition, turn: Turn) -> None:
@@ -294,7 +314,9 @@ def put_back(work: Transition, again: Turn) -> None:
     work.set(turn=None, queue=ask_queue.requeue(work.state.queue, again))
 
 
-def end_queued(work: Transition, ask: Ask, kind: Kind, *, error: BanksmanError | None = None) -> None:
+def end_queued(
+    work: Transition, ask: Ask, kind: Kind, *, error: BanksmanError | None = None
+) -> None:
     """End an ask that was never granted. The caller has removed it from the queue."""
     outcome = Outcome(kind=kind, error=error)
     log_ended(work, ask.id, outcome, By.WITHDRAWN)

@@ -89,7 +89,9 @@ def wind(clocks: Clocks, at: float, *names: ClockName) -> Clocks:
 
 def attend(clocks: Clocks, at: float, *, has_tool: bool, has_question: bool) -> Clocks:
     """Run the clocks that may run, and pause the others."""
-    return tuple(_set_running(clock, at, _may_run(clock.name, has_tool, has_question)) for clock in clocks)
+    return tuple(
+        _set_running(clock, at, _may_run(clock.name, has_tool, has_question)) for clock in clocks
+    )
 
 
 def _may_run(name: ClockName, has_tool: bool, has_question: bool) -> bool:
@@ -111,7 +113,9 @@ def _set_running(clock: Clock, at: float, is_running: bool) -> Clock:
         assert clock.passed is not None
         # The clock of a tool or a question starts at zero for each one.
         passed = 0.0 if clock.name in (ClockName.TOOL, ClockName.HUMAN) else clock.passed
-        return replace(clock, since=at - passed, passed=None, has_warned=clock.has_warned and passed > 0)
+        return replace(
+            clock, since=at - passed, passed=None, has_warned=clock.has_warned and passed > 0
+        )
     return replace(clock, passed=at - clock.since)
 
 
@@ -128,4 +132,6 @@ def expired(clocks: Clocks, at: float) -> Clock | None:
 def warn(clocks: Clocks, at: float) -> tuple[Clocks, list[Clock]]:
     """Mark the clocks past half their time as warned, and return those that had not warned before."""
     due = [clock for clock in clocks if not clock.has_warned and clock.is_half_through(at)]
-    return tuple(replace(clock, has_warned=True) if clock in due else clock for clock in clocks), due
+    return tuple(
+        replace(clock, has_warned=True) if clock in due else clock for clock in clocks
+    ), due

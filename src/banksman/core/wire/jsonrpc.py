@@ -58,7 +58,11 @@ INTERNAL_ERROR = -32603
 REQUEST_CANCELLED = -32800
 
 # Methods of notifications that withdraw a request, each with the member that holds its id.
-_CANCELS = {"$/cancel_request": "requestId", "$/cancelRequest": "id", "notifications/cancelled": "requestId"}
+_CANCELS = {
+    "$/cancel_request": "requestId",
+    "$/cancelRequest": "id",
+    "notifications/cancelled": "requestId",
+}
 
 _NO_ID = "the id is neither a number nor a text"
 # The beginning of a batch. The group matches if its first item is an object, hence a message.
@@ -75,7 +79,7 @@ _LAST_BYTES = 4 << 10
 _LAST_COUNT = 8
 
 
-# -- messages --------------------------------------------------------------------------------------------------------
+# -- messages ------------------------------------------------------------------------------------
 class RpcCall(msgspec.Struct, frozen=True):
     """A request: the sender waits for a reply. `is_cut`: the request held more."""
 
@@ -152,7 +156,7 @@ def withdrawn(notice: Notification) -> Id | None:
     return None if member is None else as_id(notice.named.get(member))
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------
 class _Envelope(msgspec.Struct, gc=False):
     """Members of a message, unchecked, so that a bad value spoils itself and not the message.
 
@@ -185,9 +189,15 @@ def decode_head(head: bytes, tail: bytes = b"") -> Message:
     members = split(head)
     if not members.is_object:
         array = _ARRAY.match(head)
-        return InvalidMessage("not an object") if array is None else _unread(holds_message=array[1] is not None)
+        return (
+            InvalidMessage("not an object")
+            if array is None
+            else _unread(holds_message=array[1] is not None)
+        )
     last = _last_members(tail)
-    found = {name: members.get(name) for name in members.found if name in _Envelope.__struct_fields__} | last
+    found = {
+        name: members.get(name) for name in members.found if name in _Envelope.__struct_fields__
+    } | last
     if members.cut is not None:
         name, start = members.cut
         if name == "error" or (name in ("params", "result") and name not in found):
@@ -198,7 +208,11 @@ def decode_head(head: bytes, tail: bytes = b"") -> Message:
     if "method" not in found and "params" in found:
         return InvalidMessage("a request without a method")
     message = _message(_Envelope(**found), is_cut=True)
-    return RpcReply(None, is_cut=True) if isinstance(message, InvalidMessage) and "method" not in found else message
+    return (
+        RpcReply(None, is_cut=True)
+        if isinstance(message, InvalidMessage) and "method" not in found
+        else message
+    )
 
 
 def as_id(value: Any) -> Id | None:
@@ -230,7 +244,11 @@ def _message(envelope: _Envelope, *, is_cut: bool = False) -> Message:
         if envelope.id is msgspec.UNSET or envelope.id is None:
             return Notification(method, envelope.params, is_cut)
         id = as_id(envelope.id)
-        return InvalidMessage(_NO_ID, is_request=True) if id is None else RpcCall(id, method, envelope.params, is_cut)
+        return (
+            InvalidMessage(_NO_ID, is_request=True)
+            if id is None
+            else RpcCall(id, method, envelope.params, is_cut)
+        )
     id = as_id(envelope.id)
     if id is None and envelope.id is not None and envelope.id is not msgspec.UNSET:
         return InvalidMessage(_NO_ID)
@@ -239,7 +257,11 @@ def _message(envelope: _Envelope, *, is_cut: bool = False) -> Message:
     if envelope.result is not msgspec.UNSET:
         return RpcReply(id, envelope.result, None, is_cut)
     # JavaScript writers omit a result that is undefined. The message is a reply all the same.
-    return InvalidMessage("neither a request nor a reply") if id is None else RpcReply(id, None, None, is_cut)
+    return (
+        InvalidMessage("neither a request nor a reply")
+        if id is None
+        else RpcReply(id, None, None, is_cut)
+    )
 
 
 def _failure(error: Any) -> Failure:
@@ -259,12 +281,18 @@ def _salvaged(line: bytes) -> tuple[Message, ...]:
     try:
         value = msgspec.json.decode(line)
     except RecursionError:
-        return (_from_members(line) if array is None else _unread(holds_message=array[1] is not None),)
+        return (
+            _from_members(line) if array is None else _unread(holds_message=array[1] is not None),
+        )
     except UNDECODABLE as exc:
         # A number that is too large to represent is a fault inside a message. The other errors here
         # mean that the line is no JSON.
         message = _from_members(line) if array is None else InvalidMessage("not an object")
-        return (InvalidMessage(f"not JSON: {exc}"[:200]) if isinstance(message, InvalidMessage) else message,)
+        return (
+            InvalidMessage(f"not JSON: {exc}"[:200])
+            if isinstance(message, InvalidMessage)
+            else message,
+        )
     return _from_batch(cast(list[Any], value)) if isinstance(value, list) else (_from_value(value),)
 
 
@@ -286,7 +314,11 @@ def _from_value(value: Any) -> Message:
     if not isinstance(value, dict):
         return InvalidMessage("not an object")
     members = cast(dict[str, Any], value)
-    return _message(_Envelope(**{name: members[name] for name in _Envelope.__struct_fields__ if name in members}))
+    return _message(
+        _Envelope(
+            **{name: members[name] for name in _Envelope.__struct_fields__ if name in members}
+        )
+    )
 
 
 def _from_members(line: bytes) -> Message:
@@ -296,7 +328,9 @@ def _from_members(line: bytes) -> Message:
     members = split(line)
     if not members.is_whole:
         return InvalidMessage("not an object")
-    found = {name: members.get(name) for name in members.found if name in _Envelope.__struct_fields__}
+    found = {
+        name: members.get(name) for name in members.found if name in _Envelope.__struct_fields__
+    }
     # The line has an error that cannot be decoded. It must still count as an error.
     if "error" in found and found["error"] is None and members.found["error"] != b"null":
         found["error"] = {}
@@ -338,7 +372,7 @@ def _last_members(tail: bytes) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name in ("id", "method")}
 
 
-# -- writing ---------------------------------------------------------------------------------------------------------
+# -- writing -------------------------------------------------------------------------------------
 class RpcWriter(msgspec.Struct, frozen=True):
     """Encode messages as lines. `version` None: omit the `jsonrpc` member."""
 

@@ -65,19 +65,29 @@ class OutgoingRequests(Struct, Generic[Purpose], frozen=True):
         An agent in a language that does not distinguish the types may return a number as a string.
         All ids of this table are numbers, so the string can mean no other request.
         """
-        found = next(((other, purpose) for other, purpose in self.open if id in (other, str(other))), None)
+        found = next(
+            ((other, purpose) for other, purpose in self.open if id in (other, str(other))), None
+        )
         if found is None:
             return self, None
-        return OutgoingRequests(tuple(pair for pair in self.open if pair[0] != found[0]), self.count), found[1]
+        return OutgoingRequests(
+            tuple(pair for pair in self.open if pair[0] != found[0]), self.count
+        ), found[1]
 
     def changed(self, change: Callable[[Purpose], Purpose]) -> OutgoingRequests[Purpose]:
         """Apply `change` to the purpose of each open request."""
-        return OutgoingRequests(tuple((id, change(purpose)) for id, purpose in self.open), self.count)
+        return OutgoingRequests(
+            tuple((id, change(purpose)) for id, purpose in self.open), self.count
+        )
 
-    def without(self, is_over: Callable[[Purpose], bool]) -> tuple[OutgoingRequests[Purpose], tuple[Purpose, ...]]:
+    def without(
+        self, is_over: Callable[[Purpose], bool]
+    ) -> tuple[OutgoingRequests[Purpose], tuple[Purpose, ...]]:
         """Remove the requests that are over, and return their purposes."""
         over = tuple(purpose for _, purpose in self.open if is_over(purpose))
-        return OutgoingRequests(tuple(pair for pair in self.open if not is_over(pair[1])), self.count), over
+        return OutgoingRequests(
+            tuple(pair for pair in self.open if not is_over(pair[1])), self.count
+        ), over
 
 
 class IncomingRequests(Struct, frozen=True):
@@ -116,13 +126,17 @@ class PendingRequests(Struct, Generic[Purpose], frozen=True):
     theirs: IncomingRequests = _NOTHING_ASKED
     last: int | None = None
 
-    # -- requests to the agent ---------------------------------------------------------------------------------------
-    def call(self, purpose: Purpose, method: str, params: Mapping[str, Any]) -> tuple[PendingRequests[Purpose], bytes]:
+    # -- requests to the agent --------------------------------------------------------------------
+    def call(
+        self, purpose: Purpose, method: str, params: Mapping[str, Any]
+    ) -> tuple[PendingRequests[Purpose], bytes]:
         """Register a request to the agent, and encode it."""
         ours, id = self.ours.begin(purpose)
         return replace(self, ours=ours, last=id), self.writer.call(id, method, params)
 
-    def notice(self, method: str, params: Mapping[str, Any] | None = None) -> tuple[PendingRequests[Purpose], bytes]:
+    def notice(
+        self, method: str, params: Mapping[str, Any] | None = None
+    ) -> tuple[PendingRequests[Purpose], bytes]:
         """Encode a notification to the agent."""
         return replace(self, last=None), self.writer.notice(method, params)
 
@@ -131,7 +145,7 @@ class PendingRequests(Struct, Generic[Purpose], frozen=True):
         ours, purpose = self.ours.settle(id)
         return replace(self, ours=ours), purpose
 
-    # -- requests from the agent -------------------------------------------------------------------------------------
+    # -- requests from the agent ------------------------------------------------------------------
     def take(self, call: RpcCall) -> tuple[PendingRequests[Purpose], bool, tuple[bytes, ...]]:
         """Register a request from the agent.
 
@@ -150,13 +164,19 @@ class PendingRequests(Struct, Generic[Purpose], frozen=True):
         """Answer an invalid message with an error if its sender waits for a reply."""
         if not garbage.is_request:
             return self, ()
-        return replace(self, last=None), (self.writer.error(garbage.id, INVALID_REQUEST, garbage.reason),)
+        return replace(self, last=None), (
+            self.writer.error(garbage.id, INVALID_REQUEST, garbage.reason),
+        )
 
-    def reply(self, request: str, result: Any) -> tuple[PendingRequests[Purpose], tuple[bytes, ...]]:
+    def reply(
+        self, request: str, result: Any
+    ) -> tuple[PendingRequests[Purpose], tuple[bytes, ...]]:
         """Answer a request of the agent with a result. `request`: the text of its id."""
         return self._answered(request, lambda id: self.writer.reply(id, result))
 
-    def error(self, request: str, code: int, message: str) -> tuple[PendingRequests[Purpose], tuple[bytes, ...]]:
+    def error(
+        self, request: str, code: int, message: str
+    ) -> tuple[PendingRequests[Purpose], tuple[bytes, ...]]:
         """Answer a request of the agent with an error. `request`: the text of its id."""
         return self._answered(request, lambda id: self.writer.error(id, code, message))
 

@@ -42,7 +42,11 @@ from banksman.core.session.outcome import By, Kind
 from banksman.errors import UsageError
 
 # Words that a reader of the log depends on: the names of events, and the outcomes of turns.
-_OUR_WORDS = (*Kind, *By, *(value for name, value in vars(events).items() if name.isupper() and isinstance(value, str)))
+_OUR_WORDS = (
+    *Kind,
+    *By,
+    *(value for name, value in vars(events).items() if name.isupper() and isinstance(value, str)),
+)
 
 REDACTED = "[redacted]"
 # A shorter secret occurs in ordinary text by chance, and replacing it would destroy the log.
@@ -72,7 +76,9 @@ _STRING = rb'"(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+"'
 _NUMBER = rb"[-+0-9.eE]++"
 _VALUE = re.compile(_STRING + b"|" + _NUMBER)
 # A sequence of JSON tokens in any order. It is enough to know where the strings begin and end.
-_TOKENS = re.compile(rb"(?:[ \t\r\n{}\[\]:,]++|true|false|null|" + _STRING + b"|" + _NUMBER + b")*+")
+_TOKENS = re.compile(
+    rb"(?:[ \t\r\n{}\[\]:,]++|true|false|null|" + _STRING + b"|" + _NUMBER + b")*+"
+)
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
 _UNESCAPED = {escape: char for char, escape in _SHORT_ESCAPES.items()}
 # This many first characters of a secret seldom occur by chance.
@@ -81,14 +87,18 @@ _START_CHARS = 4
 _SPELLING_CHARS_MAX = 12
 # The end of a text that may be a part of a spelling. A whole `\uXXXX` or `%XX` may also be a part,
 # and so may the first half of a surrogate pair.
-_CUT = re.compile(r"(?:(?:\\(?:u[0-9a-fA-F]{0,4})?){1,2}|(?:%[0-9a-fA-F]{0,2}){1,4}|[\ud800-\udbff])\Z")
+_CUT = re.compile(
+    r"(?:(?:\\(?:u[0-9a-fA-F]{0,4})?){1,2}|(?:%[0-9a-fA-F]{0,2}){1,4}|[\ud800-\udbff])\Z"
+)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _decode: Callable[[bytes], str] = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def in_strings(data: bytes, change: Callable[[str], str], is_worth_it: Callable[[bytes], bool] | None = None) -> bytes:
+def in_strings(
+    data: bytes, change: Callable[[str], str], is_worth_it: Callable[[bytes], bool] | None = None
+) -> bytes:
     """Apply `change` to each string and number of a JSON line, or to all of any other line.
 
     A changed number becomes a string. `is_worth_it`: a filter on the encoded token; a token that
@@ -138,20 +148,30 @@ class Redactor:
         self._patterns = [_Patterns.of(secret) for secret in kept]
         # The first characters of any secret, as alternatives that begin with a literal: `re` skips
         # to a literal fast.
-        starts = [first + _cut_anywhere(secret[1:_START_CHARS]) for secret in kept for first in _spellings(secret[0])]
+        starts = [
+            first + _cut_anywhere(secret[1:_START_CHARS])
+            for secret in kept
+            for first in _spellings(secret[0])
+        ]
         self._starts = re.compile("|".join(starts))
         self._spelled_chars_max = max(map(_spelled_chars_max, kept), default=0)
         anchors = {_anchor(secret) for secret in kept}
         is_plain = all(_UNRESERVED.fullmatch(anchor) for anchor in anchors)
         self._escape = b"\\u00" if is_plain else b"\\u"
-        self._needles = [anchor.encode() for anchor in sorted(anchors)] + ([] if is_plain else [b"%"])
+        self._needles = [anchor.encode() for anchor in sorted(anchors)] + (
+            [] if is_plain else [b"%"]
+        )
 
     def __repr__(self) -> str:
         return f"<Redactor secrets={len(self._patterns)}>"
 
     def redact(self, data: bytes) -> bytes:
         """Return the line without the secrets; the same object if it has none."""
-        return in_strings(data, self.redact_text, self._may_hold_one) if self._may_hold_one(data) else data
+        return (
+            in_strings(data, self.redact_text, self._may_hold_one)
+            if self._may_hold_one(data)
+            else data
+        )
 
     def redact_text(self, text: str) -> str:
         """Return a text without the secrets, in any of their spellings."""
@@ -226,7 +246,9 @@ class Redactor:
             (
                 turn,
                 kind,
-                self.redact(data) if kind in FRAMES else in_strings(data, self.redact_text, _is_string),
+                self.redact(data)
+                if kind in FRAMES
+                else in_strings(data, self.redact_text, _is_string),
             )
             for turn, kind, data in entries
         ]
@@ -262,10 +284,14 @@ def _checked(secret: Any) -> str:
         raise UsageError(f"a secret cannot be of type {type(secret).__name__}", hint="use text")
     if len(secret) < SECRET_CHARS_MIN:
         hint = f"use {SECRET_CHARS_MIN} characters or more: shorter ones occur by chance"
-        raise UsageError(f"a secret of {len(secret)} characters is too short to be replaced", hint=hint)
+        raise UsageError(
+            f"a secret of {len(secret)} characters is too short to be replaced", hint=hint
+        )
     if len(secret) > SECRET_CHARS_MAX:
         hint = f"use at most {SECRET_CHARS_MAX} characters: a part of the secret is enough"
-        raise UsageError(f"a secret of {len(secret)} characters is too long to be searched for", hint=hint)
+        raise UsageError(
+            f"a secret of {len(secret)} characters is too long to be searched for", hint=hint
+        )
     if any(secret in word for word in _OUR_WORDS):
         message = "a secret cannot be a word that the log itself needs"
         raise UsageError(message, hint="choose another secret")
@@ -309,7 +335,9 @@ def _hex(data: bytes) -> str:
 
     `(?i:…)` would take `re` longer to compile.
     """
-    return "".join(f"[{digit}{digit.upper()}]" if digit.isalpha() else digit for digit in data.hex())
+    return "".join(
+        f"[{digit}{digit.upper()}]" if digit.isalpha() else digit for digit in data.hex()
+    )
 
 
 def _any_spelling(char: str) -> str:
@@ -332,7 +360,9 @@ def _anchor(secret: str) -> str:
     return max(_ESCAPED_BY_CODE.findall(secret), key=len, default="")
 
 
-def _found(pattern: re.Pattern[str], text: str, start: int = 0, end: int | None = None) -> Iterable[tuple[int, int]]:
+def _found(
+    pattern: re.Pattern[str], text: str, start: int = 0, end: int | None = None
+) -> Iterable[tuple[int, int]]:
     """Yield the span of every match, including overlapping ones."""
     end = len(text) if end is None else end
     match = pattern.search(text, start, end)

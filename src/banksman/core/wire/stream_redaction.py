@@ -165,8 +165,14 @@ class StreamedRedactor:
             frame = _decode(data)
         except UNDECODABLE:
             return
-        if frame.method == "item/completed" and frame.params is not None and frame.params.done is not None:
-            for key in [key for key in self._carries if key[2:] == ("item", key[3], frame.params.done.id)]:
+        if (
+            frame.method == "item/completed"
+            and frame.params is not None
+            and frame.params.done is not None
+        ):
+            for key in [
+                key for key in self._carries if key[2:] == ("item", key[3], frame.params.done.id)
+            ]:
                 del self._carries[key]
 
     def _redacted(self, delta: _Delta) -> str:
@@ -179,7 +185,9 @@ class StreamedRedactor:
         spans, begins = self._redactor.found(whole), self._redactor.begun(whole)
         if not spans and not begins:
             return whole[place:]
-        likely = min((start for start, end in begins if end - start >= PREFIX_CHARS_MIN), default=len(whole))
+        likely = min(
+            (start for start, end in begins if end - start >= PREFIX_CHARS_MIN), default=len(whole)
+        )
         until = max(likely, place)
         pieces: list[str] = []
         for start, end in spans:
@@ -221,14 +229,24 @@ def _delta_of(turn: str | None, kind: str, data: bytes) -> _Delta | None:
         if frame.event.index is None and frame.event.delta is None:
             return None
         key = (turn, kind, "block", frame.parent, frame.event.index)
-        return _Delta(key, None, "") if frame.event.delta is None else _of_part(key, frame.event.delta)
+        return (
+            _Delta(key, None, "") if frame.event.delta is None else _of_part(key, frame.event.delta)
+        )
     if frame.params is None:
         return None
     if frame.params.delta is not None:
-        return _Delta((turn, kind, "item", frame.method, frame.params.item), "delta", frame.params.delta)
+        return _Delta(
+            (turn, kind, "item", frame.method, frame.params.item), "delta", frame.params.delta
+        )
     update = frame.params.update
-    if update is not None and isinstance(update.content, _Part) and (update.session_update or "").endswith("_chunk"):
-        return _of_part((turn, kind, "chunk", frame.params.session, update.session_update), update.content)
+    if (
+        update is not None
+        and isinstance(update.content, _Part)
+        and (update.session_update or "").endswith("_chunk")
+    ):
+        return _of_part(
+            (turn, kind, "chunk", frame.params.session, update.session_update), update.content
+        )
     return None
 
 
@@ -253,7 +271,11 @@ def _said(data: bytes | None) -> _Said | None:
     members = _members(data)
     if not members:
         return None
-    index, delta, content = _name(members.get("index")), members.get("delta"), members.get("content")
+    index, delta, content = (
+        _name(members.get("index")),
+        members.get("delta"),
+        members.get("content"),
+    )
     return _Said(index, _part(delta), _part(content), _text(members.get("sessionUpdate")))
 
 

@@ -36,7 +36,16 @@ from banksman.process import syscalls
 from banksman.process.keeper import messages
 from banksman.process.keeper.proc_tree import is_ignoring, survey
 from banksman.process.keeper.spawn import milliseconds_until, wake_parent
-from banksman.process.keeper.sweep import SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM, Helper, NewerSweep, Sweep
+from banksman.process.keeper.sweep import (
+    SIGCONT,
+    SIGHUP,
+    SIGKILL,
+    SIGSTOP,
+    SIGTERM,
+    Helper,
+    NewerSweep,
+    Sweep,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,7 +133,13 @@ class Keeper:
     """State machine of one tree, from the started leader to the report that the tree is gone."""
 
     def __init__(  # noqa: PLR0917
-        self, control: _socket.socket, host: int, woken: int, leader: int, order: dict[str, Any], lease: LeaseTimer
+        self,
+        control: _socket.socket,
+        host: int,
+        woken: int,
+        leader: int,
+        order: dict[str, Any],
+        lease: LeaseTimer,
     ) -> None:
         self._control = control
         self._host = host
@@ -205,7 +220,10 @@ class Keeper:
         self._flush_to_the_end()
 
     def _timeout_ms(self) -> float | None:
-        dues = [self._next_round if self._phase is KILLING else self._deadline, self._lease.due(self._phase)]
+        dues = [
+            self._next_round if self._phase is KILLING else self._deadline,
+            self._lease.due(self._phase),
+        ]
         # No event announces that a tracer has released the zombie, so the keeper polls for it.
         # `_reap` then finds the zombie.
         if self._is_held:
@@ -214,7 +232,7 @@ class Keeper:
             dues.append(self._newer.next_round)
         return min((milliseconds_until(due) for due in dues if due is not None), default=None)
 
-    # -- events ------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------
     def _on_exit(self) -> None:
         # WNOWAIT keeps the zombie. The keeper reports the exit first and reaps second, so that the
         # pid cannot be in use again when the host learns of the exit.
@@ -329,7 +347,7 @@ class Keeper:
             due = min(due, self._deadline)
         self._deadline = due
 
-    # -- rungs of the ladder -----------------------------------------------------------------------
+    # -- rungs of the ladder ----------------------------------------------------------------------
     def _go_on_alone(self, *, by_lease: bool = False) -> None:
         """Take the next rung without an order.
 
@@ -345,7 +363,9 @@ class Keeper:
             return
         # Bounded by the lease as it is now. If the host renews the lease after all, the stop that
         # has begun gets no extra time.
-        self._deadline = min(now + self._grace, self._lease.kill_at) if by_lease else now + self._grace
+        self._deadline = (
+            min(now + self._grace, self._lease.kill_at) if by_lease else now + self._grace
+        )
         if self._has_exited:
             self._say(messages.ACTED, messages.REST, now, by_lease)
             self._term_rest()
@@ -416,12 +436,14 @@ class Keeper:
             if exc.errno == errno.EPERM and self._helper is not None:
                 self._helper.kill(number, [-self._leader if to_group else self._leader])
 
-    # -- sweep of a part of the tree ---------------------------------------------------------------
+    # -- sweep of a part of the tree --------------------------------------------------------------
     def _begin_newer(self, number: int, since: tuple[int, int], ends: bool) -> None:
         # One partial sweep at a time. The earlier sweep reports its result so far, so that its
         # request gets an answer.
         self._end_newer()
-        self._newer = NewerSweep(number, since, ends=ends, leader=self._leader, reap=self._reap, ender=self._ender)
+        self._newer = NewerSweep(
+            number, since, ends=ends, leader=self._leader, reap=self._reap, ender=self._ender
+        )
 
     def _sweep_newer(self) -> None:
         if self._newer is None:
@@ -442,10 +464,16 @@ class Keeper:
             return
         ended = sweep.ended
         for first in range(0, len(ended), messages.NAMES_PER_MESSAGE):
-            self._say(messages.SWEEP_REPORT, sweep.number, ended[first : first + messages.NAMES_PER_MESSAGE], [], False)
+            self._say(
+                messages.SWEEP_REPORT,
+                sweep.number,
+                ended[first : first + messages.NAMES_PER_MESSAGE],
+                [],
+                False,
+            )
         self._say(messages.SWEEP_REPORT, sweep.number, [], sweep.survivors, True)
 
-    # -- proof of the end --------------------------------------------------------------------------
+    # -- proof of the end -------------------------------------------------------------------------
     def _reap(self) -> None:
         """Reap dead children. Once the leader is reaped, ECHILD proves that the tree is empty."""
         # Without __WALL, waitpid skips children that clone() made with another exit signal, and
@@ -502,9 +530,11 @@ class Keeper:
         if not self._is_empty and now - self._sweep_began > patience:
             self._report(survey(os.getpid(), self._sweep.denied))
 
-    # -- messages to the host ----------------------------------------------------------------------
+    # -- messages to the host ---------------------------------------------------------------------
     def _report_names(self) -> None:
-        names = [(pid, name) for (pid, _start), name in self._sweep.names.items() if pid != self._leader]
+        names = [
+            (pid, name) for (pid, _start), name in self._sweep.names.items() if pid != self._leader
+        ]
         for first in range(self._named, len(names), messages.NAMES_PER_MESSAGE):
             self._say(messages.SWEPT, names[first : first + messages.NAMES_PER_MESSAGE])
         self._named = len(names)

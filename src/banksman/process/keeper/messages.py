@@ -51,7 +51,15 @@ if TYPE_CHECKING:
 SPAWN, KILL_KEEPER = "spawn", "kill-keeper"
 TERM, REST, KILL, SIGNAL, RENEW, SWEEP = "term", "rest", "kill", "signal", "renew", "sweep"
 HURRY = "hurry"
-STARTED, FAILED, EXITED, ACTED, SWEPT, GONE, LOST = "started", "failed", "exited", "acted", "swept", "gone", "lost"
+STARTED, FAILED, EXITED, ACTED, SWEPT, GONE, LOST = (
+    "started",
+    "failed",
+    "exited",
+    "acted",
+    "swept",
+    "gone",
+    "lost",
+)
 SWEEP_REPORT = "sweep-report"
 
 # Process names of keepers, as `ps` shows them; the kernel allows 15 bytes. Servers of this user

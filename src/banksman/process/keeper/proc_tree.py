@@ -139,7 +139,11 @@ def is_alive(row: Row) -> bool:
 
 def descendants(root: int, *, near: bool, but: Container[int] = ()) -> list[Member]:
     """Return the living descendants of `root`, without the subtrees of `but`."""
-    return [(row[0], row[3]) for row in family([root], census(root, near=near), but=but) if is_alive(row)]
+    return [
+        (row[0], row[3])
+        for row in family([root], census(root, near=near), but=but)
+        if is_alive(row)
+    ]
 
 
 def open_member(member: Member) -> int | None:
@@ -185,7 +189,10 @@ def enumerate_children() -> list[int]:
         try:
             # WNOWAIT reaps nothing: the callers have to see each exit. None means a child that has
             # not exited.
-            if syscalls.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT | syscalls.WALL) is None:
+            if (
+                syscalls.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT | syscalls.WALL)
+                is None
+            ):
                 children.append(pid)
         except ChildProcessError:
             continue
@@ -197,7 +204,9 @@ UNSEEN = (0, "", "not visible in /proc")
 _WHY = {"D": "in uninterruptible sleep", "Z": "dead, but not reaped by its tracer"}
 
 
-def survey(root: int, denied: dict[Member, str], *, but: Container[int] = ()) -> list[tuple[int, str, str]]:
+def survey(
+    root: int, denied: dict[Member, str], *, but: Container[int] = ()
+) -> list[tuple[int, str, str]]:
     """List the survivors with reasons: pid, command, reason.
 
     Never empty: the callers have no proof that the tree is empty.

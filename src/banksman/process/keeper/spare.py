@@ -15,7 +15,14 @@ import time
 from banksman.process import syscalls
 from banksman.process.keeper import messages
 from banksman.process.keeper.keeper import RUNNING, Keeper, LeaseTimer
-from banksman.process.keeper.spawn import SpawnFailed, close_all_but, read_file, spawn, wake_on_child, wake_parent
+from banksman.process.keeper.spawn import (
+    SpawnFailed,
+    close_all_but,
+    read_file,
+    spawn,
+    wake_on_child,
+    wake_parent,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,16 +121,27 @@ def rehearse(host: int) -> None:
     woken = wake_on_child()
     ours, theirs = syscalls.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     order: dict[str, Any] = {
-        **{"path": b"/bin/true", "argv": (b"true",), "env": {}, "umask": 0o077, "limits": None, "nofile": 1024},
+        **{
+            "path": b"/bin/true",
+            "argv": (b"true",),
+            "env": {},
+            "umask": 0o077,
+            "limits": None,
+            "nofile": 1024,
+        },
         **{"targets": [1, 2], "grace": 5.0, "linger": 0.3, "deadline": None, "has_lease": False},
         **{"terminal": None, "user": None, "ender": None, "is_agents": False},
     }
     # Encoding and decoding once warms up `marshal` too.
-    order = marshal.loads(messages.decode(messages.encode(messages.SPAWN, 0, 5.0, marshal.dumps(order)))[3])
+    order = marshal.loads(
+        messages.decode(messages.encode(messages.SPAWN, 0, 5.0, marshal.dumps(order)))[3]
+    )
     folder = syscalls.open_fd("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         is_spoken_to(theirs)
-        Keeper(theirs, host, woken[0], spawn(order, folder, [null, null]), order, LeaseTimer(None)).stay()
+        Keeper(
+            theirs, host, woken[0], spawn(order, folder, [null, null]), order, LeaseTimer(None)
+        ).stay()
     finally:
         for fd in (null, folder, *woken):
             syscalls.close(fd)

@@ -71,7 +71,13 @@ def spawn(order: Order, cwd: int, fds: list[int]) -> int:
     # the group by the child's pid.
     try:
         return syscalls.posix_spawn(
-            path, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=DEFAULT_SIGNALS
+            path,
+            argv,
+            env,
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=DEFAULT_SIGNALS,
         )
     except OSError as exc:
         raise SpawnFailed("exec", exc.errno or 0) from exc
@@ -87,7 +93,10 @@ def set_soft_nofile(soft: int | None) -> None:
     """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     wanted = hard if soft is None else soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE,
+        (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard),
+    )
 
 
 def _clear_of(fds: list[int], targets: set[int]) -> list[int]:

@@ -93,8 +93,21 @@ RUN_SECONDS_MAX = 2.0
 RUNS_MAX = 32
 # Keeps the arguments of one run below the size limit of a command line.
 PIDS_PER_RUN = 1000
-_NAMES = {1: "HUP", 2: "INT", 3: "QUIT", 9: "KILL", 10: "USR1", 12: "USR2", 15: "TERM", 18: "CONT", 19: "STOP"}
-_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+_NAMES = {
+    1: "HUP",
+    2: "INT",
+    3: "QUIT",
+    9: "KILL",
+    10: "USR1",
+    12: "USR2",
+    15: "TERM",
+    18: "CONT",
+    19: "STOP",
+}
+_ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LC_ALL": "C",
+}
 
 
 class Helper:
@@ -134,14 +147,18 @@ class Helper:
 
     def _run(self, argv: list[bytes]) -> bool:
         now = time.monotonic()
-        due = now + RUN_SECONDS_MAX if self.until is None else min(now + RUN_SECONDS_MAX, self.until)
+        due = (
+            now + RUN_SECONDS_MAX if self.until is None else min(now + RUN_SECONDS_MAX, self.until)
+        )
         if self._runs >= RUNS_MAX or due <= now:
             return False
         self._runs += 1
         try:
             # The stdio of the keeper is /dev/null, and all its other fds have the close-on-exec
             # flag. So the helper inherits nothing.
-            pid = syscalls.posix_spawn(argv[0], argv, _ENVIRONMENT, setsigmask=(), setsigdef=DEFAULT_SIGNALS)
+            pid = syscalls.posix_spawn(
+                argv[0], argv, _ENVIRONMENT, setsigmask=(), setsigdef=DEFAULT_SIGNALS
+            )
         except OSError:
             return False
         try:
@@ -330,7 +347,11 @@ class Sweep:
         limit: while the helper starts, the process exits, is reaped, and an unrelated process gets
         its pid.
         """
-        members = [member for member in self.denied if (stat := read_stat(member[0])) and stat[2] == member[1]]
+        members = [
+            member
+            for member in self.denied
+            if (stat := read_stat(member[0])) and stat[2] == member[1]
+        ]
         pids = [pid for pid, _start in members]
         for member in members:
             self._name(member)
@@ -439,7 +460,9 @@ class NewerSweep(Sweep):
         living, is_over = self._look()
         # The caller only wants a list of the running processes.
         if not self._ends:
-            self.survivors = [(pid, name, "left as it is") for pid, name, _why in explain(living, ())]
+            self.survivors = [
+                (pid, name, "left as it is") for pid, name, _why in explain(living, ())
+            ]
             return True
         # A set of targets that got no TERM before: all earlier ones are gone, as checked above.
         # These are processes forked in between, and they get their TERM too, within the same grace.
@@ -474,7 +497,7 @@ class NewerSweep(Sweep):
             self.next_round = time.monotonic()
         return living, is_proof
 
-    # -- targets -----------------------------------------------------------------------------------
+    # -- targets ----------------------------------------------------------------------------------
     def _is_meant(self, row: Row) -> bool:
         # A child of the keeper other than the leader is an orphan. It has no upper bound on its
         # start time, unlike the others (`_choose`): its parent was a target, or was older than

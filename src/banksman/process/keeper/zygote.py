@@ -303,7 +303,7 @@ class Zygote:
             syscalls.waitpid(self._spare.pid, 0)
             self._spare = None
 
-    # -- keepers that fail -------------------------------------------------------------------------
+    # -- keepers that fail ------------------------------------------------------------------------
     def _kill_keeper(self, pid: int) -> None:
         # By number, which is safe: a keeper in the table is an unreaped child of the zygote.
         syscalls.kill(pid, SIGKILL)
@@ -456,7 +456,9 @@ class Orphans:
     def report(self, survivors: list[tuple[int, str, str]]) -> None:
         # Send only as many names as certainly fit into the socket buffer. A host that reads slowly
         # must still get GONE.
-        names = [(pid, name) for (pid, _start), name in self._sweep.names.items()][: 2 * messages.NAMES_PER_MESSAGE]
+        names = [(pid, name) for (pid, _start), name in self._sweep.names.items()][
+            : 2 * messages.NAMES_PER_MESSAGE
+        ]
         for control in self.controls:
             # LOST first: the host must know the exit status of the leader before GONE closes the
             # case.

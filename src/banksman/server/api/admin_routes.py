@@ -52,7 +52,9 @@ async def show_metrics(call: RouteCall) -> HttpAnswer:
     from banksman.server.ops import metrics  # noqa: PLC0415
 
     context: Context = call.context
-    return HttpAnswer(metrics.render(context.host, context.streams.counts), media_type=metrics.CONTENT_TYPE)
+    return HttpAnswer(
+        metrics.render(context.host, context.streams.counts), media_type=metrics.CONTENT_TYPE
+    )
 
 
 async def show_stacks(_: RouteCall) -> HttpAnswer:
@@ -77,7 +79,9 @@ async def server(call: RouteCall) -> HttpAnswer:
 
 async def agents(_: RouteCall) -> HttpAnswer:
     """List the agents, and whether they are installed."""
-    return HttpAnswer(messages.Agents([messages.Agent(**each.facts()) for each in known_agents.find_agents()]))
+    return HttpAnswer(
+        messages.Agents([messages.Agent(**each.facts()) for each in known_agents.find_agents()])
+    )
 
 
 async def drain(call: RouteCall) -> HttpAnswer:
@@ -93,7 +97,10 @@ async def make_code(call: RouteCall) -> HttpAnswer:
     if not context.url:
         raise Problem(409, "NoPage", "this host serves no web page", hint="run `banksman serve`")
     assert context.authentication is not None
-    return HttpAnswer(messages.LoginCode(context.authentication.pages.make_code(), CODE_SECONDS_MAX, context.url), 201)
+    return HttpAnswer(
+        messages.LoginCode(context.authentication.pages.make_code(), CODE_SECONDS_MAX, context.url),
+        201,
+    )
 
 
 async def login(call: RouteCall) -> HttpAnswer:
@@ -102,10 +109,14 @@ async def login(call: RouteCall) -> HttpAnswer:
     authentication = call.context.authentication
     if (body.code is None) == (body.token is None):
         hint = "see /openapi.json"
-        raise Problem(400, "BadRequest", "cannot log in: pass exactly one of code and token", hint=hint)
+        raise Problem(
+            400, "BadRequest", "cannot log in: pass exactly one of code and token", hint=hint
+        )
     if body.code is not None and not authentication.pages.take_code(body.code):
         hint = "run `banksman page` for a new link"
-        raise Problem(401, "NotLetIn", "cannot log in: this link was used already or has expired", hint=hint)
+        raise Problem(
+            401, "NotLetIn", "cannot log in: this link was used already or has expired", hint=hint
+        )
     if body.token is not None and not authentication.knows(body.token):
         raise Problem(
             401,
@@ -155,7 +166,11 @@ ROUTES = (
         media_type="text/plain",
     ),
     Route(
-        method="GET", path="/v1/server", handle=server, summary="Server limits and settings.", answer=messages.Server
+        method="GET",
+        path="/v1/server",
+        handle=server,
+        summary="Server limits and settings.",
+        answer=messages.Server,
     ),
     Route(
         method="GET",
@@ -197,5 +212,7 @@ ROUTES = (
         answer=messages.LoggedIn,
         is_open=True,
     ),
-    Route(method="POST", path="/v1/logout", handle=logout, summary="Revoke a page token.", status=204),
+    Route(
+        method="POST", path="/v1/logout", handle=logout, summary="Revoke a page token.", status=204
+    ),
 )

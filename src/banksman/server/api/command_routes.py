@@ -57,7 +57,9 @@ async def start(call: RouteCall) -> HttpAnswer:
 
 async def list_commands(call: RouteCall) -> HttpAnswer:
     """List the commands that run, and those that have ended and are still kept."""
-    return HttpAnswer(messages.Commands([shown(command) for command in call.context.host.commands()]))
+    return HttpAnswer(
+        messages.Commands([shown(command) for command in call.context.host.commands()])
+    )
 
 
 async def take_ended(call: RouteCall) -> HttpAnswer:
@@ -75,7 +77,9 @@ async def take_ended(call: RouteCall) -> HttpAnswer:
                 ended = ended or await context.host.wait_ended()
         # With a key the response is stored, and the client can request it again. Without one, an
         # unsent response must return its reports.
-        return _reported(messages.Commands([shown(command) for command in ended]), [] if call.key else ended)
+        return _reported(
+            messages.Commands([shown(command) for command in ended]), [] if call.key else ended
+        )
 
     return await context.once.do("commands/ended", call.key, body, do)
 
@@ -107,7 +111,11 @@ async def read(call: RouteCall) -> HttpAnswer:
     with suppress(TimeoutError):
         async with asyncio.timeout(min(query.wait, WAIT_SECONDS_MAX)):
             piece = await command.read(after=query.after, stream=query.stream, bytes_max=limit)
-            if query.encoding == "text" and not piece.is_end and _cut(piece.data) == len(piece.data) < limit:
+            if (
+                query.encoding == "text"
+                and not piece.is_end
+                and _cut(piece.data) == len(piece.data) < limit
+            ):
                 # Only the first bytes of a character have arrived: wait for the rest of it.
                 await command.read(after=piece.next, stream=query.stream)
                 piece = await command.read(after=query.after, stream=query.stream, bytes_max=limit)
@@ -118,7 +126,9 @@ async def read(call: RouteCall) -> HttpAnswer:
     cut = 0 if piece.is_end or len(piece.data) >= limit == _cut(piece.data) else _cut(piece.data)
     whole = piece.data[: len(piece.data) - cut]
     return HttpAnswer(
-        messages.OutputPiece(piece.next - cut, piece.missed, piece.is_end, text=whole.decode(errors="replace"))
+        messages.OutputPiece(
+            piece.next - cut, piece.missed, piece.is_end, text=whole.decode(errors="replace")
+        )
     )
 
 
@@ -127,10 +137,16 @@ async def watch(call: RouteCall) -> HttpAnswer:
     command = _command(call)
     query: messages.WatchOutput = call.query
     timeout = min(query.wait, WAIT_SECONDS_MAX)
-    found = await command.watch(query.pattern, after=query.after, stream=query.stream, timeout=timeout)
+    found = await command.watch(
+        query.pattern, after=query.after, stream=query.stream, timeout=timeout
+    )
     if found is None:
         return HttpAnswer(messages.Matched(False, None, None, None, [], command.is_over))
-    return HttpAnswer(messages.Matched(True, found.begin, found.next, found.text, list(found.groups), command.is_over))
+    return HttpAnswer(
+        messages.Matched(
+            True, found.begin, found.next, found.text, list(found.groups), command.is_over
+        )
+    )
 
 
 async def write(call: RouteCall) -> HttpAnswer:
@@ -200,10 +216,14 @@ def shown(command: Command) -> messages.Command:
             seconds=done.seconds,
             drained=done.drained,
             swept=[messages.Swept(swept.pid, swept.command) for swept in done.swept],
-            survivors=[messages.Survivor(left.pid, left.command, left.why) for left in done.survivors],
+            survivors=[
+                messages.Survivor(left.pid, left.command, left.why) for left in done.survivors
+            ],
             ladder=[messages.Step(step.rung, step.at) for step in done.ladder],
         )
-    return messages.Command(command.id, list(command.argv), str(command.state), command.pid, finished)
+    return messages.Command(
+        command.id, list(command.argv), str(command.state), command.pid, finished
+    )
 
 
 def _command(call: RouteCall) -> Command:

@@ -94,7 +94,9 @@ async def page_before(session: Session, cursor: str, wanted: PageRequest) -> dic
     while not is_full:
         # Read at most one slice at a time: if the events are long, most of a larger read would be
         # for nothing.
-        left = min(wanted.limit - len(events), SLICE_EVENTS_MAX) if wanted.frames else READ_EVENTS_MAX
+        left = (
+            min(wanted.limit - len(events), SLICE_EVENTS_MAX) if wanted.frames else READ_EVENTS_MAX
+        )
         found = await session.page_before(place, limit=left)
         for event in reversed(found):
             place = event.seq
@@ -131,11 +133,18 @@ async def of_session(call: RouteCall) -> HttpAnswer | Asgi:
     query: messages.ReadEvents = call.query
     session = context.session(call.path["id"])
     form = _form(call)
-    wanted = PageRequest(limit=min(query.limit, EVENTS_MAX), raw=query.raw, partial=query.partial, frames=query.frames)
+    wanted = PageRequest(
+        limit=min(query.limit, EVENTS_MAX),
+        raw=query.raw,
+        partial=query.partial,
+        frames=query.frames,
+    )
     if query.before is not None:
         if query.after is not None:
             hint = "pass one of them"
-            raise Problem(422, "BadRequest", "a page cannot have both after= and before=", hint=hint)
+            raise Problem(
+                422, "BadRequest", "a page cannot have both after= and before=", hint=hint
+            )
         if form is not None:
             hint = "leave before= out, or ask for JSON"
             raise Problem(422, "BadRequest", "a stream cannot have before=", hint=hint)
@@ -143,7 +152,9 @@ async def of_session(call: RouteCall) -> HttpAnswer | Asgi:
     after = query.after if query.after is not None else call.header("last-event-id")
     if form is not None:
         source = OneSession(session, raw=query.raw, partial=query.partial, frames=query.frames)
-        return Follower(context.streams, source, await source.begin(after or None), form, kind="session")
+        return Follower(
+            context.streams, source, await source.begin(after or None), form, kind="session"
+        )
     return HttpAnswer(await page_after(session, after or None, wanted))
 
 
@@ -162,13 +173,17 @@ async def of_many(call: RouteCall) -> Asgi:
                 hint="pass sessions=a,b",
             )
         wanted = frozenset(context.session(name).id for name in names)
-    frames_of = None if query.frames_of is None else _known(context, _names(query.frames_of, "frames_of"))
+    frames_of = (
+        None if query.frames_of is None else _known(context, _names(query.frames_of, "frames_of"))
+    )
     after = query.after if query.after is not None else call.header("last-event-id")
     if after == NOW and (came_back := call.header("last-event-id")):
         # A browser that lost its connection repeats the same URL. It must not miss the events of
         # the meantime, so its last event id wins over `now`.
         after = came_back
-    source = ManySessions(context.host, wanted, raw=query.raw, partial=query.partial, frames_of=frames_of)
+    source = ManySessions(
+        context.host, wanted, raw=query.raw, partial=query.partial, frames_of=frames_of
+    )
     place = await (source.end() if after == NOW else source.begin(after or None))
     return Follower(context.streams, source, place, _form(call) or StreamForm.SSE, kind="many")
 
@@ -177,7 +192,9 @@ def _names(listed: str, parameter: str) -> list[str]:
     names = [name for name in listed.split(",") if name]
     if len(names) > SESSIONS_MAX:
         hint = f"pass fewer names, as in {parameter}=a,b"
-        raise Problem(400, "BadRequest", f"{parameter}= can name at most {SESSIONS_MAX} sessions", hint=hint)
+        raise Problem(
+            400, "BadRequest", f"{parameter}= can name at most {SESSIONS_MAX} sessions", hint=hint
+        )
     return names
 
 
@@ -196,7 +213,9 @@ def _known(context: Context, names: list[str]) -> frozenset[str]:
 
 def _form(call: RouteCall) -> StreamForm | None:
     """Return the stream format that `Accept` names; None for a page."""
-    accepted = [part.partition(";")[0].strip().lower() for part in (call.header("accept") or "").split(",")]
+    accepted = [
+        part.partition(";")[0].strip().lower() for part in (call.header("accept") or "").split(",")
+    ]
     return next((form for word in accepted for form in StreamForm if form.value == word), None)
 
 

@@ -34,12 +34,23 @@ async def list_hosts(call: RouteCall) -> HttpAnswer:
     if context.proxy is None:
         return HttpAnswer(messages.Hosts([]))
     hosts_view = context.proxy.hosts_view
-    owners = {owner.address.partition("@")[0] for owner, _ in context.host.log.owned() if owner is not None}
+    owners = {
+        owner.address.partition("@")[0]
+        for owner, _ in context.host.log.owned()
+        if owner is not None
+    }
     # A command-line client joins the bus for a moment only, and owns no sessions.
-    hosts = [host for host in hosts_view.all() if host.room or FRONT in host.labels or host.id in owners]
+    hosts = [
+        host for host in hosts_view.all() if host.room or FRONT in host.labels or host.id in owners
+    ]
     return HttpAnswer(
         messages.Hosts(
-            [shown(host, is_here=host.id == hosts_view.own_id, is_silent=hosts_view.is_silent(host)) for host in hosts]
+            [
+                shown(
+                    host, is_here=host.id == hosts_view.own_id, is_silent=hosts_view.is_silent(host)
+                )
+                for host in hosts
+            ]
         )
     )
 
@@ -56,7 +67,9 @@ async def drain(call: RouteCall) -> Result:
     if host.id == proxy.hosts_view.own_id:
         context.drain(body.timeout)
         return HttpAnswer(outlook, 202)
-    request = ForwardedRequest("POST", "/v1/drain", {"content-type": "application/json"}, msgspec.json.encode(body))
+    request = ForwardedRequest(
+        "POST", "/v1/drain", {"content-type": "application/json"}, msgspec.json.encode(body)
+    )
     answer = await proxy.ask(f"{HOST}{host.id}", request, DRAIN_SECONDS_MAX)
     if isinstance(answer, ForwardedResponse):
         return HttpAnswer(outlook, 202) if answer.status == 202 else answered(answer)

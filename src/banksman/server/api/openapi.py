@@ -40,7 +40,9 @@ def make(types: Iterable[Any]) -> dict[str, Schema]:
     components: dict[str, Schema] = {}
     for name, schema in made.items():
         kind = known[name]
-        defaults = {name: member.pop("default", None) for name, member in schema["properties"].items()}
+        defaults = {
+            name: member.pop("default", None) for name, member in schema["properties"].items()
+        }
         is_request = issubclass(kind, Body | Query)
         schema = components[name] = _named_parts(schema, components)  # noqa: PLW2901
         _describe(schema, kind, defaults if is_request else {})
@@ -261,7 +263,10 @@ def _operation(route: Route, query: dict[str, Any]) -> dict[str, Any]:
         "summary": route.summary,
         "operationId": f"{_group(route)}_{route.handle.__name__}",
         "parameters": list(_parameters(route, query)),
-        "responses": {**_success(route), **{str(status): _problem(status) for status in sorted(_statuses(route))}},
+        "responses": {
+            **_success(route),
+            **{str(status): _problem(status) for status in sorted(_statuses(route))},
+        },
     }
     if route.is_open:
         operation["security"] = []
@@ -288,7 +293,13 @@ def _tag(route: Route) -> str:
 def _parameters(route: Route, query: dict[str, Any]) -> Iterable[dict[str, Any]]:
     for name in _PARAMETER.findall(route.path):
         said = (said for path, of, said in _SUBJECTS if route.path.startswith(path) and of == name)
-        yield {"name": name, "in": "path", "required": True, "schema": _ID, "description": next(said, "")}
+        yield {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": _ID,
+            "description": next(said, ""),
+        }
     required = query.get("required", [])
     for name, shape in query.get("properties", {}).items():
         # A parameter that is left out is null.
@@ -347,6 +358,9 @@ def _problem(status: int) -> dict[str, Any]:
     }
     if status in (429, 503):
         answer["headers"] = {
-            "Retry-After": {"schema": {"type": "string"}, "description": "Seconds to wait before the next try."}
+            "Retry-After": {
+                "schema": {"type": "string"},
+                "description": "Seconds to wait before the next try.",
+            }
         }
     return answer

@@ -32,7 +32,9 @@ class _Entry(NamedTuple):
 
     @property
     def weight(self) -> int:
-        return ENTRY_BYTES + (len(self.answer.value or b"") if isinstance(self.answer, HttpAnswer) else 0)
+        return ENTRY_BYTES + (
+            len(self.answer.value or b"") if isinstance(self.answer, HttpAnswer) else 0
+        )
 
 
 async def _always(_: HttpAnswer) -> bool:
@@ -67,11 +69,19 @@ class RequestReplay:
         """
         if key is None:
             return await do()
-        name, wanted = _digest(msgspec.json.encode((place, key))), _digest(msgspec.json.encode(body))
+        name, wanted = (
+            _digest(msgspec.json.encode((place, key))),
+            _digest(msgspec.json.encode(body)),
+        )
         while (entry := self._entries.get(name)) is not None:
             if entry.body != wanted:
                 hint = "use a new key for another request"
-                raise Problem(422, "KeyUsed", "this Idempotency-Key was already used with another body", hint=hint)
+                raise Problem(
+                    422,
+                    "KeyUsed",
+                    "this Idempotency-Key was already used with another body",
+                    hint=hint,
+                )
             if isinstance(entry.answer, asyncio.Future):
                 # That request may fail or be cancelled. Then this one, or another waiter before it,
                 # calls `do`.
@@ -82,7 +92,9 @@ class RequestReplay:
                 self._forget(name)
         return await self._do(name, wanted, do)
 
-    async def _do(self, name: bytes, body: bytes, do: Callable[[], Awaitable[HttpAnswer]]) -> HttpAnswer:
+    async def _do(
+        self, name: bytes, body: bytes, do: Callable[[], Awaitable[HttpAnswer]]
+    ) -> HttpAnswer:
         done: asyncio.Future[HttpAnswer] = asyncio.get_running_loop().create_future()
         self._remember(name, _Entry(body, done))
         answer: HttpAnswer | None = None
@@ -131,7 +143,9 @@ def _encoded(answer: HttpAnswer) -> HttpAnswer:
         return answer.encoded()
     except UnicodeEncodeError:
         hint = "the request was done: do not repeat it, and rename the file or folder whose name is not UTF-8"
-        problem = Problem(500, "NotText", "cannot encode the response: a name in it is not UTF-8", hint=hint)
+        problem = Problem(
+            500, "NotText", "cannot encode the response: a name in it is not UTF-8", hint=hint
+        )
         return HttpAnswer(problem.body(), problem.status, answer.headers, MEDIA_TYPE)
 
 

@@ -92,7 +92,9 @@ class HttpAnswer(msgspec.Struct, frozen=True):
     def response(self) -> Response:
         if self.value is None:
             return Response(status_code=self.status, headers=dict(self.headers))
-        return SlicedResponse(self.encoded().value, self.status, dict(self.headers), self.media_type)
+        return SlicedResponse(
+            self.encoded().value, self.status, dict(self.headers), self.media_type
+        )
 
     @property
     def made(self) -> str:
@@ -176,12 +178,18 @@ class Endpoint:
             if exc.errno not in _NO_ROOM:
                 raise
             response = problem_of(no_room("answering the request", exc)).response()
-        if isinstance(response, HttpAnswer) and response.on_unsent is not None and request.state.connection.lost.done():
+        if (
+            isinstance(response, HttpAnswer)
+            and response.on_unsent is not None
+            and request.state.connection.lost.done()
+        ):
             # Check as late as possible: the response is written next. A client that disconnects
             # after that may have read it.
             response.on_unsent()
             return
-        await (response.response() if isinstance(response, HttpAnswer) else response)(scope, receive, send)
+        await (response.response() if isinstance(response, HttpAnswer) else response)(
+            scope, receive, send
+        )
 
     async def _taken_apart(self, route: Route, request: Request) -> RouteCall:
         key = request.headers.get("idempotency-key")
@@ -211,17 +219,27 @@ class Endpoint:
             hint = "see /openapi.json"
             raise Problem(400, "BadRequest", f"invalid body: {exc}", hint=hint) from exc
         except RecursionError as exc:
-            raise Problem(400, "BadRequest", "the body is nested too deeply", hint="see /openapi.json") from exc
+            raise Problem(
+                400, "BadRequest", "the body is nested too deeply", hint="see /openapi.json"
+            ) from exc
 
     async def _read(self, request: Request) -> bytes:
         # Another host has authenticated a forwarded request.
         is_admitted = getattr(request.state, "is_admitted", True)
-        size_max = self._body_bytes_max if is_admitted else min(self._body_bytes_max, STRANGER_BODY_BYTES_MAX)
-        seconds_max = BODY_SECONDS_MAX if is_admitted else min(BODY_SECONDS_MAX, STRANGER_BODY_SECONDS_MAX)
+        size_max = (
+            self._body_bytes_max
+            if is_admitted
+            else min(self._body_bytes_max, STRANGER_BODY_BYTES_MAX)
+        )
+        seconds_max = (
+            BODY_SECONDS_MAX if is_admitted else min(BODY_SECONDS_MAX, STRANGER_BODY_SECONDS_MAX)
+        )
         hint = "send less, or raise body_bytes_max in the settings"
         if not is_admitted:
             hint = "send a token, or a smaller body"
-        too_large = Problem(413, "BodyTooLarge", f"the body is too large: at most {size_max} bytes", hint=hint)
+        too_large = Problem(
+            413, "BodyTooLarge", f"the body is too large: at most {size_max} bytes", hint=hint
+        )
         length = request.headers.get("content-length", "0")
         if length.isdecimal() and int(length) > size_max:
             raise too_large
@@ -235,7 +253,9 @@ class Endpoint:
                         raise too_large
                     pieces.append(piece)
         except TimeoutError as exc:
-            raise Problem(408, "TooSlow", f"the body arrived too slowly: at most {seconds_max:g} s") from exc
+            raise Problem(
+                408, "TooSlow", f"the body arrived too slowly: at most {seconds_max:g} s"
+            ) from exc
         return b"".join(pieces)
 
 

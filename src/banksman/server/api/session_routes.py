@@ -75,7 +75,9 @@ def _all_processes() -> Iterable[SeenProcess]:
         # The name is in parentheses, and may contain some itself.
         command = stat[stat.index(b"(") + 1 : stat.rindex(b")")].decode(errors="replace")
         state, parent, *rest = stat[stat.rindex(b")") + 2 :].split()
-        yield SeenProcess(int(name), int(parent), command, state.decode(), int(rest[19]) * PAGE_BYTES)
+        yield SeenProcess(
+            int(name), int(parent), command, state.decode(), int(rest[19]) * PAGE_BYTES
+        )
 
 
 # Length of a shown frame: enough to recognise it.
@@ -142,7 +144,11 @@ async def list_sessions(call: RouteCall) -> HttpAnswer:
     if call.is_forwarded:
         # Another host has the list, and wants the present state of this host's sessions.
         ours = [session for session in call.context.host.our_sessions() if not session.is_closed]
-        return HttpAnswer(messages.Sessions([shown(each.status(), each, call.context.proxy) for each in ours], None))
+        return HttpAnswer(
+            messages.Sessions(
+                [shown(each.status(), each, call.context.proxy) for each in ours], None
+            )
+        )
     limit = min(query.limit, SESSIONS_MAX)
     after = None if query.after is None else call.context.session(query.after).id
     # One session more than shown tells whether there is a next page.
@@ -150,9 +156,14 @@ async def list_sessions(call: RouteCall) -> HttpAnswer:
     following = found[limit - 1].id if len(found) > limit else None
     proxy: OwnerProxy | None = call.context.proxy
     statuses = await call.context.unowned_sessions.glance(found[:limit])
-    listed = [shown(status, session, proxy) for status, session in zip(statuses, found[:limit], strict=True)]
+    listed = [
+        shown(status, session, proxy)
+        for status, session in zip(statuses, found[:limit], strict=True)
+    ]
     return HttpAnswer(
-        messages.Sessions(listed if proxy is None else await session_placement.filled(proxy, listed), following)
+        messages.Sessions(
+            listed if proxy is None else await session_placement.filled(proxy, listed), following
+        )
     )
 
 
@@ -174,7 +185,9 @@ async def why(call: RouteCall) -> HttpAnswer:
             holder_prompt=status.holder_prompt,
             last_in=_frame(heard),
             last_out=_frame(told),
-            requests=[messages.Request(each.id, each.kind, each.seconds) for each in status.requests],
+            requests=[
+                messages.Request(each.id, each.kind, each.seconds) for each in status.requests
+            ],
             asked=[turn_routes.question(each) for each in await session.open_questions()],
             clocks=[messages.Clock(c.name, c.seconds, c.left, c.is_running) for c in status.clocks],
             timers=dict(status.timers),
@@ -193,7 +206,9 @@ def _frame(event: Event | None) -> messages.Frame | None:
     if event is None:
         return None
     data = (event.frame or b"")[: 4 * FRAME_CHARACTERS_MAX]
-    return messages.Frame(event.at, data.decode(errors="replace").rstrip("\n")[:FRAME_CHARACTERS_MAX])
+    return messages.Frame(
+        event.at, data.decode(errors="replace").rstrip("\n")[:FRAME_CHARACTERS_MAX]
+    )
 
 
 async def change(call: RouteCall) -> HttpAnswer:

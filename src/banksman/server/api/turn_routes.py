@@ -44,7 +44,10 @@ async def ask(call: RouteCall) -> HttpAnswer:
             turn = await session.turn(answer.made)
         except NotFound:
             return True
-        return str(turn.state) != "ended" or (await turn.outcome()).kind not in (Kind.REFUSED, Kind.WITHDRAWN)
+        return str(turn.state) != "ended" or (await turn.outcome()).kind not in (
+            Kind.REFUSED,
+            Kind.WITHDRAWN,
+        )
 
     place = f"turns {session.id} {session.incarnation}"
     return await context.once.do(place, call.key, body, do, is_still_so=is_still_so)
@@ -104,7 +107,9 @@ async def answer(call: RouteCall) -> HttpAnswer:
         remember=body.remember,
         interrupt=body.interrupt,
     )
-    return HttpAnswer(messages.Answered(given.question, given.answer, given.by, given.message, given.is_first))
+    return HttpAnswer(
+        messages.Answered(given.question, given.answer, given.by, given.message, given.is_first)
+    )
 
 
 async def _turn(call: RouteCall) -> Turn:

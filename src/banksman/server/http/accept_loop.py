@@ -58,13 +58,18 @@ def shares(listeners: Sequence[socket.socket], total: int) -> list[int]:
     if len(set(unix)) < 2:
         return [total // len(listeners) for _ in listeners]
     quarter = total // 4
-    return [quarter // sum(unix) if is_unix else (total - quarter) // unix.count(False) for is_unix in unix]
+    return [
+        quarter // sum(unix) if is_unix else (total - quarter) // unix.count(False)
+        for is_unix in unix
+    ]
 
 
 class Acceptor:
     """Accept clients on all listeners. Owns the accept tasks, but not the connections."""
 
-    def __init__(self, listeners: Sequence[socket.socket], connection: Callable[[], Connection]) -> None:
+    def __init__(
+        self, listeners: Sequence[socket.socket], connection: Callable[[], Connection]
+    ) -> None:
         limits = shares(listeners, connections_max()) if listeners else []
         pairs = zip(listeners, limits, strict=True)
         self._queues = [_Queue(listener, limit, connection) for listener, limit in pairs]
@@ -85,7 +90,9 @@ class Acceptor:
 class _Queue:
     """One listening socket and the count of its connections."""
 
-    def __init__(self, listener: socket.socket, connections_max: int, connection: Callable[[], Connection]) -> None:
+    def __init__(
+        self, listener: socket.socket, connections_max: int, connection: Callable[[], Connection]
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._connection = connection
@@ -151,7 +158,9 @@ class _Queue:
         """Return whether one more connection fits. This may close a stranger to make room."""
         if self._count < self._connections_max and len(self._strangers) < self._strangers_max:
             return True
-        self._strangers = {one: seen for one, seen in self._strangers.items() if not one.is_admitted}
+        self._strangers = {
+            one: seen for one, seen in self._strangers.items() if not one.is_admitted
+        }
         is_full = self._count >= self._connections_max
         if not is_full and len(self._strangers) < self._strangers_max:
             return True
@@ -167,7 +176,9 @@ class _Queue:
         Returns False if that stranger is too young. A timer then resumes the accept loop.
         """
         ((most, _),) = Counter(address for address, _ in self._strangers.values()).most_common(1)
-        oldest, since = next((one, at) for one, (address, at) in self._strangers.items() if address == most)
+        oldest, since = next(
+            (one, at) for one, (address, at) in self._strangers.items() if address == most
+        )
         wait = since + STRANGER_SECONDS_MIN - self._loop.time()
         if wait > 0:
             if self._room_timer is not None:
@@ -207,6 +218,9 @@ class _Queue:
         self._strangers.pop(connection, None)
         self._count -= connection.is_counted
         # The warning is logged again only after the load has dropped in between.
-        is_quiet = self._count <= self._connections_max * 3 // 4 and len(self._strangers) <= self._strangers_max // 2
+        is_quiet = (
+            self._count <= self._connections_max * 3 // 4
+            and len(self._strangers) <= self._strangers_max // 2
+        )
         self._was_full = self._was_full and not is_quiet
         self.listen()

@@ -56,7 +56,15 @@ LOOPBACK_NAMES = frozenset(("127.0.0.1", "localhost", "::1"))
 # A host name or an address, with an optional port.
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 # Headers that only browsers and proxies send.
-_NOT_LOCAL = ("origin", "cookie", "sec-fetch-site", "sec-fetch-mode", "forwarded", "x-forwarded-for", "via")
+_NOT_LOCAL = (
+    "origin",
+    "cookie",
+    "sec-fetch-site",
+    "sec-fetch-mode",
+    "forwarded",
+    "x-forwarded-for",
+    "via",
+)
 # Prefix of the client name of an unauthenticated client.
 _STRANGER = "nobody "
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="banksman"'}
@@ -89,7 +97,7 @@ class PageTokens:
         # the codes.
         self._codes: dict[bytes, float] = {}
 
-    # -- codes -------------------------------------------------------------------------------------------------------
+    # -- codes ------------------------------------------------------------------------------------
     def make_code(self) -> str:
         """Make a new code. The oldest unused code is dropped if there are too many."""
         code = secrets.token_urlsafe(16)
@@ -103,7 +111,7 @@ class PageTokens:
         deadline = self._codes.pop(_hash(code), None)
         return deadline is not None and time.monotonic() <= deadline
 
-    # -- page tokens -------------------------------------------------------------------------------------------------
+    # -- page tokens ------------------------------------------------------------------------------
     def make(self) -> tuple[str, int]:
         """Make a new page token. Returns it with its expiry time (seconds since 1970)."""
         expires = int(time.time()) + PAGE_TOKEN_SECONDS_MAX
@@ -134,10 +142,15 @@ class PageTokens:
         try:
             _record(self._path, f"{id} {expires}")
         except OSError as exc:
-            log.warning("logout not recorded: the page token is valid again after a restart: %s", exc.strerror)
+            log.warning(
+                "logout not recorded: the page token is valid again after a restart: %s",
+                exc.strerror,
+            )
 
     def _mac(self, id: str, expires: int) -> str:
-        digest = hmac.digest(self._key, f"banksman page {self._port} {id} {expires}".encode(), "sha256")
+        digest = hmac.digest(
+            self._key, f"banksman page {self._port} {id} {expires}".encode(), "sha256"
+        )
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
     def _known_revoked(self) -> set[str]:
@@ -173,7 +186,9 @@ def _record(path: Path, line: str) -> None:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "r+", encoding="ascii", errors="replace") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        lines = [kept for kept in file.read().splitlines() if not _is_expired(kept)][1 - REVOKED_MAX :]
+        lines = [kept for kept in file.read().splitlines() if not _is_expired(kept)][
+            1 - REVOKED_MAX :
+        ]
         file.seek(0)
         file.write("".join(f"{kept}\n" for kept in (*lines, line)))
         file.truncate()
@@ -213,7 +228,13 @@ class AuthMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, *, token: str, pages: PageTokens, names: Collection[str], is_open: Callable[[str], bool]
+        self,
+        app: ASGIApp,
+        *,
+        token: str,
+        pages: PageTokens,
+        names: Collection[str],
+        is_open: Callable[[str], bool],
     ) -> None:
         self._app = app
         self._token = token
@@ -262,17 +283,24 @@ class AuthMiddleware:
             "send `Authorization: Bearer TOKEN`; the token is in the file banksman/token of the state folder"
             " of the server's user"
         )
-        raise Problem(401, "NotLetIn", "the token is missing or wrong", hint=hint, headers=_CHALLENGE)
+        raise Problem(
+            401, "NotLetIn", "the token is missing or wrong", hint=hint, headers=_CHALLENGE
+        )
 
     @staticmethod
     def _admit_local(connection: Connection, headers: Headers) -> str:
         if not sockets.is_ours(connection.uid):
             hint = "use the URL of the server, with the token"
-            raise Problem(403, "NotLetIn", "only the user of the server may use this socket", hint=hint)
+            raise Problem(
+                403, "NotLetIn", "only the user of the server may use this socket", hint=hint
+            )
         if connection.standing is PeerIdentity.AGENTS:
             hint = "run it in a terminal that no agent has started: an agent must not answer its own questions"
             raise Problem(
-                403, "AgentNotLetIn", "this process belongs to an agent, or to a command of this server", hint=hint
+                403,
+                "AgentNotLetIn",
+                "this process belongs to an agent, or to a command of this server",
+                hint=hint,
             )
         if connection.standing is PeerIdentity.UNCLEAR:
             hint = "use the URL of the server, with the token"
@@ -284,7 +312,9 @@ class AuthMiddleware:
             )
         if any(name in headers for name in _NOT_LOCAL):
             hint = "put the proxy in front of the server's URL, with the token"
-            raise Problem(403, "ForeignOrigin", "this socket accepts neither browsers nor proxies", hint=hint)
+            raise Problem(
+                403, "ForeignOrigin", "this socket accepts neither browsers nor proxies", hint=hint
+            )
         return f"user {connection.uid}"
 
     def _check_host(self, headers: Headers) -> str:
@@ -292,8 +322,12 @@ class AuthMiddleware:
         host = hosts[0].lower() if len(hosts) == 1 else ""
         match = _HOST.fullmatch(host)
         if match is None or plain(match[1]) not in self._names:
-            hint = "use 127.0.0.1 or localhost, or name the proxy's host in the settings (hosts = […])"
-            raise Problem(403, "ForeignHost", "the Host header does not name this server", hint=hint)
+            hint = (
+                "use 127.0.0.1 or localhost, or name the proxy's host in the settings (hosts = […])"
+            )
+            raise Problem(
+                403, "ForeignHost", "the Host header does not name this server", hint=hint
+            )
         return host
 
     def knows(self, token: str) -> bool:

@@ -31,7 +31,11 @@ from typing import Any, cast
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from banksman import sockets
 from banksman.server.http import peer_identity
@@ -92,7 +96,9 @@ class SlicedResponse(Response):
     """A response whose body is sent in slices."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
         await send_slices(send, bytes(self.body))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -114,7 +120,9 @@ class AwaitedInput(enum.Enum):
 class Connection(HttpToolsProtocol):
     """Connection of one client. The future `lost` is done when either side has closed it."""
 
-    def __init__(self, *, stall_seconds: float, on_stall: Callable[[bool], None], **rest: Any) -> None:
+    def __init__(
+        self, *, stall_seconds: float, on_stall: Callable[[bool], None], **rest: Any
+    ) -> None:
         """Create the protocol object of one client.
 
         `on_stall`: called when the connection is aborted because the client does not read; its
@@ -146,7 +154,7 @@ class Connection(HttpToolsProtocol):
         self._has_said_something = False
         self._refusal: Problem | None = None
 
-    # -- beginning and end -------------------------------------------------------------------------------------------
+    # -- beginning and end ------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         peer = cast("socket.socket | None", transport.get_extra_info("socket"))
@@ -161,8 +169,14 @@ class Connection(HttpToolsProtocol):
             with suppress(OSError):
                 self.uid = sockets.peer_uid(peer)
                 self.standing = peer_identity.standing_of(peer)
-            self.is_admitted = sockets.is_ours(self.uid) and self.standing is peer_identity.PeerIdentity.FREE
-        if peer is not None and peer.family in (socket.AF_INET, socket.AF_INET6) and sys.platform == "linux":
+            self.is_admitted = (
+                sockets.is_ours(self.uid) and self.standing is peer_identity.PeerIdentity.FREE
+            )
+        if (
+            peer is not None
+            and peer.family in (socket.AF_INET, socket.AF_INET6)
+            and sys.platform == "linux"
+        ):
             milliseconds = max(1, int(self._stall_seconds * 1000))
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
@@ -183,7 +197,7 @@ class Connection(HttpToolsProtocol):
         """Close the connection now and drop unsent data."""
         self.transport.abort()
 
-    # -- timers for client input -------------------------------------------------------------------
+    # -- timers for client input ------------------------------------------------------------------
     def _watch(self) -> None:
         """Arm the timer for the input that is awaited now.
 
@@ -198,7 +212,9 @@ class Connection(HttpToolsProtocol):
                 self._timer.cancel()
             self._awaited = awaited
             self._timer = (
-                None if awaited is None else self.loop.call_later(self._seconds(awaited), self._on_late, awaited)
+                None
+                if awaited is None
+                else self.loop.call_later(self._seconds(awaited), self._on_late, awaited)
             )
         is_running = self._running is not None and not self._running.response_complete
         assert (self._timer is None) == is_running, "a timer runs exactly while no request runs"
@@ -225,9 +241,17 @@ class Connection(HttpToolsProtocol):
     def _on_late(self, awaited: AwaitedInput) -> None:
         assert awaited is self._awaited
         # Browsers open connections in advance. A client that sent nothing gets no response.
-        if awaited is AwaitedInput.HEAD and self._has_said_something and not self.transport.is_closing():
+        if (
+            awaited is AwaitedInput.HEAD
+            and self._has_said_something
+            and not self.transport.is_closing()
+        ):
             self._refuse(
-                Problem(408, "TooSlow", f"the request head arrived too slowly: at most {HEAD_SECONDS_MAX:g} s"),
+                Problem(
+                    408,
+                    "TooSlow",
+                    f"the request head arrived too slowly: at most {HEAD_SECONDS_MAX:g} s",
+                ),
             )
         else:
             self.transport.close()
@@ -237,7 +261,7 @@ class Connection(HttpToolsProtocol):
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
-    # -- the head of a request ---------------------------------------------------------------------------------------
+    # -- the head of a request --------------------------------------------------------------------
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return  # Already refused: drop further input.
@@ -262,7 +286,9 @@ class Connection(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
         if len(self.url) > URL_BYTES_MAX:
-            raise self._remember(Problem(414, "UrlTooLong", f"the URL is too long: at most {URL_BYTES_MAX} bytes"))
+            raise self._remember(
+                Problem(414, "UrlTooLong", f"the URL is too long: at most {URL_BYTES_MAX} bytes")
+            )
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._fields_bytes += len(name) + len(value)
@@ -299,7 +325,9 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         hint = "send HTTP/1.1"
-        self._refuse(self._refusal or Problem(400, "BadRequest", "this is not an HTTP request", hint=hint))
+        self._refuse(
+            self._refusal or Problem(400, "BadRequest", "this is not an HTTP request", hint=hint)
+        )
 
     def _remember(self, problem: Problem) -> Problem:
         self._refusal = problem
@@ -340,7 +368,7 @@ class Connection(HttpToolsProtocol):
             case AwaitedInput.NEXT:
                 return IDLE_SECONDS_MAX if self.is_admitted else STRANGER_IDLE_SECONDS_MAX
 
-    # -- a client that does not read ---------------------------------------------------------------------------------
+    # -- a client that does not read --------------------------------------------------------------
     def pause_writing(self) -> None:
         super().pause_writing()
         self._watch_stall()
@@ -367,11 +395,17 @@ class Connection(HttpToolsProtocol):
     def _is_streaming(self) -> bool:
         """Whether the response in progress is a stream: only streams are sent in chunks."""
         running = self._running
-        return running is not None and running.chunked_encoding is True and not running.response_complete
+        return (
+            running is not None
+            and running.chunked_encoding is True
+            and not running.response_complete
+        )
 
 
 def _too_large() -> Problem:
-    return Problem(431, "HeadersTooLarge", f"the request head is too large: at most {HEAD_BYTES_MAX} bytes")
+    return Problem(
+        431, "HeadersTooLarge", f"the request head is too large: at most {HEAD_BYTES_MAX} bytes"
+    )
 
 
 def config_for(app: Any) -> Config:

@@ -29,7 +29,9 @@ class StartPolicy:
     """
 
     def __init__(self, settings: ServerSettings) -> None:
-        self._roots = None if settings.roots is None else [os.path.realpath(root) for root in settings.roots]
+        self._roots = (
+            None if settings.roots is None else [os.path.realpath(root) for root in settings.roots]
+        )
         for root in self._roots or ():
             if not os.path.isdir(root):
                 log.warning("folder %r in roots does not exist: nothing can be started there", root)
@@ -79,7 +81,10 @@ class StartPolicy:
         another user's program.
         """
         if self._allowed is not None and user is not None:
-            raise _forbidden("cannot start a program as another user: the settings restrict programs", "leave user out")
+            raise _forbidden(
+                "cannot start a program as another user: the settings restrict programs",
+                "leave user out",
+            )
         return user
 
     def reopen(self, record: Mapping[str, Any]) -> None:
@@ -108,8 +113,12 @@ class StartPolicy:
         try:
             found = os.path.realpath(cwd or ".")
         except (OSError, ValueError) as exc:
-            raise _forbidden("invalid folder", "pass a folder inside roots = […] of the settings") from exc
-        if not any(found == root or found.startswith(root.rstrip("/") + "/") for root in self._roots):
+            raise _forbidden(
+                "invalid folder", "pass a folder inside roots = […] of the settings"
+            ) from exc
+        if not any(
+            found == root or found.startswith(root.rstrip("/") + "/") for root in self._roots
+        ):
             raise _forbidden(
                 "cannot start anything in that folder: it is outside the roots",
                 "pass a folder inside roots = […] of the settings",
@@ -124,15 +133,24 @@ class StartPolicy:
         if self._allowed is None:
             return server
         args: Any = server.get("args") or []
-        words: list[Any] = [server["command"], *(cast("list[Any]", args) if isinstance(args, list) else [None])]
+        words: list[Any] = [
+            server["command"],
+            *(cast("list[Any]", args) if isinstance(args, list) else [None]),
+        ]
         if not all(isinstance(word, str) for word in words):
-            raise _forbidden("invalid MCP server", "pass a name, a command and its args, all as text")
+            raise _forbidden(
+                "invalid MCP server", "pass a name, a command and its args, all as text"
+            )
         if server.get("env"):
-            raise _forbidden("cannot set env of an MCP server: the settings restrict programs", "leave env out")
+            raise _forbidden(
+                "cannot set env of an MCP server: the settings restrict programs", "leave env out"
+            )
         resolved, *args = self.command(words)
         return {**server, "command": resolved, "args": args}
 
-    def agent(self, command: str | Sequence[str] | None, usual: Sequence[str]) -> str | Sequence[str] | None:
+    def agent(
+        self, command: str | Sequence[str] | None, usual: Sequence[str]
+    ) -> str | Sequence[str] | None:
         """Return the agent command of a session, if it is allowed.
 
         `command`: None stands for the profile's own command `usual`, which must be allowed, too.
@@ -140,7 +158,13 @@ class StartPolicy:
         if self._allowed is None:
             return command
         try:
-            words = usual if command is None else shlex.split(command) if isinstance(command, str) else command
+            words = (
+                usual
+                if command is None
+                else shlex.split(command)
+                if isinstance(command, str)
+                else command
+            )
         except ValueError as exc:
             hint = "pass a list of words"
             raise UsageError(f"cannot parse the command: {exc}", hint=hint) from exc

@@ -50,9 +50,13 @@ def load_or_make(path: Path) -> str:
             token = _load(path)
     except OSError as exc:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO):
-            raise MachineError(f"cannot store the token in {path}: {exc.strerror}", number=exc.errno) from exc
+            raise MachineError(
+                f"cannot store the token in {path}: {exc.strerror}", number=exc.errno
+            ) from exc
         hint = "make it readable and writable by this user, or set token_file to another path"
-        raise UsageError(f"cannot store the token in {path}: {exc.strerror or exc}", hint=hint, path=str(path)) from exc
+        raise UsageError(
+            f"cannot store the token in {path}: {exc.strerror or exc}", hint=hint, path=str(path)
+        ) from exc
     if token is None:
         raise UsageError(
             f"cannot create the token file {path}: another process keeps deleting it",
@@ -63,7 +67,9 @@ def load_or_make(path: Path) -> str:
 
 def is_same(a: str, b: str) -> bool:
     """Compare two texts in constant time, whatever they contain and however long they are."""
-    return hmac.compare_digest(*(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (a, b)))
+    return hmac.compare_digest(
+        *(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (a, b))
+    )
 
 
 # -- private files -------------------------------------------------------------------------------
@@ -84,7 +90,9 @@ def make_private_folder(folder: Path) -> None:
     is_writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
     if found.st_uid not in (os.geteuid(), 0) or is_writable:
         hint = f"run `chmod 700 {folder}` as its owner, or use another folder"
-        raise UsageError(f"cannot use {folder}: other users can replace files in it", hint=hint, path=str(folder))
+        raise UsageError(
+            f"cannot use {folder}: other users can replace files in it", hint=hint, path=str(folder)
+        )
 
 
 def write_beside(path: Path, data: bytes) -> Path:
@@ -144,12 +152,16 @@ def _load(path: Path) -> str | None:
         return None
     except OSError as exc:
         if exc.errno == errno.ELOOP:
-            raise _refusal(path, "is a symbolic link", "remove it, or set token_file to where it points") from exc
+            raise _refusal(
+                path, "is a symbolic link", "remove it, or set token_file to where it points"
+            ) from exc
         raise
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise _refusal(path, "is not a regular file", "remove it, or set token_file to another path")
+            raise _refusal(
+                path, "is not a regular file", "remove it, or set token_file to another path"
+            )
         if found.st_uid != os.geteuid():
             raise _refusal(
                 path,
@@ -166,7 +178,9 @@ def _load(path: Path) -> str | None:
     finally:
         os.close(fd)
     if len(data) > FILE_BYTES_MAX:
-        raise _refusal(path, f"is longer than {FILE_BYTES_MAX} bytes", "remove it to get a new token")
+        raise _refusal(
+            path, f"is longer than {FILE_BYTES_MAX} bytes", "remove it to get a new token"
+        )
     token = data.strip(b" \t\r\n")
     if not token:
         raise _refusal(path, "is empty", "remove it to get a new token")

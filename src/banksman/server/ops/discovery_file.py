@@ -98,7 +98,9 @@ def _living(path: Path) -> str | None:
         pid, address = int(said["pid"]), urlsplit(str(said["url"]))
         if pid != os.getpid():
             os.kill(pid, 0)
-        with socket.create_connection((address.hostname or "", address.port or 0), LOOK_SECONDS_MAX):
+        with socket.create_connection(
+            (address.hostname or "", address.port or 0), LOOK_SECONDS_MAX
+        ):
             return str(said["url"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -94,7 +94,12 @@ class LogRedactor:
             form
             for secret in secrets
             if secret
-            for form in (secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], quote(secret, safe="", errors="replace"))
+            for form in (
+                secret,
+                repr(secret)[1:-1],
+                json.dumps(secret)[1:-1],
+                quote(secret, safe="", errors="replace"),
+            )
         }
         # The longest first: a secret may be the prefix of another.
         words = "|".join(map(re.escape, sorted(forms, key=len, reverse=True)))
@@ -119,7 +124,9 @@ class LogForm(ABC):
 
     def line(self, record: logging.LogRecord) -> str:
         """Format a record, without secrets."""
-        extra = {name: self._value(value) for name, value in vars(record).items() if name not in _PLAIN}
+        extra = {
+            name: self._value(value) for name, value in vars(record).items() if name not in _PLAIN
+        }
         return self._line(
             at=_at(record.created),
             level=record.levelname.lower(),
@@ -135,7 +142,14 @@ class LogForm(ABC):
 
     @abstractmethod
     def _line(
-        self, *, at: str, level: str, logger: str, message: str, extra: Mapping[str, Any], exception: str
+        self,
+        *,
+        at: str,
+        level: str,
+        logger: str,
+        message: str,
+        extra: Mapping[str, Any],
+        exception: str,
     ) -> str: ...
 
     def _value(self, value: Any) -> Any:
@@ -147,7 +161,16 @@ class LogForm(ABC):
 class JsonForm(LogForm):
     """One JSON object per line, in ASCII: no character in it can pass for a line end."""
 
-    def _line(self, *, at: str, level: str, logger: str, message: str, extra: Mapping[str, Any], exception: str) -> str:
+    def _line(
+        self,
+        *,
+        at: str,
+        level: str,
+        logger: str,
+        message: str,
+        extra: Mapping[str, Any],
+        exception: str,
+    ) -> str:
         record = {**extra, "at": at, "level": level, "logger": logger, "message": message}
         if exception:
             record["exception"] = exception
@@ -158,7 +181,14 @@ class JsonForm(LogForm):
 
     def block(self, text: str) -> str:
         message = self._redact(text.rstrip("\n"))
-        return self._line(at=_at(time.time()), level="info", logger="banksman", message=message, extra={}, exception="")
+        return self._line(
+            at=_at(time.time()),
+            level="info",
+            logger="banksman",
+            message=message,
+            extra={},
+            exception="",
+        )
 
 
 class TextForm(LogForm):
@@ -168,7 +198,16 @@ class TextForm(LogForm):
     Only an exception takes more lines. Each of them is indented, so that none passes for a record.
     """
 
-    def _line(self, *, at: str, level: str, logger: str, message: str, extra: Mapping[str, Any], exception: str) -> str:
+    def _line(
+        self,
+        *,
+        at: str,
+        level: str,
+        logger: str,
+        message: str,
+        extra: Mapping[str, Any],
+        exception: str,
+    ) -> str:
         ids = "".join(f" {name}={escaped(str(value))}" for name, value in extra.items())
         line = f"{at} {level:<7} {logger}: {escaped(message)}{ids}\n"
         return line + "".join(f"    {escaped(one)}\n" for one in exception.split("\n") if one)
@@ -191,7 +230,9 @@ class StderrHandler(logging.Handler):
         self._queue: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
         # In a program without stderr, fd 2 is or becomes something else.
         self._fd = 2 if sys.stderr is not None else -1
-        self._thread: threading.Thread | None = threading.Thread(target=self._run, name="banksman-logs", daemon=True)
+        self._thread: threading.Thread | None = threading.Thread(
+            target=self._run, name="banksman-logs", daemon=True
+        )
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -257,11 +298,17 @@ def escaped(text: str) -> str:
     """Escape line ends and terminal control characters."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 def _at(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(seconds, UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
 
 
 def _message(record: logging.LogRecord) -> str:

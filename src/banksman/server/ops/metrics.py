@@ -79,10 +79,16 @@ def _sessions(stats: HostStats) -> Iterator[Metric]:
         stats.phases,
     )
     yield GaugeMetricFamily(
-        "banksman_store_listed", "1 if the store could list its sessions, else 0", value=int(stats.is_listed)
+        "banksman_store_listed",
+        "1 if the store could list its sessions, else 0",
+        value=int(stats.is_listed),
     )
-    yield GaugeMetricFamily("banksman_queue_asks", "Asks that wait for their turn", value=stats.asks)
-    yield GaugeMetricFamily("banksman_questions", "Questions of agents that wait for an answer", value=stats.questions)
+    yield GaugeMetricFamily(
+        "banksman_queue_asks", "Asks that wait for their turn", value=stats.asks
+    )
+    yield GaugeMetricFamily(
+        "banksman_questions", "Questions of agents that wait for an answer", value=stats.questions
+    )
     yield GaugeMetricFamily(
         "banksman_waiting_for_place",
         "Sessions that wait for a free place in the process pool",
@@ -95,9 +101,13 @@ def _sessions(stats: HostStats) -> Iterator[Metric]:
         stats.clocks,
     )
     yield _counters("banksman_turns", "Asks that ended, by their outcome", "outcome", stats.turns)
-    yield _histogram("banksman_turn_seconds", "Seconds from the start of a turn to its end", stats.times.turn)
     yield _histogram(
-        "banksman_queue_seconds", "Seconds from the acceptance of an ask to the start of its turn", stats.times.queue
+        "banksman_turn_seconds", "Seconds from the start of a turn to its end", stats.times.turn
+    )
+    yield _histogram(
+        "banksman_queue_seconds",
+        "Seconds from the acceptance of an ask to the start of its turn",
+        stats.times.queue,
     )
 
 
@@ -117,7 +127,9 @@ def _traffic(stats: HostStats) -> Iterator[Metric]:
         value=counted.get("noise", 0),
     )
     yield CounterMetricFamily(
-        "banksman_spilled_frames", "Frames that were too large to keep", value=counted.get("spilled", 0)
+        "banksman_spilled_frames",
+        "Frames that were too large to keep",
+        value=counted.get("spilled", 0),
     )
     yield _counters(
         "banksman_dropped_bytes",
@@ -129,12 +141,20 @@ def _traffic(stats: HostStats) -> Iterator[Metric]:
 
 def _store(stats: HostStats) -> Iterator[Metric]:
     written = stats.store
-    yield CounterMetricFamily("banksman_commits", "Commits of the store", value=written.get("commits", 0))
-    yield CounterMetricFamily("banksman_events", "Events that were appended", value=written.get("events", 0))
     yield CounterMetricFamily(
-        "banksman_store_bytes", "Bytes of events and snapshots that were appended", value=written.get("bytes", 0)
+        "banksman_commits", "Commits of the store", value=written.get("commits", 0)
     )
-    yield CounterMetricFamily("banksman_commit_failures", "Commits that failed", value=written.get("failures", 0))
+    yield CounterMetricFamily(
+        "banksman_events", "Events that were appended", value=written.get("events", 0)
+    )
+    yield CounterMetricFamily(
+        "banksman_store_bytes",
+        "Bytes of events and snapshots that were appended",
+        value=written.get("bytes", 0),
+    )
+    yield CounterMetricFamily(
+        "banksman_commit_failures", "Commits that failed", value=written.get("failures", 0)
+    )
     yield SummaryMetricFamily(
         "banksman_commit_seconds",
         "Duration of commits in seconds",
@@ -144,9 +164,18 @@ def _store(stats: HostStats) -> Iterator[Metric]:
 
 
 def _streams(counts: StreamCounts) -> Iterator[Metric]:
-    yield _gauges("banksman_followers", "Open event streams, of one session or of many", "kind", counts.followers)
-    yield CounterMetricFamily("banksman_stream_events", "Events that were written to streams", value=counts.events)
-    yield CounterMetricFamily("banksman_stream_bytes", "Bytes that were written to streams", value=counts.bytes)
+    yield _gauges(
+        "banksman_followers",
+        "Open event streams, of one session or of many",
+        "kind",
+        counts.followers,
+    )
+    yield CounterMetricFamily(
+        "banksman_stream_events", "Events that were written to streams", value=counts.events
+    )
+    yield CounterMetricFamily(
+        "banksman_stream_bytes", "Bytes that were written to streams", value=counts.bytes
+    )
     yield CounterMetricFamily(
         "banksman_streams_cut",
         "Streams that were closed because their client did not read them",
@@ -160,8 +189,15 @@ def _streams(counts: StreamCounts) -> Iterator[Metric]:
 
 
 def _processes(stats: HostStats) -> Iterator[Metric]:
-    yield _gauges("banksman_commands", "Commands by state; ended: those that are still kept", "state", stats.commands)
-    yield _counters("banksman_commands_ended", "Commands that ended, by reason", "ended", stats.commands_ended)
+    yield _gauges(
+        "banksman_commands",
+        "Commands by state; ended: those that are still kept",
+        "state",
+        stats.commands,
+    )
+    yield _counters(
+        "banksman_commands_ended", "Commands that ended, by reason", "ended", stats.commands_ended
+    )
     yield CounterMetricFamily(
         "banksman_agent_processes",
         "Agent processes that were started",
@@ -172,7 +208,9 @@ def _processes(stats: HostStats) -> Iterator[Metric]:
         "Leftover processes of commands and agents that were ended",
         value=stats.swept,
     )
-    yield CounterMetricFamily("banksman_survivors", "Processes that could not be ended", value=stats.survivors)
+    yield CounterMetricFamily(
+        "banksman_survivors", "Processes that could not be ended", value=stats.survivors
+    )
 
 
 def _gauges(name: str, help: str, label: str, values: Mapping[str, float]) -> Metric:  # noqa: A002

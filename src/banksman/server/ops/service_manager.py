@@ -185,7 +185,11 @@ def _zombies() -> set[_Zombie]:
     except ChildProcessError:
         return set()
     known = spawner.pids()
-    found = {_read(int(entry)) for entry in os.listdir("/proc") if entry.isdecimal() and int(entry) not in known}
+    found = {
+        _read(int(entry))
+        for entry in os.listdir("/proc")
+        if entry.isdecimal() and int(entry) not in known
+    }
     return {zombie for zombie in found if zombie is not None}
 
 

@@ -35,7 +35,13 @@ NAME_CHARACTERS_MAX = 200
 _LINKS = (("cr_frame", "cr_await"), ("ag_frame", "ag_await"), ("gi_frame", "gi_yieldfrom"))
 # Type names of the links that have no such attribute.
 _NAMELESS = frozenset(
-    ("coroutine_wrapper", "async_generator_asend", "async_generator_athrow", "anext_awaitable", "FutureIter")
+    (
+        "coroutine_wrapper",
+        "async_generator_asend",
+        "async_generator_athrow",
+        "anext_awaitable",
+        "FutureIter",
+    )
 )
 
 
@@ -50,14 +56,19 @@ def take() -> dict[str, Any]:
     ordered = sorted(tasks, key=lambda task: (len(task.get_name()), task.get_name()))
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]  There is no other way, and it is documented.
-    threads = sorted(frames.items(), key=lambda item: (item[0] != threading.main_thread().ident, item[0]))
+    threads = sorted(
+        frames.items(), key=lambda item: (item[0] != threading.main_thread().ident, item[0])
+    )
     return {
         "tasks": [_task(task) for task in ordered[:TASKS_MAX]],
         "threads": [
             {"name": _cut(names.get(ident, f"thread {ident}")), "stack": _thread_stack(frame)}
             for ident, frame in threads[:THREADS_MAX]
         ],
-        "left_out": {"tasks": max(0, len(tasks) - TASKS_MAX), "threads": max(0, len(threads) - THREADS_MAX)},
+        "left_out": {
+            "tasks": max(0, len(tasks) - TASKS_MAX),
+            "threads": max(0, len(threads) - THREADS_MAX),
+        },
     }
 
 
@@ -66,7 +77,9 @@ def text(stacks: Mapping[str, Any]) -> str:
     lines: list[str] = []
     for kind in ("tasks", "threads"):
         left_out = stacks["left_out"][kind]
-        lines.append(f"{len(stacks[kind])} {kind}" + (f" (and {left_out} more)" if left_out else ""))
+        lines.append(
+            f"{len(stacks[kind])} {kind}" + (f" (and {left_out} more)" if left_out else "")
+        )
         for one in stacks[kind]:
             coroutine = f" {one['coroutine']}" if "coroutine" in one else ""
             lines.append(f"  {logs.escaped(one['name'])}{coroutine}")
@@ -93,7 +106,7 @@ def _write() -> None:
     logs.write(text(take()))
 
 
-# -- tasks ------------------------------------------------------------------------------------------------------------
+# -- tasks ---------------------------------------------------------------------------------------
 def _task(task: asyncio.Task[Any]) -> dict[str, Any]:
     coroutine = task.get_coro()
     name = getattr(coroutine, "__qualname__", None) or type(coroutine).__name__
@@ -109,7 +122,9 @@ def _running_stack(coroutine: object) -> list[str]:
 
     It is not suspended, so its frames are those of this thread, down to the coroutine's own frame.
     """
-    outermost = next((frame for name, _ in _LINKS if (frame := getattr(coroutine, name, None)) is not None), None)
+    outermost = next(
+        (frame for name, _ in _LINKS if (frame := getattr(coroutine, name, None)) is not None), None
+    )
     frames: list[str] = []
     frame = inspect.currentframe()
     while frame is not None:
@@ -148,13 +163,16 @@ def _behind(link: object) -> object:
         return None
     referents: list[object] = gc.get_referents(link)
     for referent in referents:
-        is_link = any(hasattr(referent, name) for name, _ in _LINKS) or type(referent).__name__ in _NAMELESS
+        is_link = (
+            any(hasattr(referent, name) for name, _ in _LINKS)
+            or type(referent).__name__ in _NAMELESS
+        )
         if is_link or asyncio.isfuture(referent):
             return referent
     return None
 
 
-# -- places -----------------------------------------------------------------------------------------------------------
+# -- places --------------------------------------------------------------------------------------
 def _thread_stack(frame: FrameType | None) -> list[str]:
     places: list[str] = []
     while frame is not None:

@@ -73,7 +73,11 @@ def placed(form: StreamForm, position: str, data: bytes) -> bytes:
 def made(form: StreamForm, kind: str, **more: object) -> bytes:
     """Format a mark for one follower. It has no id, so that no client resumes at it."""
     data = _encoder.encode({"kind": kind, **more})
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data) if form is StreamForm.SSE else data + b"\n"
+    return (
+        b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+        if form is StreamForm.SSE
+        else data + b"\n"
+    )
 
 
 def preamble(form: StreamForm) -> bytes:

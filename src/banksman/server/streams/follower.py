@@ -63,7 +63,9 @@ class StreamCounts:
 class FollowerWakeup:
     """Wakeups of one follower. Nothing is left to wait for once `lost` or `closing` is done."""
 
-    def __init__(self, *, lost: asyncio.Future[None], closing: asyncio.Future[None], quiet_seconds: float) -> None:
+    def __init__(
+        self, *, lost: asyncio.Future[None], closing: asyncio.Future[None], quiet_seconds: float
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._ends = (lost, closing)
         self._quiet_seconds = quiet_seconds
@@ -166,7 +168,9 @@ class EventStreams:
         """Count a stream of this client. Raises a 429 Problem beyond the limit."""
         if self.by_client.get(client, 0) >= self.streams_max:
             hint = "close one, or follow many sessions over one stream (/v1/events)"
-            raise Problem(429, "TooManyStreams", f"{self.streams_max} streams are open already", hint=hint)
+            raise Problem(
+                429, "TooManyStreams", f"{self.streams_max} streams are open already", hint=hint
+            )
         self.by_client[client] = self.by_client.get(client, 0) + 1
         try:
             yield
@@ -204,7 +208,13 @@ class Follower(Generic[Place]):
     """ASGI response that streams events to one client."""
 
     def __init__(
-        self, streams: EventStreams, source: StreamSource[Place], place: Place, form: StreamForm, *, kind: str
+        self,
+        streams: EventStreams,
+        source: StreamSource[Place],
+        place: Place,
+        form: StreamForm,
+        *,
+        kind: str,
     ) -> None:
         """Prepare a stream that begins after `place`.
 
@@ -236,18 +246,26 @@ class Follower(Generic[Place]):
 
     async def _answer(self, connection: Connection, send: Send, *, has_body: bool) -> None:
         content_type = (b"content-type", self._form.value.encode())
-        await send({"type": "http.response.start", "status": 200, "headers": [content_type, *_HEADERS]})
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [content_type, *_HEADERS]}
+        )
         if has_body:
             await self._write(send, preamble(self._form))
             closing, seconds = self._streams.closing, self._streams.heartbeat_seconds
-            with FollowerWakeup(lost=connection.lost, closing=closing, quiet_seconds=seconds) as waking:
+            with FollowerWakeup(
+                lost=connection.lost, closing=closing, quiet_seconds=seconds
+            ) as waking:
                 reason = await self._follow(connection, waking, send)
             if reason is not None:
                 seconds = RETRY_MILLISECONDS / 1000
-                await self._write(send, made(self._form, "stream.closing", reason=reason, retry_seconds=seconds))
+                await self._write(
+                    send, made(self._form, "stream.closing", reason=reason, retry_seconds=seconds)
+                )
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _follow(self, connection: Connection, waking: FollowerWakeup, send: Send) -> str | None:
+    async def _follow(
+        self, connection: Connection, waking: FollowerWakeup, send: Send
+    ) -> str | None:
         """Send pages until the client is gone (None) or the server ends the stream (the reason)."""
         is_live = False
         while True:
@@ -288,7 +306,9 @@ class Follower(Generic[Place]):
             if self._gaps.get(session, 0) < last:
                 self._gaps[session] = last
                 counts.gaps += 1
-                await self._write(send, made(self._form, "stream.gap", session=session, first=first, last=last))
+                await self._write(
+                    send, made(self._form, "stream.gap", session=session, first=first, last=last)
+                )
         await self._write(send, page.data)
         counts.events += page.events
 

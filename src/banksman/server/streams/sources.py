@@ -68,7 +68,9 @@ class PageTask(Generic[Place]):
 
     __slots__ = ("_forsake", "_waiting", "task")
 
-    def __init__(self, task: asyncio.Task[EncodedPage[Place]], forsake: Callable[[PageTask[Place]], None]) -> None:
+    def __init__(
+        self, task: asyncio.Task[EncodedPage[Place]], forsake: Callable[[PageTask[Place]], None]
+    ) -> None:
         self.task = task
         self._forsake = forsake
         self._waiting = 0
@@ -97,7 +99,9 @@ class SharedPages(Generic[Place]):
         self._forsaken: set[asyncio.Task[EncodedPage[Place]]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def at(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, EncodedPage[Place]]]) -> PageTask[Place]:
+    def at(
+        self, key: Hashable, make: Callable[[], Coroutine[Any, Any, EncodedPage[Place]]]
+    ) -> PageTask[Place]:
         """Return the page of this key, and start to make it if necessary.
 
         Use it as `with pages.at(key, make) as task`.
@@ -107,7 +111,9 @@ class SharedPages(Generic[Place]):
             return made[1]
         making = self._making.get(key)
         if making is None:
-            making = self._making[key] = PageTask(self._loop.create_task(make()), functools.partial(self._forsake, key))
+            making = self._making[key] = PageTask(
+                self._loop.create_task(make()), functools.partial(self._forsake, key)
+            )
             making.task.add_done_callback(functools.partial(self._keep, key, making))
         return making
 
@@ -130,7 +136,9 @@ class SharedPages(Generic[Place]):
             self._drop(key)
         self._making.clear()
 
-    def _keep(self, key: Hashable, making: PageTask[Place], task: asyncio.Task[EncodedPage[Place]]) -> None:
+    def _keep(
+        self, key: Hashable, making: PageTask[Place], task: asyncio.Task[EncodedPage[Place]]
+    ) -> None:
         """Cache a finished page, and drop the oldest pages beyond the size limit."""
         self._forsaken.discard(task)
         is_wanted = self._making.get(key) is making
@@ -217,7 +225,9 @@ class OneSession:
     time of the session identifies the history.
     """
 
-    def __init__(self, session: Session, *, raw: bool, partial: bool = False, frames: bool = True) -> None:
+    def __init__(
+        self, session: Session, *, raw: bool, partial: bool = False, frames: bool = True
+    ) -> None:
         self._session = session
         self._raw = raw
         self._partial = partial
@@ -267,15 +277,21 @@ class OneSession:
         """Read the events after a place, and check in the same read that its event is unchanged."""
         if place.epoch is None:
             return await self._session.page(place.seq, limit=self._page_events_max)
-        page = await self._session.page(place.seq - 1, limit=min(self._page_events_max + 1, READ_EVENTS_MAX))
+        page = await self._session.page(
+            place.seq - 1, limit=min(self._page_events_max + 1, READ_EVENTS_MAX)
+        )
         if page.gap is not None:
             # The event of this place is not kept. The gap for this reader begins after it.
-            return store.Page(page.events, (place.seq + 1, page.gap[1]) if page.gap[1] > place.seq else None)
+            return store.Page(
+                page.events, (place.seq + 1, page.gap[1]) if page.gap[1] > place.seq else None
+            )
         if not page.events or page.events[0].epoch != place.epoch:
             raise self._lost(f"the store no longer has event {place.epoch}.{place.seq}")
         if len(page.events) == 1:
             # The event may fill the whole page. Then the following events are on the next page.
-            return await self._session.page(f"{place.epoch}.{place.seq}", limit=self._page_events_max)
+            return await self._session.page(
+                f"{place.epoch}.{place.seq}", limit=self._page_events_max
+            )
         return store.Page(page.events[1:], None)
 
     def _lost(self, message: str) -> HistoryLost:
@@ -326,10 +342,14 @@ class ManySessions:
         return not page.events and not page.gaps
 
     async def next(self, place: str | None, form: StreamForm) -> EncodedPage[str | None]:
-        page = await self._host.read_many(place, limit=self._page_events_max, sessions=self._sessions)
+        page = await self._host.read_many(
+            place, limit=self._page_events_max, sessions=self._sessions
+        )
         while not page.events and not page.gaps:
             await self._host.wait_past(page.position)
-            page = await self._host.read_many(page.position, limit=self._page_events_max, sessions=self._sessions)
+            page = await self._host.read_many(
+                page.position, limit=self._page_events_max, sessions=self._sessions
+            )
         # All events up to `last` are gone, whether this reader has seen some of them or not.
         gaps = {session: (1, last) for session, last in page.gaps.items()}
         data, shown, taken = _joined(self._line(one, form) for one in page.events)

@@ -62,19 +62,25 @@ def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Travers
 
 
 def _type_of(name: str) -> str | None:
-    return next((media_type for ending, media_type in _TYPES.items() if name.endswith(ending)), None)
+    return next(
+        (media_type for ending, media_type in _TYPES.items() if name.endswith(ending)), None
+    )
 
 
 def _with_modules(page: bytes, names: list[str]) -> bytes:
     """Insert a preload link for each module into the page."""
-    links = "".join(f'<link rel="modulepreload" href="page/{name}">\n' for name in names if name.endswith(".js"))
+    links = "".join(
+        f'<link rel="modulepreload" href="page/{name}">\n' for name in names if name.endswith(".js")
+    )
     assert page.count(_MODULES) == 1, "the page has one marker for its modules"
     return page.replace(_MODULES, links.rstrip("\n").encode())
 
 
 def _has_it(given: str | None, tag: str) -> bool:
     """Whether `If-None-Match` contains this tag: one of several, weak or strong."""
-    return given is not None and any(each.strip().removeprefix("W/") in (tag, "*") for each in given.split(","))
+    return given is not None and any(
+        each.strip().removeprefix("W/") in (tag, "*") for each in given.split(",")
+    )
 
 
 def _route(path: str, name: str, data: bytes) -> Route:
@@ -87,7 +93,9 @@ def _route(path: str, name: str, data: bytes) -> Route:
             return Response(status_code=304, headers=headers)
         return Response(data, headers=headers, media_type=media_type)
 
-    return Route(method="GET", path=path, handle=show, summary=f"File of the web page: {name}.", is_open=True)
+    return Route(
+        method="GET", path=path, handle=show, summary=f"File of the web page: {name}.", is_open=True
+    )
 
 
 def _routes() -> Iterator[Route]:

@@ -74,7 +74,7 @@ def _lines(text: str, line: int, limit: int | None) -> str:
     return f"{chosen}\n" if first < end < len(lines) else chosen
 
 
-# -- reading ---------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------
 def _read(folder: int, name: str, path: str) -> bytes:
     fd = _open_regular(folder, name, os.O_RDONLY, path, "read")
     try:
@@ -126,7 +126,7 @@ def _check_regular(found: os.stat_result, path: str) -> None:
         raise UsageError(f"{shown(path)} is not a regular file", hint=hint)
 
 
-# -- writing ---------------------------------------------------------------------------------------
+# -- writing -------------------------------------------------------------------------------------
 class _New(Struct, frozen=True):
     """New content of a file."""
 
@@ -164,7 +164,9 @@ def _replace(folder: int, name: str, new: _New, old: os.stat_result | None) -> b
     # and mode of the old file.
     mode = 0o666 if old is None else 0o600
     try:
-        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CAREFULLY, mode, dir_fd=folder)
+        fd = os.open(
+            partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CAREFULLY, mode, dir_fd=folder
+        )
     except OSError as exc:
         if old is not None and exc.errno in (errno.EACCES, errno.EPERM):
             return False

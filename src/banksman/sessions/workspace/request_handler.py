@@ -21,7 +21,13 @@ from banksman.errors import Closed, UsageError
 from banksman.sessions.agent_process import AgentReport, OnReport
 from banksman.sessions.workspace import files, safe_paths
 from banksman.sessions.workspace.safe_paths import Folder, Root
-from banksman.sessions.workspace.terminals import Start, TerminalEnvironment, TerminalOrder, Terminals, start_command
+from banksman.sessions.workspace.terminals import (
+    Start,
+    TerminalEnvironment,
+    TerminalOrder,
+    Terminals,
+    start_command,
+)
 
 log = logging.getLogger("banksman")
 
@@ -35,7 +41,7 @@ COUNT_MAX = 10_000
 T = TypeVar("T")
 
 
-# -- parameters ------------------------------------------------------------------------------------
+# -- parameters ----------------------------------------------------------------------------------
 def text(params: Mapping[str, Any], name: str) -> str:
     """Return a required text."""
     value = params.get(name)
@@ -92,7 +98,7 @@ def _wrong(name: str, value: object, hint: str) -> UsageError:
     return UsageError(f"{name} cannot be {told}", hint=hint)
 
 
-# -- blocking calls --------------------------------------------------------------------------------
+# -- blocking calls ------------------------------------------------------------------------------
 class BlockingCalls:
     """Runs blocking calls in a thread, one at a time, in the order of the requests.
 
@@ -107,7 +113,9 @@ class BlockingCalls:
         # signals that the call is abandoned.
         self._calls: dict[asyncio.Task[Any], threading.Event] = {}
 
-    async def run(self, call: Callable[[Callable[[], bool]], T], *, discard: Callable[[T], None] | None = None) -> T:
+    async def run(
+        self, call: Callable[[Callable[[], bool]], T], *, discard: Callable[[T], None] | None = None
+    ) -> T:
         """Return the result of `call(is_wanted)` or raise its exception.
 
         A cancelled call is abandoned, and the next call starts only after it has ended. `discard`:
@@ -127,7 +135,9 @@ class BlockingCalls:
                 task.add_done_callback(lambda _: _discard(task, discard))
             raise
 
-    async def _in_turn(self, call: Callable[[Callable[[], bool]], T], given_up: threading.Event) -> T:
+    async def _in_turn(
+        self, call: Callable[[Callable[[], bool]], T], given_up: threading.Event
+    ) -> T:
         # Held across the wait for the thread, to run one call at a time. No other code is called
         # under the lock.
         async with self._one_at_a_time:
@@ -164,7 +174,7 @@ def _discard(task: asyncio.Task[T], discard: Callable[[T], None]) -> None:
         discard(task.result())
 
 
-# -- requests --------------------------------------------------------------------------------------
+# -- requests ------------------------------------------------------------------------------------
 # Groups of methods that can be served, by the prefix of the method.
 GROUPS = ("fs", "terminal")
 # The kernel's limit for one argument (MAX_ARG_STRLEN). No program name and no shell line can be
@@ -219,7 +229,11 @@ class Workspace:
         return functools.partial(self._serve, method, given, self._terminals.generation)
 
     async def _serve(self, method: str, given: Any, generation: int) -> Result:
-        methods = {name: call for name, call in self._methods().items() if name.partition("/")[0] in self.serves}
+        methods = {
+            name: call
+            for name, call in self._methods().items()
+            if name.partition("/")[0] in self.serves
+        }
         if method not in methods:
             hint = f"served methods: {', '.join(methods) or 'none'}"
             raise UsageError(f"{method[:60]!r} is not served here", hint=hint)
@@ -241,13 +255,15 @@ class Workspace:
             "terminal/release": self._release,
         }
 
-    # -- files -------------------------------------------------------------------------------------
+    # -- files ------------------------------------------------------------------------------------
     async def _read(self, given: Params, _: int) -> Result:
         root = self._open_root()
         path = safe_paths.check(root, given.get("path"))
         line = number(given, "line")
         limit = number(given, "limit")
-        content = await self._blocking.run(lambda _wanted: files.read(root, path, line=line or 1, limit=limit))
+        content = await self._blocking.run(
+            lambda _wanted: files.read(root, path, line=line or 1, limit=limit)
+        )
         return {"content": content}
 
     async def _write(self, given: Params, _: int) -> Result:
@@ -266,7 +282,7 @@ class Workspace:
         await self._blocking.run(lambda is_wanted: files.write(root, path, data, is_wanted))
         return {}
 
-    # -- terminals ---------------------------------------------------------------------------------
+    # -- terminals --------------------------------------------------------------------------------
     async def _create(self, given: Params, generation: int) -> Result:
         root = self._open_root()
         cwd = given.get("cwd")
@@ -306,7 +322,7 @@ class Workspace:
             self._root = safe_paths.open_root(self._path)
         return self._root
 
-    # -- the end -----------------------------------------------------------------------------------
+    # -- the end ----------------------------------------------------------------------------------
     def ending_with(self, on_report: OnReport) -> OnReport:
         """Return a report callback that also ends the workspace with the agent's process."""
 

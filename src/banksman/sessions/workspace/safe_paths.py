@@ -126,7 +126,9 @@ def check(root: Root, path: object) -> str:
     return path
 
 
-def at(root: Root, path: str, act: Callable[[int, str], Result], *, creates: bool = False) -> Result:
+def at(
+    root: Root, path: str, act: Callable[[int, str], Result], *, creates: bool = False
+) -> Result:
     """Walk to a file and return the result of `act(folder, name)`.
 
     `folder`: the open folder of the file. `name`: the file's name in it, which is not a link. If it

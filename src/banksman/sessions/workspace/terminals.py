@@ -176,8 +176,10 @@ class Terminals:
     def __repr__(self) -> str:
         return f"<Terminals {', '.join(self._terminals) or 'none'}>"
 
-    # -- a single terminal -------------------------------------------------------------------------
-    async def create(self, order: TerminalOrder, find_folder: Callable[[], Awaitable[Folder]], generation: int) -> str:
+    # -- a single terminal ------------------------------------------------------------------------
+    async def create(
+        self, order: TerminalOrder, find_folder: Callable[[], Awaitable[Folder]], generation: int
+    ) -> str:
         """Start a command in the found folder and return the terminal's id.
 
         A cancelled call ends the command. `generation`: the generation at the time of the request.
@@ -241,7 +243,9 @@ class Terminals:
         if len(self._terminals) >= TERMINALS_MAX:
             # An agent that never releases a terminal must not run out of them. Fewer than
             # `TERMINALS_MAX` commands run, so at least one of these terminals has ended.
-            del self._terminals[next(id for id, terminal in self._terminals.items() if terminal.command.is_over)]
+            del self._terminals[
+                next(id for id, terminal in self._terminals.items() if terminal.command.is_over)
+            ]
 
     def _running(self) -> list[Command]:
         return [command for _, command in self._commands if not command.is_over]
@@ -250,7 +254,9 @@ class Terminals:
         wanted = OUTPUT_BYTES_MAX if order.output_bytes_max is None else order.output_bytes_max
         tail = Tail(min(wanted, OUTPUT_BYTES_MAX))
         # Only the tail keeps the output, within the limit that the agent requested.
-        options = Options(grace=GRACE_SECONDS, output_bytes_max=0, spill_bytes_max=0, on_output=tail.add)
+        options = Options(
+            grace=GRACE_SECONDS, output_bytes_max=0, spill_bytes_max=0, on_output=tail.add
+        )
         terminal = Terminal(self._start(self._prepare(order, folder), options), tail)
         # Random, so that the id of another session's terminal is not valid here.
         id = f"t-{os.urandom(8).hex()}"
@@ -282,7 +288,7 @@ class Terminals:
         )
         return replace(launch, path=_seen_from(os.fsencode(held), launch))
 
-    # -- all terminals -----------------------------------------------------------------------------
+    # -- all terminals ----------------------------------------------------------------------------
     @property
     def is_running(self) -> bool:
         return bool(self._running())
@@ -342,7 +348,9 @@ def _seen_from(held: bytes, launch: Launch) -> bytes:
     word = launch.argv[0]
     if b"/" in word:
         return word
-    return b"./" + launch.path[len(held) + 1 :] if launch.path.startswith(held + b"/") else launch.path
+    return (
+        b"./" + launch.path[len(held) + 1 :] if launch.path.startswith(held + b"/") else launch.path
+    )
 
 
 def _signal_name(number: int | None) -> str | None:

@@ -28,7 +28,9 @@ _MOVE = (
     "WHERE id = ? AND epoch = ? AND seq = ? AND owner = ?"
 )
 _STAY = "SELECT 1 FROM sessions WHERE id = ? AND epoch = ? AND seq = ? AND owner = ?"
-_INSERT = "INSERT INTO chunks (session, first, last, epoch, at, crc, blob) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_INSERT = (
+    "INSERT INTO chunks (session, first, last, epoch, at, crc, blob) VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
 
 
 class AppendOperation(WriterOperation):
@@ -123,7 +125,9 @@ class GroupedAppends:
         execute = self._work.execute
         if rows:
             weight = sum(len(row[-1]) + CHUNK_BYTES for row in rows)
-            fits = execute(_MOVE, (last.seq, weight, rows[-1][4], last.seq, *believed)).rowcount == 1
+            fits = (
+                execute(_MOVE, (last.seq, weight, rows[-1][4], last.seq, *believed)).rowcount == 1
+            )
         else:
             fits = bool(execute(_STAY, believed).fetchall())
         if not fits:
@@ -133,7 +137,9 @@ class GroupedAppends:
             return
         self._work.connection.executemany(_INSERT, rows)
         for append in run:
-            turn_table.keep(self._work, append.session, marks_of(append.expected_seq + 1, append.entries))
+            turn_table.keep(
+                self._work, append.session, marks_of(append.expected_seq + 1, append.entries)
+            )
         # The snapshots of one run share a commit, so readers only ever see the last one.
         snapshots = [append for append in run if append.snapshot is not None]
         if snapshots:
@@ -244,7 +250,9 @@ class RecentChunks:
         tail = self._tails.get(session)
         return bool(tail) and tail[-1].expected_seq <= after
 
-    def read(self, session: str, after: int, limit: int, project: Project | None) -> list[Event] | None:
+    def read(
+        self, session: str, after: int, limit: int, project: Project | None
+    ) -> list[Event] | None:
         """Return the events after a seq, or None if the cache does not hold all of them."""
         tail = self._tails.get(session)
         if not tail or after >= tail[-1].seq:

@@ -44,7 +44,8 @@ def remove_some(work: WriterContext, session: str) -> bool:
     last: int | None = None
     size = 0
     cursor = work.execute(
-        "SELECT last, length(blob) FROM chunks WHERE session = ? ORDER BY last LIMIT ?", (session, PIECE_CHUNKS_MAX)
+        "SELECT last, length(blob) FROM chunks WHERE session = ? ORDER BY last LIMIT ?",
+        (session, PIECE_CHUNKS_MAX),
     )
     try:
         for seq, weight in cursor:

@@ -241,7 +241,9 @@ class HostLocks:
             found = None
         if found is None or (found.st_dev, found.st_ino) != self._key:
             what = "removed" if found is None else "replaced"
-            raise StoreError(f"{self._path} was {what} while it was open", hint=MOVED, path=self._path)
+            raise StoreError(
+                f"{self._path} was {what} while it was open", hint=MOVED, path=self._path
+            )
 
     def _release(self, host_id: int) -> None:
         assert _lock.locked()
@@ -298,7 +300,12 @@ def is_there(process: HostProcess) -> bool:
     enough, because they survive an `exec`. They also match a host that has closed its store but
     could not delete its row.
     """
-    if not process.boot or not process.started or process.pid == os.getpid() or process.boot != _boot():
+    if (
+        not process.boot
+        or not process.started
+        or process.pid == os.getpid()
+        or process.boot != _boot()
+    ):
         return False
     stat = _stat(process.pid)
     if stat is None or stat[0] in "ZX" or stat[1] != process.started:

@@ -52,7 +52,9 @@ def trim(work: WriterContext, session: str, before: int) -> int:
         return 1
     first, removable = row
     found = work.row(
-        "SELECT max(last) FROM chunks WHERE session = ? AND last <= ?", session, min(removable, before - 1)
+        "SELECT max(last) FROM chunks WHERE session = ? AND last <= ?",
+        session,
+        min(removable, before - 1),
     )
     return first if found[0] is None else _remove(work, session, found[0])
 
@@ -81,7 +83,8 @@ def excess(work: WriterContext, session: str, retention: SqliteRetention, now: f
     # The cursor reads only the chunks that are removed, usually one or two: this runs after each
     # commit.
     cursor = work.execute(
-        "SELECT last, at, length(blob) FROM chunks WHERE session = ? AND last <= ? ORDER BY last", (session, removable)
+        "SELECT last, at, length(blob) FROM chunks WHERE session = ? AND last <= ? ORDER BY last",
+        (session, removable),
     )
     try:
         for seq, at, size in cursor:
@@ -113,7 +116,10 @@ def _remove(work: WriterContext, session: str, last: int) -> int:
     Return the first retained seq.
     """
     weight, number = work.row(
-        "SELECT sum(length(blob) + ?), max(id) FROM chunks WHERE session = ? AND last <= ?", CHUNK_BYTES, session, last
+        "SELECT sum(length(blob) + ?), max(id) FROM chunks WHERE session = ? AND last <= ?",
+        CHUNK_BYTES,
+        session,
+        last,
     )
     work.execute("DELETE FROM chunks WHERE session = ? AND last <= ?", (session, last))
     turn_table.remove_before(work, session, last)
@@ -164,7 +170,12 @@ def delete(work: WriterContext, session: str) -> Deleted | None:
 
 
 def restore(  # noqa: PLR0917
-    work: WriterContext, session: str, name: str | None, agent: str, history: History, snapshot: Snapshot | None
+    work: WriterContext,
+    session: str,
+    name: str | None,
+    agent: str,
+    history: History,
+    snapshot: Snapshot | None,
 ) -> None:
     """Create a session from the attached spool."""
     if work.row("SELECT 1 FROM sessions WHERE id = ?", session) is not None:
@@ -184,5 +195,15 @@ def restore(  # noqa: PLR0917
     work.execute(
         "INSERT INTO sessions (seq, bytes, changed, epoch, first, trimmed, created, id, name, agent) "
         "VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?, ?)",
-        (history.last, history.weight, history.changed, epoch, history.first, history.created, session, name, agent),
+        (
+            history.last,
+            history.weight,
+            history.changed,
+            epoch,
+            history.first,
+            history.created,
+            session,
+            name,
+            agent,
+        ),
     )

@@ -65,7 +65,9 @@ class StoreFiles:
             found = _key(name)
             if found != key:
                 what = "replaced" if found is not None else "removed"
-                raise StoreError(f"{name} was {what} while it was open", hint=MOVED, path=self._path)
+                raise StoreError(
+                    f"{name} was {what} while it was open", hint=MOVED, path=self._path
+                )
 
 
 def _key(path: str) -> tuple[int, int] | None:
@@ -126,11 +128,15 @@ class StoreOpening:
         wal_check.opened(self.path)
         self._is_counted = True
         connection = self.connect()
-        tables.prepare(connection, self.path, is_writable=self.is_writable, busy_seconds=BUSY_SECONDS_MAX)
+        tables.prepare(
+            connection, self.path, is_writable=self.is_writable, busy_seconds=BUSY_SECONDS_MAX
+        )
         self.presence.note()
         return connection
 
-    def connect(self, *, busy_seconds: float | None = None, is_writer: bool = True) -> sqlite3.Connection:
+    def connect(
+        self, *, busy_seconds: float | None = None, is_writer: bool = True
+    ) -> sqlite3.Connection:
         """Open another connection, to be used by one thread at a time."""
         mode = "rw" if self.is_writable and is_writer else "ro"
         extra = "&immutable=1" if self._is_immutable else ""
@@ -152,9 +158,13 @@ class StoreOpening:
         explains how). `is_last`: False prevents the checkpoint, by closing a read-only connection
         last.
         """
-        order = (self._readers, self._connections) if is_last else (self._connections, self._readers)
+        order = (
+            (self._readers, self._connections) if is_last else (self._connections, self._readers)
+        )
         for connection in (*order[0], *order[1]):
-            with suppress(sqlite3.Error):  # The next open repairs a connection that could not be closed cleanly.
+            with suppress(
+                sqlite3.Error
+            ):  # The next open repairs a connection that could not be closed cleanly.
                 connection.close()
         self._connections.clear()
         self._readers.clear()

@@ -102,7 +102,8 @@ class WriterContext:
         boot, pid, started = identity()
         self.execute("BEGIN IMMEDIATE")
         cursor = self.execute(
-            "INSERT INTO hosts (pid, boot, started, address) VALUES (?, ?, ?, ?)", (pid, boot, started, self._address)
+            "INSERT INTO hosts (pid, boot, started, address) VALUES (?, ?, ?, ?)",
+            (pid, boot, started, self._address),
         )
         host = cursor.lastrowid
         assert host is not None
@@ -123,7 +124,9 @@ class WriterContext:
         """
         if self.host is not None:
             self.execute("BEGIN IMMEDIATE")
-            self.execute("UPDATE sessions SET owner = NULL, lease = NULL WHERE owner = ?", (self.host,))
+            self.execute(
+                "UPDATE sessions SET owner = NULL, lease = NULL WHERE owner = ?", (self.host,)
+            )
             self.execute("DELETE FROM hosts WHERE id = ?", (self.host,))
             self.execute("COMMIT")
 
@@ -266,7 +269,9 @@ class WriterOperation(Operation):
     # session holds the name.
     is_of_owner = True
 
-    def __init__(self, settled: Callable[[Any], None], session: str, epoch: int, told: int, done: Done) -> None:
+    def __init__(
+        self, settled: Callable[[Any], None], session: str, epoch: int, told: int, done: Done
+    ) -> None:
         super().__init__(settled)
         self.session = session
         self.epoch = epoch

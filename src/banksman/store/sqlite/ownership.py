@@ -75,7 +75,10 @@ def _claimed_epoch(work: WriterContext, session: str, name: str | None, agent: s
     epoch, owner = row
     check_free(work, session, owner)
     epoch = epoch_past(epoch, owner) + 1
-    work.execute("UPDATE sessions SET epoch = ?, owner = ?, lease = NULL WHERE id = ?", (epoch, work.host, session))
+    work.execute(
+        "UPDATE sessions SET epoch = ?, owner = ?, lease = NULL WHERE id = ?",
+        (epoch, work.host, session),
+    )
     return epoch
 
 
@@ -116,7 +119,9 @@ class ReleaseOperation(Operation):
 
     def _settled(self) -> None:
         if self.error is not None:
-            log.warning("session release failed: %s, retrying (session=%s)", self.error, self._session)
+            log.warning(
+                "session release failed: %s, retrying (session=%s)", self.error, self._session
+            )
 
 
 def lease(work: WriterContext, session: str, epoch: int, name: str | None) -> None:
@@ -136,7 +141,11 @@ def lease(work: WriterContext, session: str, epoch: int, name: str | None) -> No
 
 def check_name(work: WriterContext, name: str | None, session: str) -> None:
     """Raise `NameTaken` if another session has the name."""
-    row = None if name is None else work.row("SELECT id FROM sessions WHERE name = ? AND id != ?", name, session)
+    row = (
+        None
+        if name is None
+        else work.row("SELECT id FROM sessions WHERE name = ? AND id != ?", name, session)
+    )
     if row is not None:
         message = f"another session has the name {name}"
         raise NameTaken(message, hint="use another name", session=row[0])

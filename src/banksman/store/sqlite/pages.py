@@ -87,7 +87,9 @@ def events_of(  # noqa: PLR0917  Called once per chunk and page, for every event
     """Return at most `limit` events of a chunk, after its first `skipped` ones."""
     return [
         Event(session, epoch, seq, at, turn, kind, data, project)
-        for seq, (turn, kind, data) in enumerate(entries[skipped : skipped + limit], first + skipped)
+        for seq, (turn, kind, data) in enumerate(
+            entries[skipped : skipped + limit], first + skipped
+        )
     ]
 
 
@@ -147,7 +149,9 @@ class PagePieces(NamedTuple):
     gaps: dict[str, int]
 
 
-def read(connection: sqlite3.Connection, session: str, after: int, limit: int, project: Project | None) -> Page:
+def read(
+    connection: sqlite3.Connection, session: str, after: int, limit: int, project: Project | None
+) -> Page:
     """Read one page of a session, see `Log.read`."""
     events: list[Event] = []
     gap: tuple[int, int] | None = None
@@ -161,7 +165,9 @@ def read(connection: sqlite3.Connection, session: str, after: int, limit: int, p
                 # the first chunk.
                 skipped = max(0, after + 1 - first)
                 gap = (after + 1, first - 1) if first > after + 1 else None
-            events += events_of(session, epoch, at, first, entries, skipped, limit - len(events), project)
+            events += events_of(
+                session, epoch, at, first, entries, skipped, limit - len(events), project
+            )
             size += blob_bytes
             if len(events) >= limit or size > PAGE_BYTES_MAX:
                 break
@@ -206,7 +212,10 @@ def chunks_after(
 
 
 def read_many(
-    connection: sqlite3.Connection, after: Position | None, limit: int, sessions: Collection[str] | None
+    connection: sqlite3.Connection,
+    after: Position | None,
+    limit: int,
+    sessions: Collection[str] | None,
 ) -> PagePieces:
     """Read the parts of chunks after a position, see `Log.read_many`.
 
@@ -284,7 +293,9 @@ def _emptied(connection: sqlite3.Connection, sessions: Collection[str] | None) -
     emptied: dict[str, int] = {}
     for (session,) in found:
         if sessions is None or session in sessions:
-            ((first, seq),) = connection.execute("SELECT first, seq FROM sessions WHERE id = ?", (session,)).fetchall()
+            ((first, seq),) = connection.execute(
+                "SELECT first, seq FROM sessions WHERE id = ?", (session,)
+            ).fetchall()
             if first <= seq:
                 emptied[session] = seq
     return emptied
@@ -310,7 +321,19 @@ def _pieces(
         parameters,
     )
     try:
-        for id, session, first, last, epoch, at, crc, blob, kept_first, seq, has_neighbours in cursor:
+        for (
+            id,
+            session,
+            first,
+            last,
+            epoch,
+            at,
+            crc,
+            blob,
+            kept_first,
+            seq,
+            has_neighbours,
+        ) in cursor:
             if wanted is not None and session not in wanted:
                 continue
             skipped = after.taken if id == after.chunk else 0

@@ -84,7 +84,9 @@ class Spool:
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
 
-    def _fill(self, connection: sqlite3.Connection, session: str, chunks: Callable[[], Iterable[Chunk]]) -> History:
+    def _fill(
+        self, connection: sqlite3.Connection, session: str, chunks: Callable[[], Iterable[Chunk]]
+    ) -> History:
         begin: tuple[int, float] | None = None
         last, epoch, changed, weight = 0, 0, 0.0, 0
         for chunk in checked(session, chunks()):
@@ -94,7 +96,14 @@ class Spool:
             last, epoch, changed = chunk.last, chunk.epoch, chunk.at
             blob = packed(tuple(chunk.entries))
             weight += len(blob) + CHUNK_BYTES
-            row = (chunk.first, last, epoch, changed, checksum(session, chunk.first, epoch, blob), blob)
+            row = (
+                chunk.first,
+                last,
+                epoch,
+                changed,
+                checksum(session, chunk.first, epoch, blob),
+                blob,
+            )
             with self._translated():
                 connection.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?)", row)
         assert begin is not None
@@ -145,7 +154,9 @@ class Spool:
                 if os.fstat(fd).st_nlink:
                     self._fd = fd
                 else:
-                    os.close(fd)  # Another process removed it as dead before this process had the lock.
+                    os.close(
+                        fd
+                    )  # Another process removed it as dead before this process had the lock.
             if self._fd is None:
                 raise StoreError("the log is closed")
 

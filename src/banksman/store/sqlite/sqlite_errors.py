@@ -33,7 +33,12 @@ _LOCKED = frozenset({errno.EAGAIN, errno.EDEADLK})
 
 
 # Errors about the values and statements that the caller passed, not about the store.
-_OF_CALLER = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
+_OF_CALLER = (
+    sqlite3.DataError,
+    sqlite3.IntegrityError,
+    sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+)
 
 
 def is_of_store(exc: Exception) -> bool:
@@ -114,7 +119,9 @@ def _is_full(path: str) -> bool:
     except OSError:
         return False  # Then a full disk is not the explanation.
     # Some file systems have no fixed number of inodes, and report 0 of 0.
-    return found.f_bavail * found.f_frsize < FREE_BYTES_MIN or (found.f_files > 0 and found.f_favail == 0)
+    return found.f_bavail * found.f_frsize < FREE_BYTES_MIN or (
+        found.f_files > 0 and found.f_favail == 0
+    )
 
 
 def _is_writable(path: str) -> bool:

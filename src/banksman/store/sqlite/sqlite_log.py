@@ -57,7 +57,14 @@ from banksman.store.log import (
     history_lost,
 )
 from banksman.store.memory_session import TurnIndexes
-from banksman.store.sqlite import deleted_sessions, maintenance, open_file, ownership, pages, turn_table
+from banksman.store.sqlite import (
+    deleted_sessions,
+    maintenance,
+    open_file,
+    ownership,
+    pages,
+    turn_table,
+)
 from banksman.store.sqlite.append import AppendOperation, RecentChunks
 from banksman.store.sqlite.maintenance import Deleted, SqliteRetention
 from banksman.store.sqlite.operations import AwaitedOperation, OwnerChange, WriterOperation
@@ -132,8 +139,10 @@ class SqliteLog:
     def __repr__(self) -> str:
         return f"<SqliteLog {self.path!r} {self._phase.name} owned={len(self._owned)} waiting={len(self._waiting)}>"
 
-    # -- owning ------------------------------------------------------------------------------------------------------
-    async def claim(self, session: str, *, name: str | None = None, agent: str | None = None) -> int:
+    # -- owning -----------------------------------------------------------------------------------
+    async def claim(
+        self, session: str, *, name: str | None = None, agent: str | None = None
+    ) -> int:
         """Claim a session, see `Log.claim`.
 
         A cancelled claim has no effect: the session is released if it was claimed.
@@ -158,7 +167,9 @@ class SqliteLog:
         if self._is_late(session, done):
             return
         function = partial(ownership.advance, session=session, epoch=epoch)
-        self._bridge.put(OwnerChange(self._on_told, session, epoch, self._told, done, function, is_synced=True))
+        self._bridge.put(
+            OwnerChange(self._on_told, session, epoch, self._told, done, function, is_synced=True)
+        )
 
     def release(self, session: str, epoch: int) -> None:
         if self._phase is not LogPhase.OPEN:
@@ -182,9 +193,13 @@ class SqliteLog:
         if self._is_late(session, done):
             return
         function = partial(ownership.lease, session=session, epoch=epoch, name=name)
-        self._bridge.put(OwnerChange(self._on_told, session, epoch, self._told, done, function, is_of_owner=False))
+        self._bridge.put(
+            OwnerChange(
+                self._on_told, session, epoch, self._told, done, function, is_of_owner=False
+            )
+        )
 
-    # -- writing -----------------------------------------------------------------------------------------------------
+    # -- writing ----------------------------------------------------------------------------------
     def append(  # noqa: PLR0917  The protocol's signature, called once per chunk: keyword arguments would cost time.
         self,
         session: str,
@@ -198,7 +213,17 @@ class SqliteLog:
         if self._is_late(session, done):
             return
         self._bridge.put(
-            AppendOperation(self._on_appended, session, epoch, self._told, done, expected_seq, at, entries, snapshot)
+            AppendOperation(
+                self._on_appended,
+                session,
+                epoch,
+                self._told,
+                done,
+                expected_seq,
+                at,
+                entries,
+                snapshot,
+            )
         )
 
     async def restore(
@@ -230,14 +255,19 @@ class SqliteLog:
                 message = f"cannot restore session {session}: the snapshot is of other events"
                 raise UsageError(message, session=session, seq=snapshot.seq)
             function = partial(
-                maintenance.restore, session=session, name=name, agent=agent, history=history, snapshot=snapshot
+                maintenance.restore,
+                session=session,
+                name=name,
+                agent=agent,
+                history=history,
+                snapshot=snapshot,
             )
             await self._bridge.call(function, then=restored, is_alone=True, around=spool.attached)
         finally:
             self._spools.discard(spool)
             spool.discard()
 
-    # -- reading -----------------------------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
     def head(self, session: str) -> Head:
         self._check_open()
         return self._look.place(session).head
@@ -252,14 +282,17 @@ class SqliteLog:
         # Events that any host has trimmed are not returned, even if they are still in memory: all
         # readers see the same log.
         if events is not None and (
-            self._recent.is_newest(session, after) or self._look.place(session).head.first <= after + 1
+            self._recent.is_newest(session, after)
+            or self._look.place(session).head.first <= after + 1
         ):
             # A reader far behind reads page after page. Without this pause it would block the event
             # loop for all other tasks.
             await asyncio.sleep(0)
             return Page(events, None)
         after = min(after, _SEQ_MAX)
-        return await self._bridge.ask(partial(pages.read, session=session, after=after, limit=limit, project=project))
+        return await self._bridge.ask(
+            partial(pages.read, session=session, after=after, limit=limit, project=project)
+        )
 
     async def find_turn(self, session: str, turn: str) -> TurnPlace | None:
         """Find a turn, see `Log.find_turn`.
@@ -273,7 +306,9 @@ class SqliteLog:
             place = self._look.place(session)
             if place.number is None:
                 return None
-            return await self._turns.find(session, turn, identity=place.number, first=place.head.first)
+            return await self._turns.find(
+                session, turn, identity=place.number, first=place.head.first
+            )
         while True:
             found = await self._bridge.ask(partial(turn_table.find, session=session, turn=turn))
             if found.is_complete:
@@ -302,7 +337,9 @@ class SqliteLog:
         position = None if after is None else Position.of(after)
         self._check_open()
         wanted = None if sessions is None else frozenset(sessions)
-        found = await self._bridge.ask(partial(pages.read_many, after=position, limit=limit, sessions=wanted))
+        found = await self._bridge.ask(
+            partial(pages.read_many, after=position, limit=limit, sessions=wanted)
+        )
         # Done here and not in the reader thread: `project_of` belongs to the event loop.
         placed: list[PositionedEvent] = []
         for piece in found.pieces:
@@ -318,7 +355,8 @@ class SqliteLog:
                 project,
             )
             placed += [
-                PositionedEvent(piece.after(count).text, event) for count, event in enumerate(events, piece.skipped + 1)
+                PositionedEvent(piece.after(count).text, event)
+                for count, event in enumerate(events, piece.skipped + 1)
             ]
         return MultiSessionPage(placed or (), found.end.text, found.gaps)
 
@@ -329,7 +367,7 @@ class SqliteLog:
             raise history_lost(position)
         await self._waiting.wait_past_chunk(place.whole)
 
-    # -- the sessions of the store -----------------------------------------------------------------------------------
+    # -- the sessions of the store ----------------------------------------------------------------
     def sessions(self, after: str | None = None, limit: int | None = None) -> list[KnownSession]:
         self._check_open()
         return self._look.sessions(self._bridge.host, after, limit)
@@ -345,7 +383,9 @@ class SqliteLog:
     async def rename(self, session: str, name: str | None, *, expected: str | None) -> None:
         self._check_open()
         check_text(session, name)
-        await self._bridge.call(partial(maintenance.rename, session=session, name=name, expected=expected))
+        await self._bridge.call(
+            partial(maintenance.rename, session=session, name=name, expected=expected)
+        )
 
     async def trim(self, session: str, before: int) -> int:
         self._check_open()
@@ -414,7 +454,7 @@ class SqliteLog:
             self._bridge.stop()
         await asyncio.shield(self._closed)
 
-    # -- health ------------------------------------------------------------------------------------------------------
+    # -- health -----------------------------------------------------------------------------------
     async def ready(self) -> None:
         """Return immediately: the constructor has opened the store."""
 
@@ -428,7 +468,7 @@ class SqliteLog:
     def counters(self) -> Mapping[str, float]:
         return self._bridge.counters()
 
-    # -- completions -------------------------------------------------------------------------------------------------
+    # -- completions ------------------------------------------------------------------------------
     def on_group(self) -> None:
         self._waiting.on_group()
 
@@ -454,7 +494,7 @@ class SqliteLog:
             # This is a bug of one writer. The other writers still need their completions.
             log.exception("callback of a writer failed (session=%s)", call.session)
 
-    # -- closing -----------------------------------------------------------------------------------------------------
+    # -- closing ----------------------------------------------------------------------------------
     def _check_open(self) -> None:
         if self._phase is not LogPhase.OPEN:
             raise StoreError("the log is closed")

@@ -107,7 +107,9 @@ def names(path: str | os.PathLike[str], limit: int) -> list[str]:
         with closing(_connected(path)) as connection:
             if tables.version_of(connection, path) != tables.SCHEMA:
                 return []
-            rows = connection.execute("SELECT coalesce(name, id) FROM sessions ORDER BY number DESC LIMIT ?", (limit,))
+            rows = connection.execute(
+                "SELECT coalesce(name, id) FROM sessions ORDER BY number DESC LIMIT ?", (limit,)
+            )
             return [str(row[0]) for row in rows.fetchall()]
     except (sqlite3.Error, OSError) as exc:
         raise translate(exc, path, "read") from exc
@@ -123,11 +125,17 @@ def _connected(path: str) -> sqlite3.Connection:
 
 def _look(connection: sqlite3.Connection, path: str, reads_sessions: bool) -> StoreHealth:
     version = tables.version_of(connection, path)
-    sessions = connection.execute("SELECT count(*) FROM sessions").fetchone()[0] if version == tables.SCHEMA else 0
+    sessions = (
+        connection.execute("SELECT count(*) FROM sessions").fetchone()[0]
+        if version == tables.SCHEMA
+        else 0
+    )
     faults = _faults(connection)
     hosts, left = _owners(connection, path) if version == tables.SCHEMA else ((), ())
     # In a damaged file the sessions are damaged too. The faults of the file say enough.
-    damaged = _damaged(connection) if reads_sessions and version == tables.SCHEMA and not faults else ()
+    damaged = (
+        _damaged(connection) if reads_sessions and version == tables.SCHEMA and not faults else ()
+    )
     return StoreHealth(
         path=path,
         schema=version,
@@ -174,14 +182,18 @@ def _damaged(connection: sqlite3.Connection) -> tuple[str, ...] | None:
             _past(connection, session)
         except (StoreError, AssertionError, LookupError, TypeError, ValueError) as exc:
             found.append(
-                exc.args[0] if isinstance(exc, StoreError) else f"session {session} cannot be read: {exc!r:.200}"
+                exc.args[0]
+                if isinstance(exc, StoreError)
+                else f"session {session} cannot be read: {exc!r:.200}"
             )
             if len(found) == FAULTS_MAX:
                 break
     return tuple(found)
 
 
-def _owners(connection: sqlite3.Connection, path: str) -> tuple[tuple[int, ...], tuple[UnsettledSession, ...]]:
+def _owners(
+    connection: sqlite3.Connection, path: str
+) -> tuple[tuple[int, ...], tuple[UnsettledSession, ...]]:
     rows = connection.execute(
         "SELECT s.id, s.name, h.id, h.boot, h.pid, h.started FROM sessions s JOIN hosts h ON h.id = s.owner "
         "ORDER BY s.number"
@@ -189,7 +201,9 @@ def _owners(connection: sqlite3.Connection, path: str) -> tuple[tuple[int, ...],
     processes = {host: HostProcess(boot, pid, started) for _, _, host, boot, pid, started in rows}
     alive = _alive(path, processes)
     left = tuple(
-        _left(connection, session, name, processes[host].pid) for session, name, host, *_ in rows if host not in alive
+        _left(connection, session, name, processes[host].pid)
+        for session, name, host, *_ in rows
+        if host not in alive
     )
     return tuple(sorted({processes[host].pid for host in alive})), left
 
@@ -206,12 +220,16 @@ def _alive(path: str, processes: dict[int, HostProcess]) -> set[int]:
         return {host for host, process in processes.items() if hosts.is_alive(host, process)}
 
 
-def _left(connection: sqlite3.Connection, session: str, name: str | None, host_pid: int) -> UnsettledSession:
+def _left(
+    connection: sqlite3.Connection, session: str, name: str | None, host_pid: int
+) -> UnsettledSession:
     try:
         process = _past(connection, session).process
     except (StoreError, AssertionError, LookupError, TypeError, ValueError) as exc:
         return UnsettledSession(session, name, host_pid, fault=str(exc))
-    return UnsettledSession(session, name, host_pid, born=None if process is None else process.parts)
+    return UnsettledSession(
+        session, name, host_pid, born=None if process is None else process.parts
+    )
 
 
 def _past(connection: sqlite3.Connection, session: str) -> SessionHistory:
@@ -225,7 +243,9 @@ def _past(connection: sqlite3.Connection, session: str) -> SessionHistory:
         past = pasts.decode(snapshot.data, past.session.config)
     while (page := pages.read(connection, session, past.session.head, 1000, None)).events:
         if page.gap is not None:
-            raise StoreDamaged(f"the events {page.gap[0]} to {page.gap[1]} of session {session} are missing")
+            raise StoreDamaged(
+                f"the events {page.gap[0]} to {page.gap[1]} of session {session} are missing"
+            )
         past = pasts.fold_events(past, page.events)
     return past
 

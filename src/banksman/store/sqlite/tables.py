@@ -106,7 +106,9 @@ INSERT INTO store VALUES ('deleted_epoch', 0), ('deletions', 0);
 {_TURNS}"""
 
 
-def prepare(connection: sqlite3.Connection, path: str, *, is_writable: bool, busy_seconds: float) -> None:
+def prepare(
+    connection: sqlite3.Connection, path: str, *, is_writable: bool, busy_seconds: float
+) -> None:
     """Create or migrate the tables, or check them if the file is read-only.
 
     Raises `StoreTooNew`, `StoreDamaged`, `StoreReadOnly` or `StoreError`. Exceptions of SQLite are
@@ -169,7 +171,9 @@ def version_of(connection: sqlite3.Connection, path: str) -> int:
         return 0
     if application != APPLICATION or version < 1:
         raise StoreDamaged(
-            f"{path} is a database of another program", hint="take another path for the store", path=path
+            f"{path} is a database of another program",
+            hint="take another path for the store",
+            path=path,
         )
     if version > SCHEMA:
         raise StoreTooNew(

@@ -92,7 +92,9 @@ class Lookup:
         """Return how many sessions were ever deleted."""
         return self._rows("SELECT value FROM store WHERE key = 'deletions'")[0][0]
 
-    def sessions(self, host: int | None, after: str | None, limit: int | None) -> list[KnownSession]:
+    def sessions(
+        self, host: int | None, after: str | None, limit: int | None
+    ) -> list[KnownSession]:
         """List sessions, oldest first. `host`: the id of this host, to mark its sessions."""
         alive: dict[int, bool] = {}
         # SQLite treats a negative limit as no limit.
@@ -129,7 +131,15 @@ class Lookup:
     def _known(self, row: Any, host: int | None, alive: dict[int, bool]) -> KnownSession:
         id, name, agent, epoch, seq, first, created, changed, owner, *process = row
         return KnownSession(
-            id, name, agent, epoch, seq, first, self._owner(owner, process, host, alive), created, changed
+            id,
+            name,
+            agent,
+            epoch,
+            seq,
+            first,
+            self._owner(owner, process, host, alive),
+            created,
+            changed,
         )
 
     def _owner(
@@ -239,7 +249,7 @@ class TailWaiters:
         place = self._look.place(session)
         return place.head.seq, place.number
 
-    # -- wake-ups ----------------------------------------------------------------------------------------------------
+    # -- wake-ups ---------------------------------------------------------------------------------
     def on_committed(self, session: str, seq: int) -> None:
         """Wake the waiters that an event with this seq satisfies."""
         for future, (past, _) in self._sessions.get(session, _NOBODY).items():
@@ -303,7 +313,7 @@ class TailWaiters:
             if not future.done():
                 future.set_result(error)
 
-    # -- polling for commits of other hosts --------------------------------------------------------------------------
+    # -- polling for commits of other hosts -------------------------------------------------------
     def _watch(self) -> bool:
         """Start the watch unless it runs. Return whether it has started now."""
         if self._timer is not None:

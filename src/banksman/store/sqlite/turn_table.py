@@ -91,7 +91,8 @@ def complete_some(work: WriterContext, session: str) -> None:
 def remove_before(work: WriterContext, session: str, last: int) -> None:
     """Remove the turns that ended at or before `last`, the end of the removed events."""
     work.execute(
-        "DELETE FROM turns WHERE session = (SELECT number FROM sessions WHERE id = ?) AND last <= ?", (session, last)
+        "DELETE FROM turns WHERE session = (SELECT number FROM sessions WHERE id = ?) AND last <= ?",
+        (session, last),
     )
 
 

@@ -219,7 +219,9 @@ def _is_lost(index: _Index, found: _Found | Literal["missing", "another"]) -> bo
             return found.frames < index.frames
 
 
-def _damaged(path: str, index: _Index, found: _Found | Literal["missing", "another"]) -> StoreDamaged:
+def _damaged(
+    path: str, index: _Index, found: _Found | Literal["missing", "another"]
+) -> StoreDamaged:
     whole, commit = (found.frames, found.commit) if isinstance(found, _Found) else (0, 0)
     before = f"with no program using the store, copy {path}, {path}-wal and {path}-shm to a safe place; then "
     # A checkpoint copies the newest version of each page. So a partly checkpointed store has pages
@@ -242,7 +244,7 @@ def _damaged(path: str, index: _Index, found: _Found | Literal["missing", "anoth
     )
 
 
-# -- the index -------------------------------------------------------------------------------------------------------
+# -- the index -----------------------------------------------------------------------------------
 def _read_index(path: str, is_synced: bool) -> _Index | None:
     """Read the index. None: the index is missing, in use, or no evidence."""
     try:
@@ -252,7 +254,9 @@ def _read_index(path: str, is_synced: bool) -> _Index | None:
     try:
         if is_locked(fd, _IN_USE_OFFSET):
             return None
-        if not is_synced and os.fstat(fd).st_mtime < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME):
+        if not is_synced and os.fstat(fd).st_mtime < time.time() - time.clock_gettime(
+            time.CLOCK_BOOTTIME
+        ):
             return None  # Written before the last boot.
         data = os.pread(fd, _INDEX_BYTES, 0)
     finally:
@@ -284,7 +288,7 @@ def _page_bytes(stored: int) -> int:
     return 65536 if stored == 1 else stored
 
 
-# -- the log ---------------------------------------------------------------------------------------------------------
+# -- the log -------------------------------------------------------------------------------------
 def _read_log(path: str, index: _Index) -> _Found | Literal["missing", "another"]:
     try:
         fd = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
@@ -296,7 +300,9 @@ def _read_log(path: str, index: _Index) -> _Found | Literal["missing", "another"
             return "missing"
         (magic, _, page_bytes, _, salts, *own) = _LOG.unpack(header)
         order = "big" if magic & 1 else "little"
-        is_sound = magic & ~1 == _MAGIC and tuple(own) == _summed(_words(header[:-8], order), (0, 0))
+        is_sound = magic & ~1 == _MAGIC and tuple(own) == _summed(
+            _words(header[:-8], order), (0, 0)
+        )
         if not is_sound:
             return "missing"  # SQLite ignores a log with an invalid header.
         if salts != index.salts or page_bytes != index.page_bytes:
@@ -316,7 +322,9 @@ def _count_frames(fd: int, index: _Index, order: str, before: tuple[int, int]) -
     for number in range(1, index.frames + 1):
         # One frame at a time: a log that could not be checkpointed may be larger than the memory.
         frame = os.pread(
-            fd, _FRAME.size + index.page_bytes, _LOG.size + (number - 1) * (_FRAME.size + index.page_bytes)
+            fd,
+            _FRAME.size + index.page_bytes,
+            _LOG.size + (number - 1) * (_FRAME.size + index.page_bytes),
         )
         if len(frame) < _FRAME.size + index.page_bytes:
             return _Found(number - 1, commit)
@@ -341,7 +349,8 @@ def _words(data: bytes, order: str) -> memoryview[int]:
     """Return the words of a checksum. The log may be in the byte order of another machine."""
     if order != sys.byteorder:
         data = struct.pack(
-            f"{len(data) // 4}I", *struct.unpack(f"{'>' if order == 'big' else '<'}{len(data) // 4}I", data)
+            f"{len(data) // 4}I",
+            *struct.unpack(f"{'>' if order == 'big' else '<'}{len(data) // 4}I", data),
         )
     return memoryview(data).cast("I")
 

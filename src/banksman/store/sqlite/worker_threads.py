@@ -57,7 +57,11 @@ class ReaderThread:
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, *, path: str, hand_over: Callable[[ReadRequest | None], None]
+        self,
+        connection: sqlite3.Connection,
+        *,
+        path: str,
+        hand_over: Callable[[ReadRequest | None], None],
     ) -> None:
         self._connection = connection
         self._path = path
@@ -126,14 +130,22 @@ class StoreThreads:
     """
 
     def __init__(
-        self, path: str, hears: StoreListener, *, level: str, address: str, retention: SqliteRetention
+        self,
+        path: str,
+        hears: StoreListener,
+        *,
+        level: str,
+        address: str,
+        retention: SqliteRetention,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._hears = hears
         self._opening = open_file.StoreOpening(path, level=level)
         try:
             writing = self._opening.open()
-            looking = self._opening.connect(busy_seconds=open_file.LOOK_BUSY_SECONDS_MAX, is_writer=False)
+            looking = self._opening.connect(
+                busy_seconds=open_file.LOOK_BUSY_SECONDS_MAX, is_writer=False
+            )
             self.look = Lookup(looking, path)
             reading = self._opening.connect()
         except BaseException as exc:
@@ -155,7 +167,9 @@ class StoreThreads:
             hand_over=partial(_hand_over, self._loop, this, StoreThreads._on_group),
         )
         self._reader = ReaderThread(
-            reading, path=path, hand_over=partial(_hand_over, self._loop, this, StoreThreads._on_read)
+            reading,
+            path=path,
+            hand_over=partial(_hand_over, self._loop, this, StoreThreads._on_read),
         )
         self.put = self._writer.put
         self._lost = weakref.finalize(self, _stop, self._writer, self._reader)
@@ -187,7 +201,11 @@ class StoreThreads:
         return self._writer.written._asdict()
 
     async def call(
-        self, function: Callable[[WriterContext], Any], *, then: Callable[[Any, bool], None] | None = None, **how: Any
+        self,
+        function: Callable[[WriterContext], Any],
+        *,
+        then: Callable[[Any, bool], None] | None = None,
+        **how: Any,
     ) -> Any:
         """Run a function in the writer thread and return its result.
 

@@ -196,7 +196,9 @@ class WriterThread:
     def _count(self, group: list[Operation], seconds: float) -> None:
         before = self.written
         appends = [
-            operation for operation in group if isinstance(operation, AppendOperation) and operation.error is None
+            operation
+            for operation in group
+            if isinstance(operation, AppendOperation) and operation.error is None
         ]
         self.written = WriteResult(
             commits=before.commits + 1,
@@ -278,7 +280,7 @@ class WriterThread:
             self._work.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
             self._is_synced = is_synced
 
-    # -- after a group -----------------------------------------------------------------------------------------------
+    # -- after a group ----------------------------------------------------------------------------
     def _keep_up(self, group: list[Operation]) -> None:
         """Apply the retention limits and pending cleanup after a group.
 
@@ -293,7 +295,11 @@ class WriterThread:
             self._work.stay_seen()
             if self._retention and self._is_writable:
                 self._retain(
-                    {one.session: None for one in group if isinstance(one, AppendOperation) and one.error is None}
+                    {
+                        one.session: None
+                        for one in group
+                        if isinstance(one, AppendOperation) and one.error is None
+                    }
                 )
             self._tidy_if_due()
         except Exception as exc:

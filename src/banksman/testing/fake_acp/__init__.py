@@ -38,7 +38,9 @@ def command(
     `TypeError`.
     """
     Character(**character)
-    return start_words(__file__, f"--fake-character={json.dumps(character)}", evidence=evidence, memory=memory)
+    return start_words(
+        __file__, f"--fake-character={json.dumps(character)}", evidence=evidence, memory=memory
+    )
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,16 @@ class Character:
     says_first: str = ""
 
     def capabilities(self) -> dict[str, Any]:
-        sessions = {name: dict[str, Any]() for name, can in (("resume", self.resumes), ("fork", self.forks)) if can}
+        sessions = {
+            name: dict[str, Any]()
+            for name, can in (("resume", self.resumes), ("fork", self.forks))
+            if can
+        }
         return {
             "loadSession": self.loads,
-            "promptCapabilities": {name: name in self.takes for name in ("image", "audio", "embeddedContext")},
+            "promptCapabilities": {
+                name: name in self.takes for name in ("image", "audio", "embeddedContext")
+            },
             "mcpCapabilities": {"http": True, "sse": False},
             "sessionCapabilities": sessions,
         }
@@ -88,14 +96,19 @@ class Character:
         match self.offers:
             case "modes":
                 return {
-                    "modes": {"currentModeId": mode, "availableModes": [{"id": id, "name": id} for id in MODES]},
+                    "modes": {
+                        "currentModeId": mode,
+                        "availableModes": [{"id": id, "name": id} for id in MODES],
+                    },
                     "models": {
                         "currentModelId": model,
                         "availableModels": [{"modelId": id, "name": id} for id in MODELS],
                     },
                 }
             case "options":
-                return {"configOptions": [_option("mode", mode, MODES), _option("model", model, MODELS)]}
+                return {
+                    "configOptions": [_option("mode", mode, MODES), _option("model", model, MODELS)]
+                }
             case _:
                 return {}
 

@@ -78,7 +78,9 @@ class FakeAcpAgent(FakeAcpWriter):
                     "protocolVersion": self.character.version,
                     "agentInfo": {"name": "fake-acp", "title": "Fake ACP", "version": "0"},
                     "agentCapabilities": self.character.capabilities(),
-                    "authMethods": [{"id": "key", "name": "Use a key", "description": "Set FAKE_KEY"}],
+                    "authMethods": [
+                        {"id": "key", "name": "Use a key", "description": "Set FAKE_KEY"}
+                    ],
                 }
             case "authenticate":
                 self.is_logged_in = True
@@ -93,7 +95,11 @@ class FakeAcpAgent(FakeAcpWriter):
     def _opened(self, how: str, params: dict[str, Any]) -> dict[str, Any]:
         if not self.is_logged_in:
             raise FakeRefusal(-32000, "Authentication required")
-        can = {"load": self.character.loads, "resume": self.character.resumes, "fork": self.character.forks}
+        can = {
+            "load": self.character.loads,
+            "resume": self.character.resumes,
+            "fork": self.character.forks,
+        }
         if not can.get(how, True):
             raise FakeRefusal(-32601, f"Method not found: session/{how}")
         lines: list[tuple[str, str]] = []
@@ -101,7 +107,9 @@ class FakeAcpAgent(FakeAcpWriter):
             known = read_conversation(self.memory, params["sessionId"])
             if known is None:
                 raise FakeRefusal(
-                    self.character.unknown_code, "Invalid params", f"Session not found: {params['sessionId']}"
+                    self.character.unknown_code,
+                    "Invalid params",
+                    f"Session not found: {params['sessionId']}",
                 )
             lines = known
         id = f"fake-{new_id()}" if how in ("new", "fork") else params["sessionId"]
@@ -114,7 +122,10 @@ class FakeAcpAgent(FakeAcpWriter):
             # it.
             self._replay(id, lines[:1] if self.character.replays_late else lines)
             self._late_replay = lines[1:] if self.character.replays_late else []
-        return {"sessionId": conversation.id, **self.character.offered(conversation.mode, conversation.model)}
+        return {
+            "sessionId": conversation.id,
+            **self.character.offered(conversation.mode, conversation.model),
+        }
 
     def _replay(self, conversation: str, lines: list[tuple[str, str]]) -> None:
         """Send the stored messages of a conversation as session updates."""

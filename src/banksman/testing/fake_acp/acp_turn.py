@@ -42,7 +42,9 @@ class FakeAcpWriter(RpcAgent):
 
     def update(self, conversation: str, kind: str, /, **members: Any) -> None:
         update = {"sessionUpdate": kind, **members}
-        self.write({"method": "session/update", "params": {"sessionId": conversation, "update": update}})
+        self.write(
+            {"method": "session/update", "params": {"sessionId": conversation, "update": update}}
+        )
 
 
 class FakeConversation:
@@ -81,7 +83,9 @@ class FakeAcpTurn(RpcTurn):
             self.error = {"code": -32603, "message": f"fake_acp: {error}"}
         self.finish()
         if self.said:
-            append_conversation(self.agent.memory, self.conversation.id, "agent", "".join(self.said))
+            append_conversation(
+                self.agent.memory, self.conversation.id, "agent", "".join(self.said)
+            )
 
     def _content(self, prompt: str) -> Act:
         _, steps = VERBS.directives(prompt)
@@ -148,7 +152,9 @@ class FakeAcpTurn(RpcTurn):
         A cancelled turn waits too: the client has to answer every request, even after a cancel.
         """
         prefix = "request-" if self.agent.character.has_string_ids else ""
-        request = self.agent.request(method, {"sessionId": self.conversation.id, **params}, prefix=prefix)
+        request = self.agent.request(
+            method, {"sessionId": self.conversation.id, **params}, prefix=prefix
+        )
         answered = Wait(when=lambda: request.answer is not None)
         try:
             yield answered
@@ -185,7 +191,9 @@ def think(turn: FakeAcpTurn, step: ScriptStep) -> None:
 @VERBS.verb("plan", "LINE")
 def plan(turn: FakeAcpTurn, step: ScriptStep) -> None:
     """LINE: send a plan with this one entry."""
-    turn.update("plan", entries=[{"content": step.word(0), "priority": "medium", "status": "pending"}])
+    turn.update(
+        "plan", entries=[{"content": step.word(0), "priority": "medium", "status": "pending"}]
+    )
 
 
 @VERBS.verb("update", "LINE")
@@ -241,8 +249,15 @@ def ran(turn: FakeAcpTurn, step: ScriptStep) -> None:
 def permission(turn: FakeAcpTurn, step: ScriptStep) -> Act:
     """COMMAND: request permission to run it, and say the answer."""
     command = step.word(0)
-    call = {"toolCallId": f"asked-{turn.id}", "title": command, "kind": "execute", "rawInput": {"command": command}}
-    answer = yield from turn.ask("session/request_permission", {"toolCall": call, "options": OPTIONS})
+    call = {
+        "toolCallId": f"asked-{turn.id}",
+        "title": command,
+        "kind": "execute",
+        "rawInput": {"command": command},
+    }
+    answer = yield from turn.ask(
+        "session/request_permission", {"toolCall": call, "options": OPTIONS}
+    )
     turn.say(f"answered {json.dumps(answer.get('result') or answer.get('error'))}")
 
 
@@ -250,7 +265,9 @@ def permission(turn: FakeAcpTurn, step: ScriptStep) -> Act:
 def request(turn: FakeAcpTurn, step: ScriptStep) -> Act:
     """Send the client a request with any METHOD, and say the answer."""
     answer = yield from turn.ask(step.word(0), json.loads(step.word(1, "{}")))
-    turn.say(f"answered {json.dumps(answer.get('result') if 'result' in answer else answer['error']['message'])}")
+    turn.say(
+        f"answered {json.dumps(answer.get('result') if 'result' in answer else answer['error']['message'])}"
+    )
 
 
 @VERBS.verb("terminal", "LINE")
@@ -295,13 +312,17 @@ def error(turn: FakeAcpTurn, step: ScriptStep) -> None:
 @VERBS.verb("late", "LINE")
 def late(turn: FakeAcpTurn, step: ScriptStep) -> None:
     """LINE: say it after the answer to the prompt."""
-    turn.after.append(lambda: turn.update("agent_message_chunk", content={"type": "text", "text": step.word(0)}))
+    turn.after.append(
+        lambda: turn.update("agent_message_chunk", content={"type": "text", "text": step.word(0)})
+    )
 
 
 @VERBS.verb("twice")
 def twice(turn: FakeAcpTurn, step: ScriptStep) -> None:
     """Answer the prompt a second time."""
-    turn.after.append(lambda: turn.agent.write({"id": turn.id, "result": {"stopReason": "end_turn"}}))
+    turn.after.append(
+        lambda: turn.agent.write({"id": turn.id, "result": {"stopReason": "end_turn"}})
+    )
 
 
 @VERBS.verb("stray", "LINE")

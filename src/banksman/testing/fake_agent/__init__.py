@@ -46,7 +46,12 @@ def command(
     invalid.
     """
     Script(script)
-    words = start_words(__file__, f"--fake-script={json.dumps(sections_of(script))}", evidence=evidence, memory=memory)
+    words = start_words(
+        __file__,
+        f"--fake-script={json.dumps(sections_of(script))}",
+        evidence=evidence,
+        memory=memory,
+    )
     return [*words, "--fake-memory=~"] if remembers_at_home and memory is None else words
 
 

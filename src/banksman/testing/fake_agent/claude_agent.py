@@ -55,7 +55,9 @@ REFUSAL = "refused by the script"
 class FakeClaudeAgent(FakeClaudeProcess):
     """One process of the fake Claude."""
 
-    def __init__(self, script: Script, memory: Memory, record: FakeRecord, argv: Sequence[str]) -> None:
+    def __init__(
+        self, script: Script, memory: Memory, record: FakeRecord, argv: Sequence[str]
+    ) -> None:
         super().__init__(script, memory, record, argv)
         self.script = script
         self.inbox: list[Frame] = []  # User frames that were read and not yet taken in.
@@ -98,17 +100,28 @@ class FakeClaudeAgent(FakeClaudeProcess):
             text = f"No conversation found with session ID: {missing}"
             self.err.put(text.encode() + b"\n")
             index = self.count_result()
-            frame = frames.result("error_during_execution", is_error=True, terminal_reason=None, index=index)
+            frame = frames.result(
+                "error_during_execution", is_error=True, terminal_reason=None, index=index
+            )
             self.write({**frame, "num_turns": 0, "errors": [text], "session_id": missing})
             yield from self.leave(1)
-        for step in (*self.process.plan.settings, *self.process.plan.content, *self.process.plan.take("start")):
+        for step in (
+            *self.process.plan.settings,
+            *self.process.plan.content,
+            *self.process.plan.take("start"),
+        ):
             yield from self.perform(step, self.process)
         self.has_started = True
         self.spawn(self._take_in())
         self.spawn(self._run_turns())
 
     def _may_read(self) -> bool:
-        return self.has_started and self.is_reading and self.eof_at is None and time.monotonic() >= self.next_read_at
+        return (
+            self.has_started
+            and self.is_reading
+            and self.eof_at is None
+            and time.monotonic() >= self.next_read_at
+        )
 
     def _read(self) -> None:
         data = os.read(0, self.read_bytes)
@@ -232,7 +245,9 @@ class FakeClaudeAgent(FakeClaudeProcess):
     def _run_turns(self) -> Act:
         """Run one turn after the other; each takes all prompts that are queued when it begins."""
         while True:
-            yield Wait(when=lambda: bool(self.queue) and self.turn is None and not self.is_taking_in)
+            yield Wait(
+                when=lambda: bool(self.queue) and self.turn is None and not self.is_taking_in
+            )
             prompts, self.queue = self.queue, []
             plan = Plan.joined([prompt.plan for prompt in prompts])
             settings = FakeSettings([prompt.settings for prompt in prompts])
@@ -250,7 +265,9 @@ class FakeClaudeAgent(FakeClaudeProcess):
                     self.write(frames.initialized(request_id, self.mode))
                     self.become_idle(self.process)
             case "interrupt":
-                yield from self._interrupt(request_id, is_dropping=bool(request.get("cancel_queued")))
+                yield from self._interrupt(
+                    request_id, is_dropping=bool(request.get("cancel_queued"))
+                )
             case "set_model" | "set_permission_mode" as subtype:
                 self._set(request_id, subtype, request)
             case "mcp_status":
@@ -279,7 +296,9 @@ class FakeClaudeAgent(FakeClaudeProcess):
         if how == "unanswered":
             return
         is_open = turn is not None and turn.phase < FakePhase.CUT
-        if how == "ignored" or (how == "ignored_early" and turn is not None and turn.phase < FakePhase.OPEN):
+        if how == "ignored" or (
+            how == "ignored_early" and turn is not None and turn.phase < FakePhase.OPEN
+        ):
             is_open = False
         if turn is None or not is_open:
             yield from self._ack(request_id, turn, is_dropping=is_dropping)
@@ -313,7 +332,12 @@ class FakeClaudeAgent(FakeClaudeProcess):
 
         Does nothing if the turn has already ended.
         """
-        if turn is self.turn and turn.phase < FakePhase.CUT and turn.task is not None and turn.task.wait is not None:
+        if (
+            turn is self.turn
+            and turn.phase < FakePhase.CUT
+            and turn.task is not None
+            and turn.task.wait is not None
+        ):
             self.advance(turn.task, CutShort(how))
 
     def fail(self, why: str, code: int = EXIT_USAGE) -> NoReturn:
@@ -340,7 +364,10 @@ def main(argv: Sequence[str]) -> None:
     """
     options = _options(argv)
     record = FakeRecord(options.get("--fake-evidence"), argv)
-    memory = Memory(_folder(options.get("--fake-memory")), options.get("--resume") or options.get("--session-id") or "")
+    memory = Memory(
+        _folder(options.get("--fake-memory")),
+        options.get("--resume") or options.get("--session-id") or "",
+    )
     try:
         script = Script(_mapping(options.get("--fake-script", "{}")))
     except ScriptError as error:

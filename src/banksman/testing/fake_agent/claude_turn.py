@@ -108,9 +108,15 @@ class Script:
         self.sections: dict[str, list[ScriptStep]] = {}
         for section, texts in sections_of(script).items():
             kind, _, which = section.partition(" ")
-            if kind not in ("process", "prompt") or (kind == "process" and which and not which.isdigit()):
-                raise ScriptError(f"no section {section!r}: process, process N, prompt, prompt N, prompt TEXT")
-            self.sections[section] = [VERBS.parse(text, f"{section}#{index}") for index, text in enumerate(texts)]
+            if kind not in ("process", "prompt") or (
+                kind == "process" and which and not which.isdigit()
+            ):
+                raise ScriptError(
+                    f"no section {section!r}: process, process N, prompt, prompt N, prompt TEXT"
+                )
+            self.sections[section] = [
+                VERBS.parse(text, f"{section}#{index}") for index, text in enumerate(texts)
+            ]
 
     def of_process(self, number: int) -> list[ScriptStep]:
         return [*self.sections.get("process", []), *self.sections.get(f"process {number}", [])]
@@ -193,14 +199,18 @@ class FakeQuestion:
 class FakeClaudeProcess(ScriptAgent):
     """State that the turns of one process share; `claude_agent` adds the input."""
 
-    def __init__(self, script: Script, memory: Memory, record: FakeRecord, argv: Sequence[str]) -> None:
+    def __init__(
+        self, script: Script, memory: Memory, record: FakeRecord, argv: Sequence[str]
+    ) -> None:
         super().__init__(record)
         self.memory = memory
         self.session_id = memory.id
         self.is_partial = "--include-partial-messages" in argv
         self.is_replaying = "--replay-user-messages" in argv
         self.model, self.mode = frames.MODEL, "default"
-        self.process = FakeClaudeTurn(self, Plan(script.of_process(memory.processes)), FakeSettings())
+        self.process = FakeClaudeTurn(
+            self, Plan(script.of_process(memory.processes)), FakeSettings()
+        )
         self.turn: FakeClaudeTurn | None = None
         self.questions: dict[str, FakeQuestion] = {}
         self.results = 0
@@ -302,8 +312,13 @@ class FakeClaudeTurn:
             self.emit(frames.status(), uuids=True)
         if self.agent.is_replaying:
             for prompt in self.prompts:
-                replay: Frame = {"type": "user", "message": {"role": "user", "content": prompt.text}}
-                self.emit({**replay, "parent_tool_use_id": None, "uuid": prompt.uuid, "isReplay": True})
+                replay: Frame = {
+                    "type": "user",
+                    "message": {"role": "user", "content": prompt.text},
+                }
+                self.emit(
+                    {**replay, "parent_tool_use_id": None, "uuid": prompt.uuid, "isReplay": True}
+                )
 
     def perform(self) -> Act:
         """Perform the content step by step; the verb `detach` removes the remaining steps."""
@@ -374,18 +389,37 @@ class FakeClaudeTurn:
 
     def stream_begin(self) -> None:
         self.is_streaming, self.streamed, self.message_id = True, "", f"msg_{new_id()}"
-        self.stream_event({"type": "message_start", "message": frames.message(self.message_id, [], self.agent.model)})
-        self.stream_event({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
+        self.stream_event(
+            {
+                "type": "message_start",
+                "message": frames.message(self.message_id, [], self.agent.model),
+            }
+        )
+        self.stream_event(
+            {
+                "type": "content_block_start",
+                "index": 0,
+                "content_block": {"type": "text", "text": ""},
+            }
+        )
 
     def stream_chunk(self, text: str) -> None:
         self.streamed += text
         self.stream_event(
-            {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}},
+            {
+                "type": "content_block_delta",
+                "index": 0,
+                "delta": {"type": "text_delta", "text": text},
+            },
         )
 
     def think_chunk(self, text: str) -> None:
         self.stream_event(
-            {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": text}},
+            {
+                "type": "content_block_delta",
+                "index": 0,
+                "delta": {"type": "thinking_delta", "thinking": text},
+            },
         )
 
     def stream_end(self, stop_reason: str | None) -> None:
@@ -399,13 +433,17 @@ class FakeClaudeTurn:
 
     def tool_use(self, name: str, arguments: Frame) -> None:
         self.tool_use_id = f"toolu_{new_id()}"
-        self.assistant({"type": "tool_use", "id": self.tool_use_id, "name": name, "input": arguments})
+        self.assistant(
+            {"type": "tool_use", "id": self.tool_use_id, "name": name, "input": arguments}
+        )
 
     def tool_result(self, text: str, *, is_error: bool = False) -> None:
         self.emit(frames.tool_result(self.tool_use_id, text, is_error=is_error))
         self.tool_use_id = ""
 
-    def succeed(self, text: str, *, api_error_status: int | None = None, members: Frame | None = None) -> Act:
+    def succeed(
+        self, text: str, *, api_error_status: int | None = None, members: Frame | None = None
+    ) -> Act:
         """Write the boundary of a successful turn.
 
         Claude also uses the subtype `success` for a turn whose model call failed. `members`:
@@ -413,13 +451,19 @@ class FakeClaudeTurn:
         """
         is_error = api_error_status is not None
         reason = "api_error" if is_error else "completed"
-        frame = frames.result("success", is_error=is_error, terminal_reason=reason, index=self.agent.count_result())
-        yield from self._bound({**frame, "api_error_status": api_error_status, "result": text, **(members or {})})
+        frame = frames.result(
+            "success", is_error=is_error, terminal_reason=reason, index=self.agent.count_result()
+        )
+        yield from self._bound(
+            {**frame, "api_error_status": api_error_status, "result": text, **(members or {})}
+        )
 
     def fail(self, text: str, terminal_reason: str | None = None) -> Act:
         """Write the boundary of a turn that did not run to its end: errors and no text."""
         index = self.agent.count_result()
-        frame = frames.result("error_during_execution", is_error=True, terminal_reason=terminal_reason, index=index)
+        frame = frames.result(
+            "error_during_execution", is_error=True, terminal_reason=terminal_reason, index=index
+        )
         yield from self._bound({**frame, "errors": [text]})
 
     def _bound(self, frame: Frame) -> Act:

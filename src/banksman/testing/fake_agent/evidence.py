@@ -115,7 +115,9 @@ def _strings(tree: ast.AST) -> Iterator[str]:
                 skipped.add(id(constant))
             case ast.JoinedStr(values=values):
                 skipped.update(id(value) for value in values)
-                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "1" for part in values)
+                yield "".join(
+                    str(part.value) if isinstance(part, ast.Constant) else "1" for part in values
+                )
             case ast.Constant(value=str() as text) if id(node) not in skipped:
                 yield text
             case _:

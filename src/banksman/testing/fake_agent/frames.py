@@ -35,12 +35,18 @@ def initialized(request_id: str, mode: str) -> Frame:
     return answered(
         request_id,
         {
-            "commands": [{"name": "compact", "description": "Compact the conversation", "argumentHint": ""}],
+            "commands": [
+                {"name": "compact", "description": "Compact the conversation", "argumentHint": ""}
+            ],
             "agents": [{"name": "claude", "description": "Catch-all"}],
             "output_style": "default",
             "available_output_styles": ["default"],
             "models": [{"value": "default", "resolvedModel": MODEL, "displayName": "Default"}],
-            "account": {"tokenSource": "none", "apiKeySource": "ANTHROPIC_API_KEY", "apiProvider": "firstParty"},
+            "account": {
+                "tokenSource": "none",
+                "apiKeySource": "ANTHROPIC_API_KEY",
+                "apiProvider": "firstParty",
+            },
             "pid": os.getpid(),
             "claude_code_version": VERSION,
             "current_permission_mode": mode,
@@ -68,7 +74,12 @@ def unsupported(request_id: str, subtype: str) -> Frame:
 
 
 def lifecycle(command_uuid: str, state: str) -> Frame:
-    return {"type": "command_lifecycle", "command_uuid": command_uuid, "state": state, "uuid": new_id()}
+    return {
+        "type": "command_lifecycle",
+        "command_uuid": command_uuid,
+        "state": state,
+        "uuid": new_id(),
+    }
 
 
 def init(model: str, mode: str) -> Frame:
@@ -149,13 +160,23 @@ def user(content: list[Frame]) -> Frame:
 
 
 def tool_result(tool_use_id: str, text: str, *, is_error: bool) -> Frame:
-    block = {"tool_use_id": tool_use_id, "type": "tool_result", "content": text, "is_error": is_error}
+    block = {
+        "tool_use_id": tool_use_id,
+        "type": "tool_result",
+        "content": text,
+        "is_error": is_error,
+    }
     return user([block])
 
 
 def can_use_tool(request_id: str, tool_use_id: str, name: str, arguments: Frame) -> Frame:
     rules = [{"toolName": name, "ruleContent": str(arguments.get("command", ""))}]
-    suggestion = {"type": "addRules", "rules": rules, "behavior": "allow", "destination": "localSettings"}
+    suggestion = {
+        "type": "addRules",
+        "rules": rules,
+        "behavior": "allow",
+        "destination": "localSettings",
+    }
     request = {
         "subtype": "can_use_tool",
         "tool_name": name,

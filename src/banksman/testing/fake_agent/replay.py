@@ -117,7 +117,11 @@ def _lives_of_bundle(values: Sequence[Frame]) -> list[list[Step]]:
                 if any(later["kind"] == "session.context_lost" for later in rest):
                     lives[-1].append(("err", FORGOTTEN))
                 body: Frame = value.get("body") or {}
-                if isinstance(body.get("code"), int) and not is_retired and _is_own_death(rest, turns):
+                if (
+                    isinstance(body.get("code"), int)
+                    and not is_retired
+                    and _is_own_death(rest, turns)
+                ):
                     lives[-1].append(("exit", body["code"]))
             case _:
                 pass
@@ -156,7 +160,9 @@ def _life_of_recording(values: Sequence[Frame]) -> list[Step]:
             case "out", frame:
                 # The recording does not keep the original spacing. The agent most likely used this
                 # one.
-                life.append(("say", json.dumps(frame, ensure_ascii=False, separators=(",", ":")).encode()))
+                life.append(
+                    ("say", json.dumps(frame, ensure_ascii=False, separators=(",", ":")).encode())
+                )
             case "err", str(text):
                 life.append(("err", text.encode()))
             case "ev", str(text) if text == _CLOSED or text.startswith("signal "):
@@ -202,7 +208,9 @@ class Player:
                     os._exit(value)
                 case _:
                     label = label_of(value)
-                    self._await(value, label, place, is_optional=label == "interrupt" and is_interrupted)
+                    self._await(
+                        value, label, place, is_optional=label == "interrupt" and is_interrupted
+                    )
                     is_interrupted = label == "interrupt" or (is_interrupted and label != "user")
         while self._hear(()):
             pass

@@ -12,7 +12,13 @@ import time
 
 from banksman.testing import fake_script
 from banksman.testing.fake_agent import frames
-from banksman.testing.fake_agent.claude_turn import VERBS, FakeClaudeTurn, FakeQuestion, FakeSettings, Plan
+from banksman.testing.fake_agent.claude_turn import (
+    VERBS,
+    FakeClaudeTurn,
+    FakeQuestion,
+    FakeSettings,
+    Plan,
+)
 from banksman.testing.fake_process import NEVER, CutShort, Wait, pause
 from banksman.testing.fake_script import ScriptError, ScriptStep, exists
 
@@ -127,12 +133,18 @@ def ask(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
         case {"behavior": "deny", "interrupt": True}:
             raise CutShort("aborted")
         case {"behavior": "deny", "message": message}:
-            turn.denials.append({"tool_name": name, "tool_use_id": turn.tool_use_id, "tool_input": arguments})
+            turn.denials.append(
+                {"tool_name": name, "tool_use_id": turn.tool_use_id, "tool_input": arguments}
+            )
             turn.tool_result(str(message), is_error=True)
         case None:
-            turn.tool_result("Tool permission request failed: AbortError: stream closed", is_error=True)
+            turn.tool_result(
+                "Tool permission request failed: AbortError: stream closed", is_error=True
+            )
         case _:
-            turn.tool_result("The canUseTool callback returned an invalid permission result", is_error=True)
+            turn.tool_result(
+                "The canUseTool callback returned an invalid permission result", is_error=True
+            )
 
 
 @VERBS.verb("ask_withdrawn", "NAME PATH")
@@ -323,7 +335,11 @@ def half(turn: FakeClaudeTurn, step: ScriptStep) -> None:
 def flood(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """Write COUNT deltas with BYTES bytes of text each, as fast as the host reads them."""
     turn.stream_begin()
-    event = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "x" * step.integer(1)}}
+    event = {
+        "type": "content_block_delta",
+        "index": 0,
+        "delta": {"type": "text_delta", "text": "x" * step.integer(1)},
+    }
     for _ in range(step.integer(0)):
         turn.stream_event(event)
         yield from turn.agent.room()

@@ -81,7 +81,9 @@ class FakeCodexAgent(RpcAgent):
                 self.fail(id, f"Invalid request: unknown variant `{method}`")
 
     def _open(self, id: Any, method: str, params: dict[str, Any]) -> None:
-        self.settings = {name: params[name] for name in ("model", "approvalPolicy") if name in params}
+        self.settings = {
+            name: params[name] for name in ("model", "approvalPolicy") if name in params
+        }
         old = params.get("threadId")
         lines: list[tuple[str, str]] | None = []
         if old is not None:
@@ -99,7 +101,9 @@ class FakeCodexAgent(RpcAgent):
     # ── Turns ──
 
     def _start(self, id: Any, params: dict[str, Any]) -> None:
-        self.settings |= {name: params[name] for name in ("model", "approvalPolicy") if name in params}
+        self.settings |= {
+            name: params[name] for name in ("model", "approvalPolicy") if name in params
+        }
         if self.turn is not None:
             # The real agent adds the prompt to the running turn, and its answer names that turn.
             self.turn.waiting.append(params)
@@ -111,7 +115,10 @@ class FakeCodexAgent(RpcAgent):
         if self.turn is None or not self.turn.takes_prompts:
             self.fail(id, "no active turn to steer")
         elif self.turn.id != params["expectedTurnId"]:
-            self.fail(id, f"expected active turn id `{params['expectedTurnId']}` but found `{self.turn.id}`")
+            self.fail(
+                id,
+                f"expected active turn id `{params['expectedTurnId']}` but found `{self.turn.id}`",
+            )
         else:
             self.turn.waiting.append(params)
             self.write({"id": id, "result": {"turnId": self.turn.id}})
@@ -168,7 +175,11 @@ class FakeCodexTurn(RpcTurn):
             act()
 
     def _work(self, params: dict[str, Any]) -> Act:
-        item = {"type": "userMessage", "clientId": params.get("clientUserMessageId"), "content": params["input"]}
+        item = {
+            "type": "userMessage",
+            "clientId": params.get("clientUserMessageId"),
+            "content": params["input"],
+        }
         self.complete(self.start(**item))
         text = _text(params)
         append_conversation(self.agent.memory, self.agent.thread, "user", text)
@@ -228,11 +239,17 @@ class FakeCodexTurn(RpcTurn):
     def _count(self) -> None:
         self.agent.tokens += TOKENS
         usage = {"total": {"totalTokens": self.agent.tokens}, "last": {"totalTokens": TOKENS}}
-        self.agent.notice("thread/tokenUsage/updated", turnId=self.id, tokenUsage={**usage, "modelContextWindow": 1000})
+        self.agent.notice(
+            "thread/tokenUsage/updated",
+            turnId=self.id,
+            tokenUsage={**usage, "modelContextWindow": 1000},
+        )
 
     def ask(self, method: str, params: dict[str, Any]) -> Answering:
         """Send a request to the client and wait for its answer; an interrupt ends the wait."""
-        request = self.agent.request(method, {"threadId": self.agent.thread, "turnId": self.id, **params})
+        request = self.agent.request(
+            method, {"threadId": self.agent.thread, "turnId": self.id, **params}
+        )
         self.open_requests.append(request.id)
         yield Wait(when=lambda: request.answer is not None)
         assert request.answer is not None
@@ -281,11 +298,19 @@ def permission(turn: FakeCodexTurn, step: ScriptStep) -> Act:
     """COMMAND: request approval to run it, and say the answer."""
     command = step.word(0)
     item = turn.start(type="commandExecution", command=command, cwd="/", status="inProgress")
-    decisions = ["accept", {"acceptWithExecpolicyAmendment": {"execpolicy_amendment": [command]}}, "cancel"]
+    decisions = [
+        "accept",
+        {"acceptWithExecpolicyAmendment": {"execpolicy_amendment": [command]}},
+        "cancel",
+    ]
     params = {"itemId": item["id"], "command": command, "cwd": "/", "availableDecisions": decisions}
     answer = yield from turn.ask("item/commandExecution/requestApproval", params)
     decision = answer.get("result", {}).get("decision")
-    turn.complete(item, status="declined" if decision in ("decline", "cancel", None) else "completed", exitCode=0)
+    turn.complete(
+        item,
+        status="declined" if decision in ("decline", "cancel", None) else "completed",
+        exitCode=0,
+    )
     if decision == "cancel":
         raise CutShort("cancelled")
     turn.say(f"answered {json.dumps(decision)}")
@@ -295,7 +320,9 @@ def permission(turn: FakeCodexTurn, step: ScriptStep) -> Act:
 def request(turn: FakeCodexTurn, step: ScriptStep) -> Act:
     """Send the client a request with any METHOD, and say the answer."""
     answer = yield from turn.ask(step.word(0), json.loads(step.word(1, "{}")))
-    turn.say(f"answered {json.dumps(answer.get('result') if 'result' in answer else answer['error']['code'])}")
+    turn.say(
+        f"answered {json.dumps(answer.get('result') if 'result' in answer else answer['error']['code'])}"
+    )
 
 
 @VERBS.verb("think", "LINE")
@@ -303,7 +330,13 @@ def think(turn: FakeCodexTurn, step: ScriptStep) -> None:
     """LINE: send it as reasoning."""
     words = step.word(0)
     item = turn.start(type="reasoning", summary=[], content=[])
-    turn.agent.notice("item/reasoning/summaryTextDelta", turnId=turn.id, itemId=item["id"], delta=words, summaryIndex=0)
+    turn.agent.notice(
+        "item/reasoning/summaryTextDelta",
+        turnId=turn.id,
+        itemId=item["id"],
+        delta=words,
+        summaryIndex=0,
+    )
     turn.complete(item, summary=[words])
 
 
@@ -311,7 +344,9 @@ def think(turn: FakeCodexTurn, step: ScriptStep) -> None:
 def ran(turn: FakeCodexTurn, step: ScriptStep) -> None:
     """LINE: report a command that completes immediately, with this text as its output."""
     words = step.word(0)
-    item = turn.start(type="commandExecution", command=f"echo {words}", cwd="/", status="inProgress")
+    item = turn.start(
+        type="commandExecution", command=f"echo {words}", cwd="/", status="inProgress"
+    )
     turn.complete(item, status="completed", aggregatedOutput=f"{words}\n", exitCode=0)
 
 

@@ -102,7 +102,20 @@ class Drop:
     times: int | None
 
 
-Directive = Text | Slow | Big | Think | ToolCall | Sleep | Hang | Stall | Overflow | HttpError | SseError | Drop
+Directive = (
+    Text
+    | Slow
+    | Big
+    | Think
+    | ToolCall
+    | Sleep
+    | Hang
+    | Stall
+    | Overflow
+    | HttpError
+    | SseError
+    | Drop
+)
 Step = tuple[Directive, ...]
 # One of these sends the HTTP status, so no other status can follow.
 SPOKEN = (Text, Slow, Big, Think, Stall)
@@ -135,8 +148,12 @@ def parse(text: str) -> tuple[Step, ...]:
         if step and isinstance(step[-1], ToolCall) and not isinstance(directive, ToolCall):
             steps.append([])
             step = steps[-1]
-        if isinstance(directive, HttpError | Overflow) and any(isinstance(spoken, SPOKEN) for spoken in step):
-            raise BadDirective(f"{line!r}: something was said before it, so the status is sent; use {MARK}sseerror")
+        if isinstance(directive, HttpError | Overflow) and any(
+            isinstance(spoken, SPOKEN) for spoken in step
+        ):
+            raise BadDirective(
+                f"{line!r}: something was said before it, so the status is sent; use {MARK}sseerror"
+            )
         step.append(directive)
     return tuple(tuple(step) for step in steps if step)
 
@@ -145,7 +162,9 @@ def _directive(line: str) -> Directive:
     word, _, rest = line.removeprefix(MARK).partition(" ")
     reader = _READERS.get(word)
     if reader is None:
-        raise BadDirective(f"{line!r}: there is no directive {MARK}{word}; there are {', '.join([*_READERS, 'next'])}")
+        raise BadDirective(
+            f"{line!r}: there is no directive {MARK}{word}; there are {', '.join([*_READERS, 'next'])}"
+        )
     try:
         return reader(line, rest)
     except ValueError as exc:
@@ -248,7 +267,9 @@ def _fields(rest: str, least: int, most: int) -> Sequence[str | None]:
     """
     fields = rest.split(maxsplit=most - 1)  # -1, where no field is allowed, means no limit.
     if not least <= len(fields) <= most:
-        raise ValueError(f"it takes {least if least == most else f'{least} to {most}'} arguments, not {len(fields)}")
+        raise ValueError(
+            f"it takes {least if least == most else f'{least} to {most}'} arguments, not {len(fields)}"
+        )
     return [*fields, *[None] * (most - len(fields))]
 
 
@@ -261,7 +282,9 @@ def _words(rest: str) -> str:
 def _whole(field: str, least: int, most: int) -> int:
     field = field.rstrip()
     # int() alone would also accept "1_0", "+1" and digits of other scripts.
-    if not (field.isascii() and field.isdigit() and len(field) < 12 and least <= int(field) <= most):
+    if not (
+        field.isascii() and field.isdigit() and len(field) < 12 and least <= int(field) <= most
+    ):
         raise ValueError(f"{field!r} is not a whole number from {least} to {most}")
     return int(field)
 

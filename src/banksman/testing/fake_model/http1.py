@@ -236,7 +236,9 @@ def read_head(connection: ModelConnection) -> HttpHead | None:
         key = name.lower()
         # With a duplicate header it would be unclear which one counts, and no agent sends one.
         if not colon or not name or name != name.strip() or key in headers:
-            raise HttpRefusal(400, f"this header is malformed or a second one of its name: {name[:100]!r}")
+            raise HttpRefusal(
+                400, f"this header is malformed or a second one of its name: {name[:100]!r}"
+            )
         headers[key] = value.strip()
     return HttpHead(method, target.partition("?")[0], headers)
 
@@ -271,13 +273,17 @@ class HttpReply:
     def send(self, status: int, body: dict[str, Any]) -> None:
         """Send a complete answer."""
         data = json.dumps(body).encode()
-        head = self._head(status, {"Content-Type": "application/json", "Content-Length": str(len(data))})
+        head = self._head(
+            status, {"Content-Type": "application/json", "Content-Length": str(len(data))}
+        )
         self._connection.write(head if self._is_head_only else head + data)
 
     def send_part(self, body: dict[str, Any]) -> None:
         """Send the first half of an answer; the rest must never follow."""
         data = json.dumps(body).encode()
-        head = self._head(200, {"Content-Type": "application/json", "Content-Length": str(len(data))})
+        head = self._head(
+            200, {"Content-Type": "application/json", "Content-Length": str(len(data))}
+        )
         self._connection.write(head + data[: len(data) // 2])
 
     def begin_stream(self) -> None:
@@ -302,6 +308,13 @@ class HttpReply:
             reason = http.HTTPStatus(status).phrase
         except ValueError:
             reason = "Overloaded" if status == 529 else "Error"
-        fields = {**fields, "request-id": new_id("req"), "Connection": "close" if self.is_last else "keep-alive"}
-        lines = [f"HTTP/1.1 {status} {reason}", *(f"{name}: {value}" for name, value in fields.items())]
+        fields = {
+            **fields,
+            "request-id": new_id("req"),
+            "Connection": "close" if self.is_last else "keep-alive",
+        }
+        lines = [
+            f"HTTP/1.1 {status} {reason}",
+            *(f"{name}: {value}" for name, value in fields.items()),
+        ]
         return "\r\n".join([*lines, "", ""]).encode("ascii")

@@ -176,6 +176,8 @@ class _ServerThreads:
             return
         connection = ModelConnection(sock, stop_fd=self._stop_fd)
         name = f"fake-model-{port}"
-        thread = threading.Thread(target=serve, args=(connection, self._server), name=name, daemon=True)
+        thread = threading.Thread(
+            target=serve, args=(connection, self._server), name=name, daemon=True
+        )
         self._threads.append(thread)
         thread.start()

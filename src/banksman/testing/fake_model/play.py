@@ -38,7 +38,11 @@ BIG_LINE = "x" * 63 + "\n"
 # "<environment_context>…".
 FRAMED = re.compile(r"\s*<([a-z_-]+)>.*</\1>\s*", re.DOTALL)
 # Beginnings of texts that the agent wrote in the name of the user.
-AGENTS_WORDS = ("[Request interrupted by user", "[structured-output-enforce]", "# AGENTS.md instructions")
+AGENTS_WORDS = (
+    "[Request interrupted by user",
+    "[structured-output-enforce]",
+    "# AGENTS.md instructions",
+)
 # Number of counters for directives with TIMES. The oldest is dropped first, and its directive would
 # fail again.
 PROMPTS_MAX = 10_000
@@ -79,7 +83,9 @@ def _said(entry: Entry) -> str | None:
     for text in reversed(entry.texts):
         # A script comes from the user wherever it stands. Plain words come from the user only in
         # messages where the agent adds none.
-        if directives.has_directive(text) or (entry.who is Who.USER and not entry.has_result and not _is_agents(text)):
+        if directives.has_directive(text) or (
+            entry.who is Who.USER and not entry.has_result and not _is_agents(text)
+        ):
             return text
     return None
 
@@ -113,7 +119,9 @@ class Chooser:
             self._count(step, digest)
         return tuple(directive for _, directive in step)
 
-    def _live(self, steps: tuple[directives.Step, ...], digest: bytes) -> list[list[tuple[int, directives.Directive]]]:
+    def _live(
+        self, steps: tuple[directives.Step, ...], digest: bytes
+    ) -> list[list[tuple[int, directives.Directive]]]:
         """Drop the failures that have happened often enough, and the steps that become empty."""
         live: list[list[tuple[int, directives.Directive]]] = []
         place = 0
@@ -154,7 +162,9 @@ class Broken(Exception):
 class StepPlayer:
     """Plays one step onto one reply."""
 
-    def __init__(self, connection: ModelConnection, reply: HttpReply, api: Api, call: ModelCall) -> None:
+    def __init__(
+        self, connection: ModelConnection, reply: HttpReply, api: Api, call: ModelCall
+    ) -> None:
         self._connection = connection
         self._reply = reply
         self._api = api
@@ -218,7 +228,9 @@ class StepPlayer:
             self._reply.begin_stream()
             self._send(self._message.start())
 
-    def _say(self, say: Callable[Words, list[ModelEvent]], *words: Words.args, **more: Words.kwargs) -> None:
+    def _say(
+        self, say: Callable[Words, list[ModelEvent]], *words: Words.args, **more: Words.kwargs
+    ) -> None:
         # The start comes before `say` creates its events, because the events may be numbered.
         self._start()
         self._send(say(*words, **more))

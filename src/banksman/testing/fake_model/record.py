@@ -85,7 +85,9 @@ class RequestRecords:
     def __init__(self, *, log: Path | None) -> None:
         # Protects all fields below. Only the log file is used while it is held.
         self._changed = threading.Condition()
-        self._requests: collections.deque[ModelRequest] = collections.deque(maxlen=REQUESTS_KEPT_MAX)
+        self._requests: collections.deque[ModelRequest] = collections.deque(
+            maxlen=REQUESTS_KEPT_MAX
+        )
         self._count = 0
         self._play_count = 0
         # Line-buffered, so that a reader of the file sees each line immediately.
@@ -116,7 +118,13 @@ class RequestRecords:
                 step=step or (),
             )
             self._requests.append(request)
-            fields = {"method": method, "path": path, "api": api, "play": request.play, "step": step}
+            fields = {
+                "method": method,
+                "path": path,
+                "api": api,
+                "play": request.play,
+                "step": step,
+            }
             self._write({"request": request.number, **fields, "body": body})
             self._changed.notify_all()
         return request
@@ -134,12 +142,19 @@ class RequestRecords:
         assert play >= 1
         with self._changed:
             if not self._changed.wait_for(lambda: self._play_count >= play, timeout):
-                seen = "\n".join(f"  {request!r}" for request in list(self._requests)[-20:]) or "  none"
-                raise TimeoutError(f"request {play} that plays a script did not come in {timeout:g} s; seen:\n{seen}")
+                seen = (
+                    "\n".join(f"  {request!r}" for request in list(self._requests)[-20:])
+                    or "  none"
+                )
+                raise TimeoutError(
+                    f"request {play} that plays a script did not come in {timeout:g} s; seen:\n{seen}"
+                )
             for request in self._requests:
                 if request.play == play:
                     return request
-        raise LookupError(f"request {play} that plays a script is forgotten: {REQUESTS_KEPT_MAX} are kept")
+        raise LookupError(
+            f"request {play} that plays a script is forgotten: {REQUESTS_KEPT_MAX} are kept"
+        )
 
     def close(self) -> None:
         with self._changed:

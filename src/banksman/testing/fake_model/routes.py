@@ -125,7 +125,10 @@ def _serve_one(connection: ModelConnection, server: ModelServer) -> bool:
 
 
 def _refuse_and_drain(
-    connection: ModelConnection, reply: http1.HttpReply, refusal: http1.HttpRefusal, api: Api | None = None
+    connection: ModelConnection,
+    reply: http1.HttpReply,
+    refusal: http1.HttpRefusal,
+    api: Api | None = None,
 ) -> None:
     reply.send(refusal.status, refusal.body(api or ANY_API))
     connection.drain(bytes_max=DRAIN_BYTES_MAX, timeout=DRAIN_SECONDS_MAX)
@@ -145,7 +148,11 @@ class _ModelAnswer:
     """Answer to one request that arrived completely."""
 
     def __init__(
-        self, connection: ModelConnection, server: ModelServer, head: http1.HttpHead, reply: http1.HttpReply
+        self,
+        connection: ModelConnection,
+        server: ModelServer,
+        head: http1.HttpHead,
+        reply: http1.HttpReply,
     ) -> None:
         self._connection = connection
         self._server = server
@@ -194,7 +201,9 @@ class _ModelAnswer:
     def _do(self, understood: _Understood, input_tokens: int) -> str:
         if understood.api is not None:
             call = ModelCall(self._head.path, understood.body, input_tokens)
-            return StepPlayer(self._connection, self._reply, understood.api, call).play(understood.step or ())
+            return StepPlayer(self._connection, self._reply, understood.api, call).play(
+                understood.step or ()
+            )
         self._reply.send(200, _listing(self._head, input_tokens))
         return "done"
 
@@ -235,11 +244,15 @@ def _understand(head: http1.HttpHead, raw: bytes, chooser: Chooser) -> _Understo
         body = json.loads(raw) if raw else None
     except (ValueError, RecursionError) as exc:
         if head.method == "POST":
-            return _Understood(api, None, refusal=http1.HttpRefusal(400, f"the body is not JSON: {exc}"))
+            return _Understood(
+                api, None, refusal=http1.HttpRefusal(400, f"the body is not JSON: {exc}")
+            )
     if api is None:
         return _Understood(None, body)
     if not isinstance(body, dict):
-        return _Understood(api, body, refusal=http1.HttpRefusal(400, "the body must be a JSON object"))
+        return _Understood(
+            api, body, refusal=http1.HttpRefusal(400, "the body must be a JSON object")
+        )
     fields = cast("dict[str, Any]", body)
     if not has_tools(fields):
         return _Understood(api, fields)

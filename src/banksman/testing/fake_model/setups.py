@@ -35,7 +35,9 @@ def setup(agent: str, url: str, home: Path) -> AgentSetup:
     try:
         make = SETUPS[agent]
     except KeyError:
-        raise ValueError(f"{agent!r}: it is not known what this agent needs; known are {', '.join(SETUPS)}") from None
+        raise ValueError(
+            f"{agent!r}: it is not known what this agent needs; known are {', '.join(SETUPS)}"
+        ) from None
     made = make(url, home)
     temporary = home / "tmp"
     common = {"HOME": str(home), "TMPDIR": str(temporary), "PATH": PATH}
@@ -71,9 +73,15 @@ def _codex(url: str, home: Path) -> AgentSetup:
         "check_for_update_on_startup": False,
     }
     # A value is TOML. JSON strings and booleans are valid TOML.
-    words = [word for name, value in settings.items() for word in ("-c", f"{name}={json.dumps(value)}")]
+    words = [
+        word for name, value in settings.items() for word in ("-c", f"{name}={json.dumps(value)}")
+    ]
     # The agent creates its files, but the folder must exist.
-    return AgentSetup({"CODEX_HOME": str(home / ".codex"), "FAKE_MODEL_KEY": KEY}, tuple(words), {".codex/.keep": ""})
+    return AgentSetup(
+        {"CODEX_HOME": str(home / ".codex"), "FAKE_MODEL_KEY": KEY},
+        tuple(words),
+        {".codex/.keep": ""},
+    )
 
 
 def _gemini(url: str, _: Path) -> AgentSetup:
@@ -91,7 +99,9 @@ def _gemini(url: str, _: Path) -> AgentSetup:
         # Without this variable, the agent starts itself a second time, with more memory.
         "GEMINI_CLI_NO_RELAUNCH": "true",
     }
-    return AgentSetup(variables, ("--model", GEMINI_MODEL), {".gemini/settings.json": json.dumps(settings)})
+    return AgentSetup(
+        variables, ("--model", GEMINI_MODEL), {".gemini/settings.json": json.dumps(settings)}
+    )
 
 
 def _opencode(url: str, _: Path) -> AgentSetup:

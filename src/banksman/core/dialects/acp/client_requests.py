@@ -47,17 +47,25 @@ def requested(call: RpcCall, quirks: Quirks, kinds: Mapping[str, str]) -> Reques
             told = {"kind"} | ({"rawInput"} if isinstance(given, dict) else set[str]())
             details = {name: value for name, value in tool.items() if name not in told}
             details["options"] = _options(params)
-            kind = text(tool.get("kind")) or kinds.get(text(tool.get("toolCallId")) or "") or "other"
-            return Requested(request, RequestPurpose.PERMISSION, call.method, kind, mapping(given), details)
+            kind = (
+                text(tool.get("kind")) or kinds.get(text(tool.get("toolCallId")) or "") or "other"
+            )
+            return Requested(
+                request, RequestPurpose.PERMISSION, call.method, kind, mapping(given), details
+            )
         case "elicitation/create" if params.get("mode", "form") == "form":
             return Requested(request, RequestPurpose.ELICITATION, call.method, details=params)
         case method if method.partition("/")[0] in quirks.serves and "/" in method:
-            return Requested(request, RequestPurpose.WORKSPACE, method, _SERVED.get(method, ""), params)
+            return Requested(
+                request, RequestPurpose.WORKSPACE, method, _SERVED.get(method, ""), params
+            )
         case _:
             return Requested(request, RequestPurpose.UNKNOWN, call.method)
 
 
-def with_tool(tools: tuple[tuple[str, str], ...], update: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+def with_tool(
+    tools: tuple[tuple[str, str], ...], update: Mapping[str, Any]
+) -> tuple[tuple[str, str], ...]:
     """Return the remembered kinds of tool calls, with the call of one more update."""
     call, kind = text(update.get("toolCallId")), text(update.get("kind"))
     if call is None or kind is None or len(call) + len(kind) > TOOL_CHARACTERS_MAX:
@@ -68,7 +76,11 @@ def with_tool(tools: tuple[tuple[str, str], ...], update: Mapping[str, Any]) -> 
 def decided(asked: Requested, decision: Decision) -> Answer:
     """Return the answer for a caller's decision."""
     if asked.wants is RequestPurpose.ELICITATION:
-        return {"action": "accept", "content": dict(decision.content or {})} if decision.allows else _DECLINED
+        return (
+            {"action": "accept", "content": dict(decision.content or {})}
+            if decision.allows
+            else _DECLINED
+        )
     option = _chosen(asked, decision)
     return CANCELLED if option is None else {"outcome": {"outcome": "selected", "optionId": option}}
 
@@ -99,15 +111,24 @@ def _chosen(asked: Requested, decision: Decision) -> str | None:
     # so the original input never runs in place of the changed one.
     assert decision.updated_input is None
     options = mappings(asked.details.get("options"))
-    if decision.option is not None and any(option["optionId"] == decision.option for option in options):
+    if decision.option is not None and any(
+        option["optionId"] == decision.option for option in options
+    ):
         return decision.option
     if not decision.allows:
         wanted = _NO
     else:
         wanted = _ONCE if decision.remember is None else _ALWAYS
-    return next((option["optionId"] for kind in wanted for option in options if option.get("kind") == kind), None)
+    return next(
+        (option["optionId"] for kind in wanted for option in options if option.get("kind") == kind),
+        None,
+    )
 
 
 def _options(params: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the options that have a usable id."""
-    return [option for option in mappings(params.get("options")) if isinstance(option.get("optionId"), str)]
+    return [
+        option
+        for option in mappings(params.get("options"))
+        if isinstance(option.get("optionId"), str)
+    ]

@@ -35,7 +35,14 @@ from banksman.core.dialects.acp import reader as reading
 from banksman.core.dialects.acp import writer as content
 from banksman.core.dialects.acp.updates import said
 from banksman.core.dialects.acp.writer import Adjusted, Prompted, Purpose, Stage
-from banksman.core.dialects.dialect import ERROR_CHARACTERS_MAX, Prompt, ProtocolOutput, Quirks, Setup, is_aside
+from banksman.core.dialects.dialect import (
+    ERROR_CHARACTERS_MAX,
+    Prompt,
+    ProtocolOutput,
+    Quirks,
+    Setup,
+    is_aside,
+)
 from banksman.core.dialects.meaning import (
     Forgot,
     Meaning,
@@ -76,7 +83,10 @@ class SaidInTurn(Struct, frozen=True):
             call = update.get("toolCallId")
             is_other = isinstance(call, str) and call != self.call
             return replace(
-                self, is_nothing=False, is_over=self.is_over or is_other, call=call if is_other else self.call
+                self,
+                is_nothing=False,
+                is_over=self.is_over or is_other,
+                call=call if is_other else self.call,
             )
         text = said(dict(update))
         if not text:
@@ -85,7 +95,9 @@ class SaidInTurn(Struct, frozen=True):
         message = name if isinstance(name, str) else None
         before = "" if self.is_over or message != self.message else self.text
         # Keep one character more than an error may have, so that a longer text is recognised.
-        return SaidInTurn((before + text)[: ERROR_CHARACTERS_MAX + 1], message, is_nothing=False, call=self.call)
+        return SaidInTurn(
+            (before + text)[: ERROR_CHARACTERS_MAX + 1], message, is_nothing=False, call=self.call
+        )
 
 
 NOTHING = SaidInTurn()
@@ -134,7 +146,7 @@ class AcpProtocolState(Struct, frozen=True):
     def is_aside(self, line: bytes) -> bool:
         return is_aside(line, self.conversation, "sessionId")
 
-    # -- to the agent ------------------------------------------------------------------------------
+    # -- to the agent -----------------------------------------------------------------------------
     def handshake(self, request: str) -> ProtocolOutput:
         asking = replace(self, request=request, stage=Stage.INITIALIZING)
         return asking._call(Stage.INITIALIZING, words.INITIALIZE, words.initialize(self.quirks))
@@ -148,10 +160,14 @@ class AcpProtocolState(Struct, frozen=True):
         if self.stage is Stage.READY:
             fitted = content.fitted(blocks, self.agent)
             if isinstance(fitted, str):
-                return ProtocolOutput(self, meanings=(TurnOver(refs=(ref,), is_error=True, error=fitted),))
+                return ProtocolOutput(
+                    self, meanings=(TurnOver(refs=(ref,), is_error=True, error=fitted),)
+                )
             blocks = fitted
         if not self.exchange.ours.has_room:
-            return ProtocolOutput(self, meanings=(TurnOver(refs=(ref,), is_error=True, error=NO_ROOM),))
+            return ProtocolOutput(
+                self, meanings=(TurnOver(refs=(ref,), is_error=True, error=NO_ROOM),)
+            )
         params = {"sessionId": self.conversation, "prompt": blocks}
         return replace(self, said=NOTHING, tools=())._call(Prompted(ref), words.PROMPT, params)
 
@@ -161,7 +177,8 @@ class AcpProtocolState(Struct, frozen=True):
             return ProtocolOutput(self)
         exchange, frame = self.exchange.notice(words.CANCEL, {"sessionId": self.conversation})
         return ProtocolOutput(
-            replace(self, exchange=replace(exchange, ours=exchange.ours.changed(_cancelled))), (frame,)
+            replace(self, exchange=replace(exchange, ours=exchange.ours.changed(_cancelled))),
+            (frame,),
         )
 
     def setting(self, request: str, name: str, value: str) -> ProtocolOutput:
@@ -202,7 +219,7 @@ class AcpProtocolState(Struct, frozen=True):
         exchange, frames = self.exchange.reply(asked.request, result)
         return ProtocolOutput(replace(self, exchange=exchange), frames)
 
-    # -- from the agent ----------------------------------------------------------------------------
+    # -- from the agent ---------------------------------------------------------------------------
     def hear(self, told: NeedsConversation) -> ProtocolOutput:
         """Resolve the messages of one line in order."""
         protocol = self
@@ -234,7 +251,7 @@ class AcpProtocolState(Struct, frozen=True):
     def _noise(self) -> ProtocolOutput:
         return ProtocolOutput(self, meanings=(_NOISE,))
 
-    # -- updates -----------------------------------------------------------------------------------
+    # -- updates ----------------------------------------------------------------------------------
     def _hear_update(self, notice: Notification) -> ProtocolOutput:
         update = reading.update_of(notice)
         kind = update.get("sessionUpdate")
@@ -254,13 +271,18 @@ class AcpProtocolState(Struct, frozen=True):
             case "tool_call" | "tool_call_update":
                 tools = answering.with_tool(self.tools, update)
                 return ProtocolOutput(
-                    replace(protocol, tools=tools), meanings=_of_tool(update, is_new=kind == "tool_call")
+                    replace(protocol, tools=tools),
+                    meanings=_of_tool(update, is_new=kind == "tool_call"),
                 )
             case "config_option_update":
                 return ProtocolOutput(replace(protocol, offers=words.offers(update, self.offers)))
             case "current_mode_update":
                 mode = update.get("currentModeId")
-                offers = self.offers.now("permission_mode", mode) if isinstance(mode, str) else self.offers
+                offers = (
+                    self.offers.now("permission_mode", mode)
+                    if isinstance(mode, str)
+                    else self.offers
+                )
                 return ProtocolOutput(replace(protocol, offers=offers))
             case "usage_update":
                 spent = words.spent(update)
@@ -268,7 +290,7 @@ class AcpProtocolState(Struct, frozen=True):
             case _:
                 return ProtocolOutput(protocol)
 
-    # -- requests of the agent ---------------------------------------------------------------------
+    # -- requests of the agent --------------------------------------------------------------------
     def _hear_call(self, call: RpcCall) -> ProtocolOutput:
         exchange, is_taken, frames = self.exchange.take(call)
         taken = replace(self, exchange=exchange)
@@ -288,9 +310,11 @@ class AcpProtocolState(Struct, frozen=True):
         exchange, frames = self.exchange.error(request, jsonrpc.REQUEST_CANCELLED, "cancelled")
         if not frames:
             return self._noise()
-        return ProtocolOutput(replace(self, exchange=exchange), frames, (RequestWithdrawn(request),))
+        return ProtocolOutput(
+            replace(self, exchange=exchange), frames, (RequestWithdrawn(request),)
+        )
 
-    # -- replies to Banksman's requests ------------------------------------------------------------
+    # -- replies to Banksman's requests -----------------------------------------------------------
     def _hear_reply(self, reply: RpcReply) -> ProtocolOutput:
         id = reply.id
         if id is None:
@@ -309,7 +333,11 @@ class AcpProtocolState(Struct, frozen=True):
             case Stage.FENCING:
                 # A late reply means nothing: `hurry` has already ended the wait.
                 is_due = self.stage is Stage.FENCING
-                return ProtocolOutput(replace(protocol, stage=Stage.QUIETING)) if is_due else protocol._noise()
+                return (
+                    ProtocolOutput(replace(protocol, stage=Stage.QUIETING))
+                    if is_due
+                    else protocol._noise()
+                )
             case _:
                 return protocol._hear_opened(reply)
 
@@ -354,7 +382,9 @@ class AcpProtocolState(Struct, frozen=True):
 
     def _judged(self, prompted: Prompted, reason: str | None) -> dict[str, Any]:
         """Return the meaning of a stop reason, corrected by the agent's quirks."""
-        if prompted.is_cancelled and (reason == "cancelled" or reason in self.quirks.cancel_may_say):
+        if prompted.is_cancelled and (
+            reason == "cancelled" or reason in self.quirks.cancel_may_say
+        ):
             return {"is_aborted": True}
         if reason == "cancelled":
             # Some agents treat certain answers to their requests as a cancel, or give up with this
@@ -367,14 +397,20 @@ class AcpProtocolState(Struct, frozen=True):
             error = "the agent gave no output and reported no error"
         return {} if error is None else {"is_error": True, "error": error}
 
-    # -- handshake ---------------------------------------------------------------------------------
+    # -- handshake --------------------------------------------------------------------------------
     def _hear_initialized(self, reply: RpcReply) -> ProtocolOutput:
         if reply.error is not None:
             return self._refused(words.failure_text(reply.error))
         agent = words.agent(reply.named)
         protocol = replace(self, agent=agent)
-        fault = words.version_fault(reply.named, agent.name) or words.opening_fault(self.setup, agent)
-        return protocol._refused(fault) if fault is not None else protocol._open(words.way_in(self.setup, agent))
+        fault = words.version_fault(reply.named, agent.name) or words.opening_fault(
+            self.setup, agent
+        )
+        return (
+            protocol._refused(fault)
+            if fault is not None
+            else protocol._open(words.way_in(self.setup, agent))
+        )
 
     def _open(self, method: str | None) -> ProtocolOutput:
         if method is None and self.setup.forks:
@@ -410,7 +446,11 @@ class AcpProtocolState(Struct, frozen=True):
             return self._refused(words.login_needed(self.agent, failure))
         if self.setup.conversation is None:
             return self._refused(words.failure_text(failure))
-        if failure.code == jsonrpc.METHOD_NOT_FOUND and self.stage is Stage.OPENING and not self.setup.forks:
+        if (
+            failure.code == jsonrpc.METHOD_NOT_FOUND
+            and self.stage is Stage.OPENING
+            and not self.setup.forks
+        ):
             # The agent announced the capability but does not implement it.
             return self._open(words.LOAD if self.agent.loads else None)
         if words.is_unknown(failure, self.setup.conversation):
@@ -420,7 +460,9 @@ class AcpProtocolState(Struct, frozen=True):
     def _adjust(self) -> ProtocolOutput:
         """Set the next pending setting, or finish the handshake."""
         if not self.wishes:
-            return ProtocolOutput(replace(self, stage=Stage.READY), meanings=(Replied(self.request),))
+            return ProtocolOutput(
+                replace(self, stage=Stage.READY), meanings=(Replied(self.request),)
+            )
         (name, value), *rest = self.wishes
         return replace(self, stage=Stage.ADJUSTING, wishes=tuple(rest))._set(None, name, value)
 
@@ -430,10 +472,16 @@ class AcpProtocolState(Struct, frozen=True):
         if choice is None or value is None or self.conversation is None:
             return self._not_set(request, words.not_offered(self.agent, name, wish, choice))
         if value == choice.current:
-            return self._adjust() if request is None else ProtocolOutput(self, meanings=(Replied(request),))
+            return (
+                self._adjust()
+                if request is None
+                else ProtocolOutput(self, meanings=(Replied(request),))
+            )
         if not self.exchange.ours.has_room:
             return self._not_set(request, NO_ROOM)
-        return self._call(Adjusted(request, name, value), choice.method, choice.params(self.conversation, value))
+        return self._call(
+            Adjusted(request, name, value), choice.method, choice.params(self.conversation, value)
+        )
 
     def _hear_set(self, adjusted: Adjusted, reply: RpcReply) -> ProtocolOutput:
         if reply.error is not None:
@@ -446,11 +494,15 @@ class AcpProtocolState(Struct, frozen=True):
 
     def _not_set(self, request: str | None, error: str) -> ProtocolOutput:
         return (
-            self._refused(error) if request is None else ProtocolOutput(self, meanings=(Replied(request, error=error),))
+            self._refused(error)
+            if request is None
+            else ProtocolOutput(self, meanings=(Replied(request, error=error),))
         )
 
     def _refused(self, error: str) -> ProtocolOutput:
-        return ProtocolOutput(replace(self, stage=Stage.REFUSED), meanings=(Replied(self.request, error=error),))
+        return ProtocolOutput(
+            replace(self, stage=Stage.REFUSED), meanings=(Replied(self.request, error=error),)
+        )
 
     def _forgot(self, error: str) -> ProtocolOutput:
         return ProtocolOutput(replace(self, stage=Stage.REFUSED), meanings=(Forgot(error),))

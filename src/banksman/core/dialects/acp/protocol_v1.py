@@ -22,7 +22,11 @@ VERSION = 1
 INITIALIZE = "initialize"
 NEW, LOAD, RESUME, FORK = "session/new", "session/load", "session/resume", "session/fork"
 PROMPT, CANCEL = "session/prompt", "session/cancel"
-SET_MODEL, SET_MODE, SET_OPTION = "session/set_model", "session/set_mode", "session/set_config_option"
+SET_MODEL, SET_MODE, SET_OPTION = (
+    "session/set_model",
+    "session/set_mode",
+    "session/set_config_option",
+)
 # A method that no agent implements. An agent answers an unknown method in order, so the answer
 # marks a point in its output. See conversation.py.
 FENCE = "_banksman/fence"
@@ -54,7 +58,7 @@ _CONVERSATIONS = ("session", "conversation", "thread")
 _OVERFLOWS = ("prompt is too long", "context_length_exceeded", "maximum context length")
 
 
-# -- capabilities ----------------------------------------------------------------------------------
+# -- capabilities --------------------------------------------------------------------------------
 class AcpAgentInfo(msgspec.Struct, frozen=True):
     """Capabilities that an agent announced. `logins`: its login methods, as text."""
 
@@ -97,7 +101,9 @@ def agent(result: Mapping[str, Any]) -> AcpAgentInfo:
     info = mapping(result.get("agentInfo"))
     name = text(info.get("title")) or text(info.get("name"))
     return AcpAgentInfo(
-        name=name if name and name.isprintable() and len(name) <= NAME_CHARACTERS_MAX else "the agent",
+        name=name
+        if name and name.isprintable() and len(name) <= NAME_CHARACTERS_MAX
+        else "the agent",
         loads=can.get("loadSession") is True,
         # A capability is present as an object, which may be empty. Null counts as missing.
         resumes=isinstance(sessions.get("resume"), dict),
@@ -142,7 +148,7 @@ def _login(method: dict[str, Any]) -> str:
     return f"{said} [{', '.join(variables)}]"[:300] if variables else said[:300]
 
 
-# -- conversation ----------------------------------------------------------------------------------
+# -- conversation --------------------------------------------------------------------------------
 def way_in(setup: Setup, agent: AcpAgentInfo) -> str | None:
     """Return the method that opens the conversation, or None if the agent cannot resume one."""
     if setup.conversation is None:
@@ -157,7 +163,10 @@ def way_in(setup: Setup, agent: AcpAgentInfo) -> str | None:
 
 def opening(setup: Setup, method: str) -> dict[str, Any]:
     """Build the parameters of the request that opens the conversation."""
-    params: dict[str, Any] = {"cwd": setup.cwd, "mcpServers": [_server(server) for server in setup.mcp_servers]}
+    params: dict[str, Any] = {
+        "cwd": setup.cwd,
+        "mcpServers": [_server(server) for server in setup.mcp_servers],
+    }
     if method != NEW:
         params["sessionId"] = setup.conversation
     if setup.system_prompt is not None:
@@ -191,7 +200,9 @@ def _server(server: Mapping[str, Any]) -> dict[str, Any]:
 def conversation(value: Any) -> str | None:
     """Return a conversation identifier from the agent, or None if the value is not usable."""
     name = text(value)
-    return name if name and len(name) <= CONVERSATION_CHARACTERS_MAX and name.isprintable() else None
+    return (
+        name if name and len(name) <= CONVERSATION_CHARACTERS_MAX and name.isprintable() else None
+    )
 
 
 def is_unknown(failure: Failure, conversation: str | None) -> bool:
@@ -208,7 +219,7 @@ def is_unknown(failure: Failure, conversation: str | None) -> bool:
     return failure.code == RESOURCE_NOT_FOUND or any(words in said for words in _UNKNOWN)
 
 
-# -- settings --------------------------------------------------------------------------------------
+# -- settings ------------------------------------------------------------------------------------
 class OfferedChoice(msgspec.Struct, frozen=True):
     """One setting of the agent.
 
@@ -251,7 +262,12 @@ class Offers(msgspec.Struct, frozen=True):
         """Return the offers with one setting changed."""
         return Offers(
             tuple(
-                (other, OfferedChoice(choice.method, choice.option, value, choice.values) if other == name else choice)
+                (
+                    other,
+                    OfferedChoice(choice.method, choice.option, value, choice.values)
+                    if other == name
+                    else choice,
+                )
                 for other, choice in self.choices
             )
         )
@@ -290,12 +306,18 @@ def not_offered(agent: AcpAgentInfo, name: str, wish: str, choice: OfferedChoice
         return f"{agent.name} offers no choice of {what}: {way_out}"
     known = [value for value, _ in choice.values]
     more = "" if len(known) <= SHOWN_MAX else f" and {len(known) - SHOWN_MAX} more"
-    return shown(f"{agent.name} has no {what} {wish!r:.60}: choose among {', '.join(known[:SHOWN_MAX])}{more}")
+    return shown(
+        f"{agent.name} has no {what} {wish!r:.60}: choose among {', '.join(known[:SHOWN_MAX])}{more}"
+    )
 
 
-def _older(method: str, offered: dict[str, Any], listed: str, id: str, current: str) -> OfferedChoice:
+def _older(
+    method: str, offered: dict[str, Any], listed: str, id: str, current: str
+) -> OfferedChoice:
     pairs = ((text(each.get(id)), text(each.get("name"))) for each in mappings(offered.get(listed)))
-    values = tuple((value, name or value) for value, name in pairs if value is not None)[:CHOICES_MAX]
+    values = tuple((value, name or value) for value, name in pairs if value is not None)[
+        :CHOICES_MAX
+    ]
     return OfferedChoice(method, "", text(offered.get(current)), values)
 
 
@@ -311,7 +333,7 @@ def _values(options: Any) -> tuple[tuple[str, str], ...]:
     return tuple(found[:CHOICES_MAX])
 
 
-# -- failures and costs ----------------------------------------------------------------------------
+# -- failures and costs --------------------------------------------------------------------------
 def failure_text(failure: Failure) -> str:
     """Return the error text of a failure with its extra data, which often holds the only reason."""
     data = failure.data
@@ -319,7 +341,11 @@ def failure_text(failure: Failure) -> str:
         members = cast(dict[str, Any], data)
         words = (text(members.get(name)) for name in ("details", "message", "error", "reason"))
         data = next((word for word in words if word), None)
-    return shown(f"{failure}: {data}" if isinstance(data, str) and data and data != failure.message else str(failure))
+    return shown(
+        f"{failure}: {data}"
+        if isinstance(data, str) and data and data != failure.message
+        else str(failure)
+    )
 
 
 def is_overflow(failure: Failure) -> bool:
@@ -337,7 +363,11 @@ def spent(update: Mapping[str, Any]) -> float | None:
     """Return the cost of the conversation until now in US dollars, if the agent reports it."""
     cost = mapping(update.get("cost"))
     amount = cost.get("amount")
-    if not isinstance(amount, int | float) or isinstance(amount, bool) or cost.get("currency") != "USD":
+    if (
+        not isinstance(amount, int | float)
+        or isinstance(amount, bool)
+        or cost.get("currency") != "USD"
+    ):
         return None
     # A JSON integer may exceed every float. A huge or a negative cost is invalid.
     return float(amount) if 0 <= amount < 1e12 else None

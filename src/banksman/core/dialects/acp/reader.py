@@ -30,7 +30,9 @@ from banksman.core.wire.partial_json import UNDECODABLE, mapping
 UPDATE = "session/update"
 MESSAGE, THOUGHT = "agent_message_chunk", "agent_thought_chunk"
 # Updates that change the state in conversation.py.
-REMEMBERED = frozenset(("tool_call", "tool_call_update", "current_mode_update", "config_option_update", "usage_update"))
+REMEMBERED = frozenset(
+    ("tool_call", "tool_call_update", "current_mode_update", "config_option_update", "usage_update")
+)
 # Updates that prove that the turn said or did something.
 DEEDS = frozenset((MESSAGE, THOUGHT, "tool_call", "tool_call_update", "plan"))
 
@@ -62,7 +64,12 @@ def read(line: bytes) -> Meaning | None:
     except UNDECODABLE:
         # The line is no JSON, a batch, or a message with a value of an unexpected type.
         return _meaning(jsonrpc.decode(line), REMEMBERED)
-    if frame.method == UPDATE and frame.id is None and frame.params is not None and frame.params.update is not None:
+    if (
+        frame.method == UPDATE
+        and frame.id is None
+        and frame.params is not None
+        and frame.params.update is not None
+    ):
         kind = frame.params.update.kind
         if kind == MESSAGE:
             return None
@@ -88,14 +95,20 @@ def _meaning(messages: tuple[Message, ...], remembered: frozenset[str]) -> Meani
     message, *others = messages
     if others:
         # An invalid message in a batch does not affect the other messages.
-        is_noise = all(isinstance(each, InvalidMessage) and not each.is_request for each in messages)
+        is_noise = all(
+            isinstance(each, InvalidMessage) and not each.is_request for each in messages
+        )
         return _NOISE if is_noise else NeedsConversation(messages)
     match message:
         case InvalidMessage(is_request=False):
             return _NOISE
         case Notification(method="session/update") as notice:
             kind = update_of(notice).get("sessionUpdate")
-            return NeedsConversation(messages) if isinstance(kind, str) and kind in remembered else _unremembered(kind)
+            return (
+                NeedsConversation(messages)
+                if isinstance(kind, str) and kind in remembered
+                else _unremembered(kind)
+            )
         case Notification() as notice if jsonrpc.withdrawn(notice) is None:
             # An extension of this agent. It proves that the agent is alive, but is no progress.
             return _NOISE

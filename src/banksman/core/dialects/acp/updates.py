@@ -66,7 +66,11 @@ class AcpTranscript:
             match update["sessionUpdate"]:
                 case "tool_call" | "tool_call_update":
                     call = update.get("toolCallId")
-                    if isinstance(call, str) and call not in self._calls and len(self._calls) < CALLS_MAX:
+                    if (
+                        isinstance(call, str)
+                        and call not in self._calls
+                        and len(self._calls) < CALLS_MAX
+                    ):
                         self._calls.add(call)
                         self._is_over = True
                 case "agent_message_chunk":
@@ -101,7 +105,11 @@ def _updates(line: bytes) -> list[tuple[Any, Update]]:
     """Return the updates of a line, each with its conversation."""
     found: list[tuple[Any, Update]] = []
     for message in jsonrpc.decode(line):
-        if isinstance(message, Notification) and message.method == "session/update" and not message.is_cut:
+        if (
+            isinstance(message, Notification)
+            and message.method == "session/update"
+            and not message.is_cut
+        ):
             update = mapping(message.named.get("update"))
             if isinstance(update.get("sessionUpdate"), str):
                 found.append((message.named.get("sessionId"), update))

@@ -80,7 +80,9 @@ def fitted(content: list[dict[str, Any]], agent: AcpAgentInfo) -> list[dict[str,
     kept: list[dict[str, Any]] = []
     for block in content:
         kind = block["type"]
-        if (kind == "image" and not agent.takes_image) or (kind == "audio" and not agent.takes_audio):
+        if (kind == "image" and not agent.takes_image) or (
+            kind == "audio" and not agent.takes_audio
+        ):
             return f"{agent.name} does not accept {kind} in a prompt: send a link, or describe it"
         if kind == "resource" and not agent.takes_resource:
             resource = block["resource"]

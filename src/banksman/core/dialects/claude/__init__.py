@@ -120,7 +120,14 @@ class Claude:
         }
         return [
             *command,
-            *("--print", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose"),
+            *(
+                "--print",
+                "--input-format",
+                "stream-json",
+                "--output-format",
+                "stream-json",
+                "--verbose",
+            ),
             *("--include-partial-messages", "--permission-prompt-tool", "stdio"),
             *(writer.flag(name, value) for name, value in wishes.items() if value is not None),
             *(("--fork-session",) if forks else ()),

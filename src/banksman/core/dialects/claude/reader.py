@@ -49,7 +49,17 @@ from banksman.core.dialects.meaning import (
     TurnOver,
 )
 from banksman.core.wire.framing import HEAD_BYTES
-from banksman.core.wire.partial_json import UNDECODABLE, Members, items, mapping, mappings, mended, split, text, texts
+from banksman.core.wire.partial_json import (
+    UNDECODABLE,
+    Members,
+    items,
+    mapping,
+    mappings,
+    mended,
+    split,
+    text,
+    texts,
+)
 
 # A longer undecodable line is judged by its head, because reading members takes a Python step for
 # each token.
@@ -64,7 +74,8 @@ _DELTA = b'{"type":"stream_event",'
 # Most deltas are a piece of text, which the first bytes also show. A search through each of them
 # would cost more than the rest of `read`.
 _TEXT_DELTAS = tuple(
-    b'{"type":"stream_event","event":{"type":"content_block_delta","index":%d,"delta":{"type":"text_delta",' % index
+    b'{"type":"stream_event","event":{"type":"content_block_delta","index":%d,"delta":{"type":"text_delta",'
+    % index
     for index in range(4)
 )
 _THINKING = b'"thinking_delta"'
@@ -84,7 +95,13 @@ _OVERFLOW = "prompt is too long"
 _PROGRESS = frozenset(
     (
         *("permission_denied", "hook_started", "hook_progress", "hook_response"),
-        *("task_started", "task_progress", "task_updated", "task_notification", "local_command_output"),
+        *(
+            "task_started",
+            "task_progress",
+            "task_updated",
+            "task_notification",
+            "local_command_output",
+        ),
     )
 )
 
@@ -140,7 +157,9 @@ def read(line: bytes) -> Meaning | None:
         return None
     if line.startswith(_DELTA):
         return _THOUGHT if _THINKING in line else None
-    if (line.startswith(_SPOKEN) and _TOOL_USE not in line) or (line.startswith(_HEARD) and _TOOL_RESULT not in line):
+    if (line.startswith(_SPOKEN) and _TOOL_USE not in line) or (
+        line.startswith(_HEARD) and _TOOL_RESULT not in line
+    ):
         return None
     try:
         frame = _decode(line)
@@ -230,7 +249,9 @@ def _delta(frame: _ClaudeFrame) -> Meaning | None:
 
 
 def _output(frame: _ClaudeFrame) -> Meaning | None:
-    calls = tuple(call for block in _blocks(frame, "tool_use") if (call := text(block.get("id"))) is not None)
+    calls = tuple(
+        call for block in _blocks(frame, "tool_use") if (call := text(block.get("id"))) is not None
+    )
     return ToolBegan(calls) if calls else None
 
 
@@ -248,7 +269,10 @@ def _blocks(frame: _ClaudeFrame, kind: str) -> list[dict[str, Any]]:
 def _system(frame: _ClaudeFrame) -> Meaning | None:
     if frame.subtype == "init":
         return TurnOpened(
-            refs=_refs(frame), origin=_origin(frame), conversation=_conversation(frame), can_interrupt=True
+            refs=_refs(frame),
+            origin=_origin(frame),
+            conversation=_conversation(frame),
+            can_interrupt=True,
         )
     match frame.subtype:
         case "thinking_tokens":
@@ -293,7 +317,8 @@ def _result(frame: _ClaudeFrame) -> Meaning | None:
         conversation=_conversation(frame),
         is_error=is_error,
         is_aborted=_is_aborted(frame),
-        is_overflow=error is not None and (frame.terminal_reason == "prompt_too_long" or _OVERFLOW in error.lower()),
+        is_overflow=error is not None
+        and (frame.terminal_reason == "prompt_too_long" or _OVERFLOW in error.lower()),
         # The result of an interrupted turn may have no text.
         text=text(frame.result),
         structured=frame.structured_output,
@@ -326,7 +351,10 @@ def _error(frame: _ClaudeFrame) -> str:
     if said:
         return said
     words = (frame.subtype, frame.terminal_reason, frame.api_error_status)
-    return " ".join(str(word) for word in words if isinstance(word, str | int) and word != "success") or "error"
+    return (
+        " ".join(str(word) for word in words if isinstance(word, str | int) and word != "success")
+        or "error"
+    )
 
 
 def _control_reply(frame: _ClaudeFrame) -> Meaning | None:
@@ -350,11 +378,19 @@ def _control_asked(frame: _ClaudeFrame) -> Meaning | None:
     given = mapping(asked.get("input"))
     match subtype:
         case "can_use_tool" if isinstance(asked.get("tool_name"), str):
-            details = {name: value for name, value in asked.items() if name not in ("subtype", "tool_name", "input")}
-            return Requested(request, RequestPurpose.PERMISSION, subtype, asked["tool_name"], given, details)
+            details = {
+                name: value
+                for name, value in asked.items()
+                if name not in ("subtype", "tool_name", "input")
+            }
+            return Requested(
+                request, RequestPurpose.PERMISSION, subtype, asked["tool_name"], given, details
+            )
         case "hook_callback" if asked.get("callback_id") == writer.RULES_HOOK:
             tool = text(given.get("tool_name")) or ""
-            return Requested(request, RequestPurpose.RULING, subtype, tool, mapping(given.get("tool_input")))
+            return Requested(
+                request, RequestPurpose.RULING, subtype, tool, mapping(given.get("tool_input"))
+            )
         case "hook_callback" if isinstance(asked.get("callback_id"), str):
             return Requested(request, RequestPurpose.HOOK, subtype, asked["callback_id"], given)
         case "mcp_message" if isinstance(asked.get("server_name"), str):
@@ -405,7 +441,9 @@ def _is_aborted(frame: _ClaudeFrame) -> bool:
 def _conversation(frame: _ClaudeFrame) -> str | None:
     """Return the conversation id if it is usable. It becomes a word of a command line."""
     name = text(frame.session_id)
-    return name if name and len(name) <= CONVERSATION_CHARACTERS_MAX and name.isprintable() else None
+    return (
+        name if name and len(name) <= CONVERSATION_CHARACTERS_MAX and name.isprintable() else None
+    )
 
 
 def _number(value: Any) -> float | None:

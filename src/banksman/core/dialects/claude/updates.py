@@ -39,7 +39,17 @@ _KINDS = {
     "ExitPlanMode": "switch_mode",
 }
 # Input members that describe a tool call, the best first.
-_TITLES = ("description", "command", "file_path", "notebook_path", "pattern", "path", "url", "query", "prompt")
+_TITLES = (
+    "description",
+    "command",
+    "file_path",
+    "notebook_path",
+    "pattern",
+    "path",
+    "url",
+    "query",
+    "prompt",
+)
 TITLE_CHARACTERS_MAX = 200
 # Maximum characters kept of a turn that ended without an answer. The end is kept, for a person to
 # read.
@@ -55,7 +65,11 @@ def project(line: bytes) -> list[Update]:
         case "assistant":
             message = mapping(frame.get("message"))
             content = message.get("content")
-            blocks = [{"type": "text", "text": content}] if isinstance(content, str) else mappings(content)
+            blocks = (
+                [{"type": "text", "text": content}]
+                if isinstance(content, str)
+                else mappings(content)
+            )
             message_id = message.get("id")
             return [update for block in blocks for update in _output(block, message_id)]
         case "user":
@@ -93,7 +107,11 @@ def partial(line: bytes) -> list[Update]:
     if not _is_delta(line):
         return []
     frame = mapping(decoded(line))
-    return [] if frame.get("parent_tool_use_id") is not None else _said(mapping(frame.get("event")), None)
+    return (
+        []
+        if frame.get("parent_tool_use_id") is not None
+        else _said(mapping(frame.get("event")), None)
+    )
 
 
 def _said(event: dict[str, Any], message_id: Any) -> list[Update]:
@@ -123,7 +141,11 @@ class ClaudeProjector:
         if frame.get("type") == "stream_event":
             return self._streamed(mapping(frame.get("event"))) if is_main else []
         updates = project(line)
-        if frame.get("type") != "assistant" or not is_main or mapping(frame.get("message")).get("id") != self._message:
+        if (
+            frame.get("type") != "assistant"
+            or not is_main
+            or mapping(frame.get("message")).get("id") != self._message
+        ):
             return updates
         return [update for update in updates if update["sessionUpdate"] not in self._told]
 
@@ -222,7 +244,9 @@ def _tool_began(block: dict[str, Any]) -> list[Update]:
 
 
 def _title(name: str, given: dict[str, Any]) -> str:
-    about = next((given[key] for key in _TITLES if isinstance(given.get(key), str) and given[key]), None)
+    about = next(
+        (given[key] for key in _TITLES if isinstance(given.get(key), str) and given[key]), None
+    )
     return name if about is None else f"{name}: {about}"[:TITLE_CHARACTERS_MAX]
 
 
@@ -231,7 +255,9 @@ def _plan(given: dict[str, Any]) -> list[Update]:
         {
             "content": todo["content"],
             "priority": "medium",
-            "status": todo["status"] if todo.get("status") in ("in_progress", "completed") else "pending",
+            "status": todo["status"]
+            if todo.get("status") in ("in_progress", "completed")
+            else "pending",
         }
         for todo in mappings(given.get("todos"))
         if isinstance(todo.get("content"), str)
@@ -250,7 +276,11 @@ def _tool_ended(block: dict[str, Any]) -> list[Update]:
     }
     output = block.get("content")
     parts = [{"type": "text", "text": output}] if isinstance(output, str) else mappings(output)
-    content = [{"type": "content", "content": shown} for part in parts if (shown := _shown(part)) is not None]
+    content = [
+        {"type": "content", "content": shown}
+        for part in parts
+        if (shown := _shown(part)) is not None
+    ]
     if content:
         update["content"] = content
     return [update]
@@ -271,8 +301,16 @@ def _shown(part: dict[str, Any]) -> dict[str, Any] | None:
 def _usage(frame: dict[str, Any]) -> list[Update]:
     """Return the use of the context window by the turn, and the cost since the process started."""
     usage = mapping(frame.get("usage"))
-    names = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
-    windows = [_count(mapping(model).get("contextWindow")) for model in mapping(frame.get("modelUsage")).values()]
+    names = (
+        "input_tokens",
+        "cache_creation_input_tokens",
+        "cache_read_input_tokens",
+        "output_tokens",
+    )
+    windows = [
+        _count(mapping(model).get("contextWindow"))
+        for model in mapping(frame.get("modelUsage")).values()
+    ]
     update: Update = {
         "sessionUpdate": "usage_update",
         "used": sum(_count(usage.get(name)) for name in names),

@@ -27,9 +27,36 @@ from banksman.errors import UsageError
 
 _TOLD = frozenset(
     (
-        *("type", "const", "enum", "title", "description", "default", "format", "$ref", "$defs", "definitions"),
-        *("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"),
-        *("items", "additionalItems", "minItems", "maxItems", "uniqueItems", "minLength", "maxLength", "pattern"),
+        *(
+            "type",
+            "const",
+            "enum",
+            "title",
+            "description",
+            "default",
+            "format",
+            "$ref",
+            "$defs",
+            "definitions",
+        ),
+        *(
+            "properties",
+            "required",
+            "additionalProperties",
+            "patternProperties",
+            "minProperties",
+            "maxProperties",
+        ),
+        *(
+            "items",
+            "additionalItems",
+            "minItems",
+            "maxItems",
+            "uniqueItems",
+            "minLength",
+            "maxLength",
+            "pattern",
+        ),
         *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
         *("anyOf", "oneOf", "allOf", "not", "if", "then", "else"),
     )
@@ -47,7 +74,9 @@ _CHOICES = frozenset(("enum", "required", "type"))
 _ESCAPED = r"\\[dDwWsSnrtfv/^$.*+?()\[\]{}|\\]"
 _ATOM = rf"[^\\()\[\]{{}}*+?|^$]|{_ESCAPED}|\[\^?(?:[^\\\[\]]|{_ESCAPED}|\\-)+\]|\)"
 _QUANTIFIED = rf"(?:{_ATOM})(?:(?:[*+?]|\{{\d+(?:,\d*)?\}})\??)?"
-_PLAIN_PATTERN = re.compile(rf"(?:{_QUANTIFIED}|\((?:\?:)?(?![*+?])|[|^$](?![*+?{{])|\\[bB](?![*+?{{]))*")
+_PLAIN_PATTERN = re.compile(
+    rf"(?:{_QUANTIFIED}|\((?:\?:)?(?![*+?])|[|^$](?![*+?{{])|\\[bB](?![*+?{{]))*"
+)
 
 
 def told(schema: Any) -> Any:
@@ -62,9 +91,13 @@ def told(schema: Any) -> Any:
         if keyword in _VALUES:
             kept[keyword] = given
         elif keyword in _CHOICES and isinstance(given, list | tuple):
-            kept[keyword] = list({canonical(choice): choice for choice in cast(Sequence[Any], given)}.values())
+            kept[keyword] = list(
+                {canonical(choice): choice for choice in cast(Sequence[Any], given)}.values()
+            )
         elif keyword in _NAMED:
-            kept[keyword] = {name: told(each) for name, each in cast(Mapping[str, Any], given).items()}
+            kept[keyword] = {
+                name: told(each) for name, each in cast(Mapping[str, Any], given).items()
+            }
         else:
             kept[keyword] = told(given)
     return kept
@@ -84,7 +117,10 @@ def _as_draft_7(schema: Mapping[str, Any]) -> dict[str, Any]:
         untold.add("pattern")
     patterns: Mapping[str, Any] = members.get("patternProperties") or {}
     named: Mapping[str, Any] = members.get("properties") or {}
-    are_apart = all(is_plain_pattern(each) and not any(re.search(each, name) for name in named) for each in patterns)
+    are_apart = all(
+        is_plain_pattern(each) and not any(re.search(each, name) for name in named)
+        for each in patterns
+    )
     if not are_apart:
         # Both keywords go together: if a pattern were dropped, `additionalProperties` would apply
         # to the members that the pattern covers.
@@ -101,7 +137,12 @@ def is_plain_pattern(pattern: Any) -> bool:
 # its own settings have not decided already, so permission requests alone are not enough.
 RULES_HOOK = "banksman-rules"
 # Where the agent can store a permission, by Banksman's word for the place.
-REMEMBER = {"session": "session", "local": "localSettings", "project": "projectSettings", "user": "userSettings"}
+REMEMBER = {
+    "session": "session",
+    "local": "localSettings",
+    "project": "projectSettings",
+    "user": "userSettings",
+}
 # Hooks that the agent calls before it acts. A hook that fails, times out or is refused must block
 # the action. Without `onFailure` the agent continues as if the hook had not objected. Versions that
 # do not know the member ignore it.
@@ -187,7 +228,11 @@ def _remembered(asked: Requested, where: str) -> list[dict[str, Any]]:
     destination = REMEMBER[where]
     suggested = asked.details.get("permission_suggestions")
     items = cast(list[Any], suggested) if isinstance(suggested, list) else []
-    kept = [{**cast(dict[str, Any], item), "destination": destination} for item in items if isinstance(item, dict)]
+    kept = [
+        {**cast(dict[str, Any], item), "destination": destination}
+        for item in items
+        if isinstance(item, dict)
+    ]
     if kept:
         return kept
     rules = [{"toolName": asked.tool}]
@@ -220,9 +265,16 @@ def mcp_config(servers: Sequence[Mapping[str, Any]]) -> str:
 def _server(server: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Convert an MCP server: ACP has a list of named values where Claude has an object."""
     name = server["name"]
-    pairs = {member: {pair["name"]: pair["value"] for pair in server.get(member, ())} for member in ("env", "headers")}
+    pairs = {
+        member: {pair["name"]: pair["value"] for pair in server.get(member, ())}
+        for member in ("env", "headers")
+    }
     if "command" in server:
-        return name, {"command": server["command"], "args": list(server.get("args", ())), "env": pairs["env"]}
+        return name, {
+            "command": server["command"],
+            "args": list(server.get("args", ())),
+            "env": pairs["env"],
+        }
     return name, {"type": server["type"], "url": server["url"], "headers": pairs["headers"]}
 
 
@@ -274,9 +326,15 @@ def _block(block: Any) -> dict[str, Any]:
             return {"type": "text", "text": _member(members, "text")}
         case "image":
             media_type, data = _member(members, "mimeType"), _member(members, "data")
-            return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
+            return {
+                "type": "image",
+                "source": {"type": "base64", "media_type": media_type, "data": data},
+            }
         case "resource_link":
-            return {"type": "text", "text": f"[@{members.get('name') or 'file'}]({_member(members, 'uri')})"}
+            return {
+                "type": "text",
+                "text": f"[@{members.get('name') or 'file'}]({_member(members, 'uri')})",
+            }
         case "resource":
             resource = members.get("resource")
             if not isinstance(resource, Mapping):

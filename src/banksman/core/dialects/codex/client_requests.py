@@ -61,7 +61,12 @@ _NAMES = {
     "cancel": "Reject and stop",
 }
 _USUAL = ("accept", "acceptForSession", "decline", "cancel")
-_OLD_WORDS = {"accept": "approved", "acceptForSession": "approved_for_session", "decline": "denied", "cancel": "abort"}
+_OLD_WORDS = {
+    "accept": "approved",
+    "acceptForSession": "approved_for_session",
+    "decline": "denied",
+    "cancel": "abort",
+}
 
 
 def requested(call: RpcCall) -> Requested:
@@ -69,13 +74,24 @@ def requested(call: RpcCall) -> Requested:
     request, method, params = jsonrpc.id_text(call.id), call.method, call.named
     if method in _TOOLS:
         given = {name: params[name] for name in _INPUTS[method] if params.get(name) is not None}
-        details = {name: value for name, value in params.items() if name not in given and value is not None}
+        details = {
+            name: value for name, value in params.items() if name not in given and value is not None
+        }
         details |= {"title": _title(given, params), "options": _options(call)}
         return Requested(request, RequestPurpose.PERMISSION, method, _TOOLS[method], given, details)
     if method == ELICITATION:
-        return Requested(request, RequestPurpose.ELICITATION, method, text(params.get("serverName")) or "", {}, params)
+        return Requested(
+            request,
+            RequestPurpose.ELICITATION,
+            method,
+            text(params.get("serverName")) or "",
+            {},
+            params,
+        )
     if method == INPUT:
-        return Requested(request, RequestPurpose.ELICITATION, method, "requestUserInput", {}, params)
+        return Requested(
+            request, RequestPurpose.ELICITATION, method, "requestUserInput", {}, params
+        )
     return Requested(request, RequestPurpose.UNKNOWN, method)
 
 
@@ -87,18 +103,29 @@ def _title(given: Mapping[str, Any], params: Mapping[str, Any]) -> str:
 
 
 def _options(call: RpcCall) -> list[dict[str, str]]:
-    offered = [name for decision in items(call.named.get("availableDecisions")) if (name := _name(decision))]
+    offered = [
+        name
+        for decision in items(call.named.get("availableDecisions"))
+        if (name := _name(decision))
+    ]
     if not offered:
         offered = [name for name in _USUAL if call.method != RIGHTS or name != "cancel"]
     elif "decline" not in offered:
         offered.insert(len(offered) - (offered[-1] == "cancel"), "decline")
     decisions = _decisions(call.named)
-    return [{"optionId": name, "name": _NAMES[name], "kind": _kind(name, decisions.get(name))} for name in offered]
+    return [
+        {"optionId": name, "name": _NAMES[name], "kind": _kind(name, decisions.get(name))}
+        for name in offered
+    ]
 
 
 def _decisions(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the offered decisions by name. Some carry a rule to remember."""
-    return {name: decision for decision in items(params.get("availableDecisions")) if (name := _name(decision))}
+    return {
+        name: decision
+        for decision in items(params.get("availableDecisions"))
+        if (name := _name(decision))
+    }
 
 
 def _name(decision: Any) -> str | None:
@@ -114,7 +141,7 @@ def _kind(name: str, decision: Any) -> str:
     return _KINDS[name]
 
 
-# -- answers ---------------------------------------------------------------------------------------
+# -- answers -------------------------------------------------------------------------------------
 def answer(asked: Requested, decision: Decision) -> dict[str, Any]:
     """Return the result for a caller's decision."""
     match asked.subtype:
@@ -141,7 +168,10 @@ def cancelled(asked: Requested) -> dict[str, Any]:
 def _entered(decision: Decision) -> dict[str, Any]:
     """Return the user's input for each question: one answer or several."""
     content = decision.content or {}
-    return {name: {"answers": [str(each) for each in items(value) or [value]]} for name, value in content.items()}
+    return {
+        name: {"answers": [str(each) for each in items(value) or [value]]}
+        for name, value in content.items()
+    }
 
 
 def _chosen(asked: Requested, decision: Decision) -> str:
@@ -149,7 +179,10 @@ def _chosen(asked: Requested, decision: Decision) -> str:
     # Codex cannot carry a replaced input. The session rejects this decision earlier
     # (`takes_input`), so the original input never runs in place of the changed one.
     assert decision.updated_input is None
-    offered = {option["optionId"]: option["kind"] for option in map(mapping, items(asked.details.get("options")))}
+    offered = {
+        option["optionId"]: option["kind"]
+        for option in map(mapping, items(asked.details.get("options")))
+    }
     if decision.option in offered:
         assert decision.option is not None
         return decision.option
@@ -159,7 +192,9 @@ def _chosen(asked: Requested, decision: Decision) -> str:
         # Codex writes the amendment to the user's files, so a decision for the session must not use
         # it. Codex accepts `acceptForSession` even if it does not offer it.
         lasting = "acceptWithExecpolicyAmendment"
-        return lasting if decision.remember != "session" and lasting in offered else "acceptForSession"
+        return (
+            lasting if decision.remember != "session" and lasting in offered else "acceptForSession"
+        )
     return "accept"
 
 
@@ -167,7 +202,10 @@ def _decided(asked: Requested, name: str) -> dict[str, Any]:
     if asked.subtype == RIGHTS:
         allows = name in ("accept", "acceptForSession")
         permissions = mapping(asked.input.get("permissions")) if allows else {}
-        return {"permissions": permissions, "scope": "session" if name == "acceptForSession" else "turn"}
+        return {
+            "permissions": permissions,
+            "scope": "session" if name == "acceptForSession" else "turn",
+        }
     if asked.subtype in (OLD_COMMAND, OLD_FILES):
         return {"decision": _OLD_WORDS.get(name, "denied")}
     return {"decision": _decisions(asked.details).get(name, name)}

@@ -55,7 +55,14 @@ from banksman.core.dialects.meaning import (
 )
 from banksman.core.session.permissions import DENIED, Decision, Verdict
 from banksman.core.wire import jsonrpc
-from banksman.core.wire.jsonrpc import BARE, InvalidMessage, Message, Notification, RpcCall, RpcReply
+from banksman.core.wire.jsonrpc import (
+    BARE,
+    InvalidMessage,
+    Message,
+    Notification,
+    RpcCall,
+    RpcReply,
+)
 from banksman.core.wire.partial_json import mapping, text
 from banksman.core.wire.pending_requests import NO_ROOM, PendingRequests
 
@@ -108,7 +115,7 @@ class CodexProtocolState(Struct, frozen=True):
     def is_aside(self, line: bytes) -> bool:
         return is_aside(line, self.conversation, "threadId")
 
-    # -- to the agent ------------------------------------------------------------------------------
+    # -- to the agent -----------------------------------------------------------------------------
     def handshake(self, request: str) -> ProtocolOutput:
         return self._call(Initialize(request), "initialize", writer.INITIALIZE)
 
@@ -120,7 +127,10 @@ class CodexProtocolState(Struct, frozen=True):
         if not self.exchange.ours.has_room:
             is_added = self.running is not None or bool(self.accepted) or self._has_begun
             return ProtocolOutput(
-                self, meanings=(PromptRefused(ref),) if is_added else EndedTurn.refused(NO_ROOM).told(ref)
+                self,
+                meanings=(PromptRefused(ref),)
+                if is_added
+                else EndedTurn.refused(NO_ROOM).told(ref),
             )
         if self.running is None:
             return self._begin(ref, parts)
@@ -142,7 +152,9 @@ class CodexProtocolState(Struct, frozen=True):
             known = ", ".join(writer.POLICIES)
             return ProtocolOutput(self, meanings=(Replied(request, error=f"known modes: {known}"),))
         kept = tuple(pair for pair in self.wishes if pair[0] != name)
-        return ProtocolOutput(replace(self, wishes=(*kept, (name, value))), meanings=(Replied(request),))
+        return ProtocolOutput(
+            replace(self, wishes=(*kept, (name, value))), meanings=(Replied(request),)
+        )
 
     def answer(self, asked: Requested, decision: Decision) -> ProtocolOutput:
         return self._reply(asked, client_requests.answer(asked, decision))
@@ -172,11 +184,15 @@ class CodexProtocolState(Struct, frozen=True):
 
     def _begin(self, ref: str, parts: list[dict[str, Any]]) -> ProtocolOutput:
         names = {"model": "model", "permission_mode": "approvalPolicy"}
-        wishes: dict[str, Any] = {names[name]: value for name, value in self.wishes if name in names}
+        wishes: dict[str, Any] = {
+            names[name]: value for name, value in self.wishes if name in names
+        }
         if self.setup.schema is not None:
             wishes["outputSchema"] = dict(self.setup.schema)
         begin = Begin(ref, is_added=bool(self.accepted) or self._has_begun)
-        return self._call(begin, "turn/start", writer.turn(self.conversation or "", ref, parts, wishes))
+        return self._call(
+            begin, "turn/start", writer.turn(self.conversation or "", ref, parts, wishes)
+        )
 
     def _stop(self, requests: tuple[str, ...], turn: str) -> ProtocolOutput:
         params = {"threadId": self.conversation or "", "turnId": turn}
@@ -186,7 +202,7 @@ class CodexProtocolState(Struct, frozen=True):
         exchange, frames = self.exchange.reply(asked.request, result)
         return ProtocolOutput(replace(self, exchange=exchange), frames)
 
-    # -- from the agent ----------------------------------------------------------------------------
+    # -- from the agent ---------------------------------------------------------------------------
     def hear(self, told: NeedsConversation) -> ProtocolOutput:
         """Resolve the messages of one line in order."""
         messages: tuple[Message, ...] = told.message
@@ -204,7 +220,9 @@ class CodexProtocolState(Struct, frozen=True):
             case Notification():
                 plain = reader.plain(message) if not _is_told(message) else None
                 output = self._on_notice(message)
-                return output if plain is None else replace(output, meanings=(*output.meanings, plain))
+                return (
+                    output if plain is None else replace(output, meanings=(*output.meanings, plain))
+                )
             case InvalidMessage():
                 exchange, frames = self.exchange.reject(message)
                 return ProtocolOutput(replace(self, exchange=exchange), frames, (Noise(),))
@@ -222,7 +240,7 @@ class CodexProtocolState(Struct, frozen=True):
             asked = replace(asked, input={**asked.input, "changes": self.changes[1]})
         return ProtocolOutput(protocol, meanings=(asked,))
 
-    # -- replies -----------------------------------------------------------------------------------
+    # -- replies ----------------------------------------------------------------------------------
     def _on_reply(self, reply: RpcReply) -> ProtocolOutput:
         if reply.id is None:
             # The line was too large to identify. It may have been the end of the turn, and no other
@@ -236,10 +254,14 @@ class CodexProtocolState(Struct, frozen=True):
                 return ProtocolOutput(self, meanings=(Noise(),))
             case Initialize(request=request):
                 if reply.error is not None:
-                    return ProtocolOutput(protocol, meanings=(Replied(request, error=str(reply.error)),))
+                    return ProtocolOutput(
+                        protocol, meanings=(Replied(request, error=str(reply.error)),)
+                    )
                 method, params = writer.thread(self.setup)
                 exchange, initialized = exchange.notice("initialized")
-                output = replace(protocol, exchange=exchange)._call(Converse(request), method, params)
+                output = replace(protocol, exchange=exchange)._call(
+                    Converse(request), method, params
+                )
                 return replace(output, frames=(initialized, *output.frames))
             case Converse(request=request):
                 return protocol._on_conversation(request, reply)
@@ -249,14 +271,18 @@ class CodexProtocolState(Struct, frozen=True):
                 return protocol._on_joined(purpose, reply)
             case Stop(requests=requests):
                 error = None if reply.error is None else str(reply.error)
-                return ProtocolOutput(protocol, meanings=tuple(Replied(request, error=error) for request in requests))
+                return ProtocolOutput(
+                    protocol, meanings=tuple(Replied(request, error=error) for request in requests)
+                )
 
     def _on_conversation(self, request: str, reply: RpcReply) -> ProtocolOutput:
         known = self.setup.conversation
         if reply.error is not None:
             error = str(reply.error)
             is_unknown = known is not None and any(word in error.lower() for word in _UNKNOWN)
-            return ProtocolOutput(self, meanings=(Forgot(error) if is_unknown else Replied(request, error=error),))
+            return ProtocolOutput(
+                self, meanings=(Forgot(error) if is_unknown else Replied(request, error=error),)
+            )
         name = text(mapping(reply.named.get("thread")).get("id"))
         if name is None and not self.setup.forks:
             name = known  # A reply with a long history may be truncated, without its id.
@@ -267,11 +293,15 @@ class CodexProtocolState(Struct, frozen=True):
 
     def _on_begun(self, begin: Begin, reply: RpcReply) -> ProtocolOutput:
         if reply.error is None:
-            output = self._placed(begin.ref, text(mapping(reply.named.get("turn")).get("id")) or _ANY)
+            output = self._placed(
+                begin.ref, text(mapping(reply.named.get("turn")).get("id")) or _ANY
+            )
         elif begin.is_added:
             output = ProtocolOutput(self, meanings=(PromptRefused(begin.ref),))
         else:
-            output = ProtocolOutput(self, meanings=EndedTurn.refused(str(reply.error)).told(begin.ref))
+            output = ProtocolOutput(
+                self, meanings=EndedTurn.refused(str(reply.error)).told(begin.ref)
+            )
         return _then(output, CodexProtocolState._told_own)
 
     def _on_joined(self, join: Join, reply: RpcReply) -> ProtocolOutput:
@@ -287,9 +317,17 @@ class CodexProtocolState(Struct, frozen=True):
         if over is not None and over.id == turn:
             if ref in over.refs:
                 return ProtocolOutput(self)  # The item of the prompt has already reported it.
-            opened = () if over.is_told else (TurnOpened((ref,), conversation=self.conversation, can_interrupt=True),)
-            return ProtocolOutput(replace(self, over=over.named(ref)), meanings=(*opened, *over.told(ref)))
-        return ProtocolOutput(replace(self, accepted=(*self.accepted, (turn, ref))), meanings=(PromptTaken(ref),))
+            opened = (
+                ()
+                if over.is_told
+                else (TurnOpened((ref,), conversation=self.conversation, can_interrupt=True),)
+            )
+            return ProtocolOutput(
+                replace(self, over=over.named(ref)), meanings=(*opened, *over.told(ref))
+            )
+        return ProtocolOutput(
+            replace(self, accepted=(*self.accepted, (turn, ref))), meanings=(PromptTaken(ref),)
+        )
 
     def _named(self, ref: str) -> ProtocolOutput:
         """Assign a prompt to the running turn."""
@@ -326,7 +364,7 @@ class CodexProtocolState(Struct, frozen=True):
         """Whether a prompt that opens a turn is pending, and its turn is unknown."""
         return any(isinstance(purpose, Begin) for _, purpose in self.exchange.ours.open)
 
-    # -- notifications -----------------------------------------------------------------------------
+    # -- notifications ----------------------------------------------------------------------------
     def _on_notice(self, notice: Notification) -> ProtocolOutput:
         params = notice.named
         if notice.method == RESOLVED:
@@ -347,9 +385,13 @@ class CodexProtocolState(Struct, frozen=True):
                 return ProtocolOutput(replace(self, total=total or self.total, running=running))
             case method if method == ERROR and running is not None:
                 message = text(mapping(params.get("error")).get("message"))
-                return ProtocolOutput(replace(self, running=replace(running, error=message or running.error)))
+                return ProtocolOutput(
+                    replace(self, running=replace(running, error=message or running.error))
+                )
             case "item/started" | "item/completed":
-                return self._on_item(notice.method, text(params.get("turnId")), mapping(params.get("item")))
+                return self._on_item(
+                    notice.method, text(params.get("turnId")), mapping(params.get("item"))
+                )
             case _:
                 return ProtocolOutput(self)
 
@@ -401,7 +443,9 @@ class CodexProtocolState(Struct, frozen=True):
             return ProtocolOutput(self, meanings=(Noise(),))
         # The lost line contained the start of the turn, or more of it.
         running = RunningTurn(_ANY, refs=tuple(ref for _, ref in self.accepted), is_told=True)
-        return replace(self, running=running, accepted=())._ended(EndedTurn.lost(_ANY, "frame_too_large"))
+        return replace(self, running=running, accepted=())._ended(
+            EndedTurn.lost(_ANY, "frame_too_large")
+        )
 
     def _ended(self, over: EndedTurn) -> ProtocolOutput:
         """End the running turn with this result."""
@@ -415,13 +459,16 @@ class CodexProtocolState(Struct, frozen=True):
         error = "the turn ended before the agent answered the request"
         for stop in needless:
             meanings += tuple(
-                Replied(request, error=error) for request in (stop.requests if isinstance(stop, Stop) else ())
+                Replied(request, error=error)
+                for request in (stop.requests if isinstance(stop, Stop) else ())
             )
         protocol = replace(
             self,
             running=None,
             over=over,
-            ended=self.ended if self.over is None else (*self.ended, self.over.id)[-ENDED_TURNS_MAX:],
+            ended=self.ended
+            if self.over is None
+            else (*self.ended, self.over.id)[-ENDED_TURNS_MAX:],
             exchange=replace(self.exchange, ours=ours),
             changes=None,
         )
@@ -434,9 +481,15 @@ class CodexProtocolState(Struct, frozen=True):
         match item.get("type"):
             case "userMessage":
                 ref = item.get("clientId")
-                return self._named(ref) if isinstance(ref, str) and self._is_sent(ref) else ProtocolOutput(self)
+                return (
+                    self._named(ref)
+                    if isinstance(ref, str) and self._is_sent(ref)
+                    else ProtocolOutput(self)
+                )
             case "agentMessage" if method == "item/completed":
-                return ProtocolOutput(replace(self, running=replace(running, text=text(item.get("text")))))
+                return ProtocolOutput(
+                    replace(self, running=replace(running, text=text(item.get("text"))))
+                )
             case "fileChange" if method == "item/started" and isinstance(item.get("id"), str):
                 return ProtocolOutput(replace(self, changes=(item["id"], item.get("changes"))))
             case _:
@@ -444,7 +497,10 @@ class CodexProtocolState(Struct, frozen=True):
 
     def _is_sent(self, ref: str) -> bool:
         """Return whether this is a pending prompt whose turn is unknown."""
-        return any(isinstance(purpose, Begin | Join) and purpose.ref == ref for _, purpose in self.exchange.ours.open)
+        return any(
+            isinstance(purpose, Begin | Join) and purpose.ref == ref
+            for _, purpose in self.exchange.ours.open
+        )
 
     def _on_resolved(self, id: jsonrpc.Id | None) -> ProtocolOutput:
         """Close a request of the agent. The agent also sends this after it got an answer."""
@@ -471,8 +527,12 @@ def _is_told(notice: Notification) -> bool:
     return reader.is_remembered(notice) and not notice.method.startswith("item/")
 
 
-def _then(output: ProtocolOutput, say: Callable[[CodexProtocolState], ProtocolOutput]) -> ProtocolOutput:
+def _then(
+    output: ProtocolOutput, say: Callable[[CodexProtocolState], ProtocolOutput]
+) -> ProtocolOutput:
     """Apply a further step and append its frames and meanings."""
     assert isinstance(output.protocol, CodexProtocolState)
     more = say(output.protocol)
-    return ProtocolOutput(more.protocol, (*output.frames, *more.frames), (*output.meanings, *more.meanings))
+    return ProtocolOutput(
+        more.protocol, (*output.frames, *more.frames), (*output.meanings, *more.meanings)
+    )

@@ -48,17 +48,39 @@ _THINKING = b'{"method":"item/reasoning/'
 # sleep.
 TOOLS = frozenset(
     (
-        *("commandExecution", "fileChange", "mcpToolCall", "dynamicToolCall", "collabAgentToolCall"),
+        *(
+            "commandExecution",
+            "fileChange",
+            "mcpToolCall",
+            "dynamicToolCall",
+            "collabAgentToolCall",
+        ),
         *("webSearch", "imageView", "imageGeneration", "sleep", "contextCompaction"),
     )
 )
 # Notifications that prove progress.
 _PROGRESS = frozenset(
     (
-        *("item/started", "item/completed", "item/agentMessage/delta", "item/plan/delta", "item/mcpToolCall/progress"),
+        *(
+            "item/started",
+            "item/completed",
+            "item/agentMessage/delta",
+            "item/plan/delta",
+            "item/mcpToolCall/progress",
+        ),
         *("item/commandExecution/outputDelta", "item/commandExecution/terminalInteraction"),
-        *("item/fileChange/outputDelta", "item/fileChange/patchUpdated", "turn/diff/updated", "turn/plan/updated"),
-        *("item/autoApprovalReview/started", "item/autoApprovalReview/completed", "hook/started", "hook/completed"),
+        *(
+            "item/fileChange/outputDelta",
+            "item/fileChange/patchUpdated",
+            "turn/diff/updated",
+            "turn/plan/updated",
+        ),
+        *(
+            "item/autoApprovalReview/started",
+            "item/autoApprovalReview/completed",
+            "hook/started",
+            "hook/completed",
+        ),
         *("thread/compacted", "model/rerouted"),
     )
 )
@@ -110,7 +132,11 @@ def is_remembered(notice: Notification) -> bool:
     if notice.method in ("item/started", "item/completed"):
         # These items name a prompt, hold the answer, or hold the changes of an approval request
         # that will carry only the item's id.
-        return mapping(notice.named.get("item")).get("type") in ("userMessage", "agentMessage", "fileChange")
+        return mapping(notice.named.get("item")).get("type") in (
+            "userMessage",
+            "agentMessage",
+            "fileChange",
+        )
     return notice.method in _REMEMBERED
 
 
@@ -160,12 +186,18 @@ class RunningTurn(Struct, frozen=True):
         """Token usage of this turn alone. The agent reports only the total and the last call."""
         return None if self.after is None else _less(self.after, self.before or {})
 
-    def over(self, turn: dict[str, Any], conversation: str | None, setup: Setup, *, is_cut: bool) -> EndedTurn:
+    def over(
+        self, turn: dict[str, Any], conversation: str | None, setup: Setup, *, is_cut: bool
+    ) -> EndedTurn:
         """Return the ended turn, built from the agent's `turn/completed`."""
         if is_cut:
             return EndedTurn.lost(self.id, "frame_too_large", conversation, self.usage)
         status = turn.get("status")
-        said = [text(item.get("text")) for item in map(mapping, items(turn.get("items"))) if _is_said(item)]
+        said = [
+            text(item.get("text"))
+            for item in map(mapping, items(turn.get("items")))
+            if _is_said(item)
+        ]
         answer = said[-1] if said else self.text
         error = mapping(turn.get("error"))
         is_error = status not in ("completed", "interrupted")
@@ -175,8 +207,12 @@ class RunningTurn(Struct, frozen=True):
             is_aborted=status == "interrupted",
             is_overflow=error.get("codexErrorInfo") == "contextWindowExceeded",
             text=answer,
-            structured=answer_of(answer) if setup.schema is not None and status == "completed" else None,
-            error=_error(error) or self.error or f"the turn ended as {status}" if is_error else None,
+            structured=answer_of(answer)
+            if setup.schema is not None and status == "completed"
+            else None,
+            error=_error(error) or self.error or f"the turn ended as {status}"
+            if is_error
+            else None,
             stop_reason=text(status),
             usage=self.usage,
         )
@@ -214,9 +250,13 @@ class EndedTurn(Struct, frozen=True):
     is_told: bool = True
 
     @staticmethod
-    def lost(id: str, error: str, conversation: str | None = None, usage: Mapping[str, Any] | None = None) -> EndedTurn:
+    def lost(
+        id: str, error: str, conversation: str | None = None, usage: Mapping[str, Any] | None = None
+    ) -> EndedTurn:
         """Return a turn that is over with an unknown result."""
-        return EndedTurn(id, TurnOver(conversation=conversation, is_error=True, error=error, usage=usage))
+        return EndedTurn(
+            id, TurnOver(conversation=conversation, is_error=True, error=error, usage=usage)
+        )
 
     @staticmethod
     def refused(error: str) -> EndedTurn:

@@ -50,7 +50,18 @@ _KINDS = {
     "imageGeneration": "other",
 }
 # Item members that hold the input of a tool.
-_GIVEN = ("command", "cwd", "changes", "server", "tool", "arguments", "query", "action", "path", "prompt")
+_GIVEN = (
+    "command",
+    "cwd",
+    "changes",
+    "server",
+    "tool",
+    "arguments",
+    "query",
+    "action",
+    "path",
+    "prompt",
+)
 
 
 def project(line: bytes) -> list[Update]:
@@ -70,7 +81,9 @@ def project(line: bytes) -> list[Update]:
             return _usage(mapping(params.get("tokenUsage")))
 
 
-_PROJECTED = frozenset(("item/started", "item/completed", "turn/plan/updated", "thread/tokenUsage/updated"))
+_PROJECTED = frozenset(
+    ("item/started", "item/completed", "turn/plan/updated", "thread/tokenUsage/updated")
+)
 
 
 class _Named(msgspec.Struct, gc=False):
@@ -174,7 +187,9 @@ def _began(item: dict[str, Any]) -> list[Update]:
         "sessionUpdate": "tool_call",
         "toolCallId": call,
         "title": _title(item)[:TITLE_CHARACTERS_MAX],
-        "kind": "fetch" if kind == "search" and mapping(item.get("action")).get("type") == "openPage" else kind,
+        "kind": "fetch"
+        if kind == "search" and mapping(item.get("action")).get("type") == "openPage"
+        else kind,
         "status": "in_progress",
         "rawInput": {name: item[name] for name in _GIVEN if item.get(name) is not None},
     }
@@ -185,7 +200,11 @@ def _began(item: dict[str, Any]) -> list[Update]:
 def _title(item: dict[str, Any]) -> str:
     match item["type"]:
         case "fileChange":
-            paths = [path for change in map(mapping, items(item.get("changes"))) if (path := text(change.get("path")))]
+            paths = [
+                path
+                for change in map(mapping, items(item.get("changes")))
+                if (path := text(change.get("path")))
+            ]
             return f"Edit {', '.join(paths)}" if paths else "Edit"
         case "mcpToolCall":
             return f"{text(item.get('server')) or 'mcp'}: {text(item.get('tool')) or ''}"
@@ -232,16 +251,28 @@ def _output(item: dict[str, Any]) -> list[dict[str, Any]]:
             return _changes(item)
         case "mcpToolCall":
             parts = map(mapping, items(mapping(item.get("result")).get("content")))
-            shown = [{"type": "content", "content": part} for part in parts if part.get("type") in ("text", "image")]
+            shown = [
+                {"type": "content", "content": part}
+                for part in parts
+                if part.get("type") in ("text", "image")
+            ]
             return shown or _texts(mapping(item.get("error")).get("message"))
         case "dynamicToolCall":
-            return [each for part in map(mapping, items(item.get("contentItems"))) for each in _texts(part.get("text"))]
+            return [
+                each
+                for part in map(mapping, items(item.get("contentItems")))
+                for each in _texts(part.get("text"))
+            ]
         case _:
             return []
 
 
 def _texts(said: Any) -> list[dict[str, Any]]:
-    return [{"type": "content", "content": {"type": "text", "text": said}}] if isinstance(said, str) and said else []
+    return (
+        [{"type": "content", "content": {"type": "text", "text": said}}]
+        if isinstance(said, str) and said
+        else []
+    )
 
 
 def _changes(item: dict[str, Any]) -> list[dict[str, Any]]:
@@ -264,7 +295,11 @@ def _sides(diff: str, kind: str) -> tuple[str | None, str]:
         return None, diff
     if kind == "delete":
         return diff, ""
-    lines = [line for line in diff.splitlines(keepends=True) if not line.startswith(("@@", "--- ", "+++ ", "\\"))]
+    lines = [
+        line
+        for line in diff.splitlines(keepends=True)
+        if not line.startswith(("@@", "--- ", "+++ ", "\\"))
+    ]
     old = "".join(line[1:] for line in lines if line[:1] != "+")
     new = "".join(line[1:] for line in lines if line[:1] != "-")
     return old, new

@@ -75,19 +75,31 @@ def thread(setup: Setup) -> tuple[str, dict[str, Any]]:
         "approvalPolicy": setup.permission_mode,
         # Added to the agent's own instructions, which describe the use of its tools.
         "developerInstructions": setup.system_prompt,
-        "config": {"mcp_servers": dict(map(_server, setup.mcp_servers))} if setup.mcp_servers else None,
+        "config": {"mcp_servers": dict(map(_server, setup.mcp_servers))}
+        if setup.mcp_servers
+        else None,
     }
     params = {name: value for name, value in wishes.items() if value is not None}
     if setup.conversation is None:
         return "thread/start", params
-    return "thread/fork" if setup.forks else "thread/resume", {"threadId": setup.conversation, **params}
+    return "thread/fork" if setup.forks else "thread/resume", {
+        "threadId": setup.conversation,
+        **params,
+    }
 
 
 def _server(server: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Convert an MCP server: ACP has a list of named values where Codex has an object."""
-    pairs = {member: {pair["name"]: pair["value"] for pair in server.get(member, ())} for member in ("env", "headers")}
+    pairs = {
+        member: {pair["name"]: pair["value"] for pair in server.get(member, ())}
+        for member in ("env", "headers")
+    }
     if "command" in server:
-        return server["name"], {"command": server["command"], "args": list(server.get("args", ())), "env": pairs["env"]}
+        return server["name"], {
+            "command": server["command"],
+            "args": list(server.get("args", ())),
+            "env": pairs["env"],
+        }
     return server["name"], {"url": server["url"], "http_headers": pairs["headers"]}
 
 
@@ -123,7 +135,10 @@ def _part(block: Any) -> dict[str, Any]:
         case "text":
             return _text(_member(members, "text"))
         case "image":
-            return {"type": "image", "url": f"data:{_member(members, 'mimeType')};base64,{_member(members, 'data')}"}
+            return {
+                "type": "image",
+                "url": f"data:{_member(members, 'mimeType')};base64,{_member(members, 'data')}",
+            }
         case "resource_link":
             return _linked(members)
         case "resource":
@@ -143,7 +158,11 @@ def _part(block: Any) -> dict[str, Any]:
 def _linked(block: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a link: the agent loads an image file, and gets only the name of any other file."""
     uri, media_type = _member(block, "uri"), block.get("mimeType")
-    if isinstance(media_type, str) and media_type.startswith("image/") and uri.startswith("file:///"):
+    if (
+        isinstance(media_type, str)
+        and media_type.startswith("image/")
+        and uri.startswith("file:///")
+    ):
         return {"type": "localImage", "path": uri.removeprefix("file://")}
     return _text(f"[@{block.get('name') or 'file'}]({uri})")
 
@@ -156,7 +175,9 @@ def _member(block: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def turn(thread: str, ref: str, parts: list[dict[str, Any]], wishes: Mapping[str, Any]) -> dict[str, Any]:
+def turn(
+    thread: str, ref: str, parts: list[dict[str, Any]], wishes: Mapping[str, Any]
+) -> dict[str, Any]:
     """Build a prompt that opens a turn. `clientUserMessageId`: the ref, which its item repeats."""
     return {"threadId": thread, "clientUserMessageId": ref, "input": parts, **wishes}
 

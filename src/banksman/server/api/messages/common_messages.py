@@ -37,12 +37,47 @@ CLOCK_NAMES = ("start", "bytes", "progress", "tool", "human", "overall")
 PRIORITY_NAMES = ("background", "normal", "interactive")
 RULINGS = ("allow", "deny", "ask")
 PHASES = (
-    *("idle", "backing_off", "starting", "running", "interrupting", "stopping", "draining", "closing", "closed"),
+    *(
+        "idle",
+        "backing_off",
+        "starting",
+        "running",
+        "interrupting",
+        "stopping",
+        "draining",
+        "closing",
+        "closed",
+    ),
     *("leaving", "parting", "left", "failed", "fenced", "deleted", "elsewhere", "lost", "asleep"),
 )
-STATES = ("running", "asks", "queued", "idle", "wedged", "gone", "elsewhere", "unreachable", "not movable")
+STATES = (
+    "running",
+    "asks",
+    "queued",
+    "idle",
+    "wedged",
+    "gone",
+    "elsewhere",
+    "unreachable",
+    "not movable",
+)
 SIGNALS = (
-    *("HUP", "INT", "QUIT", "ABRT", "KILL", "USR1", "USR2", "PIPE", "ALRM", "TERM", "CHLD", "CONT", "STOP", "TSTP"),
+    *(
+        "HUP",
+        "INT",
+        "QUIT",
+        "ABRT",
+        "KILL",
+        "USR1",
+        "USR2",
+        "PIPE",
+        "ALRM",
+        "TERM",
+        "CHLD",
+        "CONT",
+        "STOP",
+        "TSTP",
+    ),
     *("TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "SYS"),
 )
 
@@ -85,7 +120,9 @@ EndedBy = Annotated[
         "its process exited. `withdrawn`: it was still queued. `already_over`: it had ended before.",
     ),
 ]
-InterruptCause = Annotated[str, one_of("InterruptCause", INTERRUPT_CAUSES, "Why a turn is stopped before its end.")]
+InterruptCause = Annotated[
+    str, one_of("InterruptCause", INTERRUPT_CAUSES, "Why a turn is stopped before its end.")
+]
 ClockName = Annotated[
     str,
     one_of(
@@ -132,7 +169,10 @@ Decision = Annotated[
         min_length=1,
         max_length=255,
         extra_json_schema={
-            "anyOf": [{"type": "string", **_enum("YesOrNo", ("allow", "deny"), "Yes or no.")}, {"type": "string"}]
+            "anyOf": [
+                {"type": "string", **_enum("YesOrNo", ("allow", "deny"), "Yes or no.")},
+                {"type": "string"},
+            ]
         },
     ),
 ]
@@ -148,10 +188,18 @@ Remember = Annotated[str, one_of("Remember", PLACES, "Where the agent remembers 
 CommandState = Annotated[str, one_of("CommandState", State, "The progress of a command.")]
 CommandEnded = Annotated[
     str,
-    one_of("CommandEnded", Ended, "Why a command ended. `exited`: by itself, or by a signal from outside."),
+    one_of(
+        "CommandEnded",
+        Ended,
+        "Why a command ended. `exited`: by itself, or by a signal from outside.",
+    ),
 ]
-OutputStream = Annotated[str, one_of("OutputStream", ("stdout", "stderr"), "An output stream of a command.")]
-OutputEncoding = Annotated[str, one_of("OutputEncoding", ("text", "base64"), "How output is shown.")]
+OutputStream = Annotated[
+    str, one_of("OutputStream", ("stdout", "stderr"), "An output stream of a command.")
+]
+OutputEncoding = Annotated[
+    str, one_of("OutputEncoding", ("text", "base64"), "How output is shown.")
+]
 SignalName = Annotated[str, one_of("SignalName", SIGNALS, "A signal, without `SIG`.")]
 HealthStatus = Annotated[str, one_of("HealthStatus", ("ok",), "The health of the server.")]
 
@@ -179,7 +227,10 @@ _CONTENT = {
         },
         "text": {"type": "string", "description": "`text`: the text."},
         "data": {"type": "string", "description": "`image` and `audio`: the content in base64."},
-        "mimeType": {"type": "string", "description": "`image` and `audio`: the media type of `data`."},
+        "mimeType": {
+            "type": "string",
+            "description": "`image` and `audio`: the media type of `data`.",
+        },
         "uri": {"type": "string", "description": "`resource_link`: where it is."},
         "name": {"type": "string", "description": "`resource_link`: its name."},
         "resource": {
@@ -192,7 +243,11 @@ _CONTENT = {
 }
 ContentBlock = Annotated[
     dict[str, Any],
-    Meta(title="ContentBlock", description="One part of a prompt, as ACP defines it.", extra_json_schema=_CONTENT),
+    Meta(
+        title="ContentBlock",
+        description="One part of a prompt, as ACP defines it.",
+        extra_json_schema=_CONTENT,
+    ),
 ]
 SessionUpdate = Annotated[
     dict[str, Any],

@@ -60,8 +60,16 @@ def read(body: Body) -> list[Entry]:
 
 def _entry(message: dict[str, Any]) -> Entry:
     content = message.get("content")
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content, "messages: content")
-    said = [block["text"] for block in blocks if block.get("type") == "text" and isinstance(block.get("text"), str)]
+    blocks = (
+        [{"type": "text", "text": content}]
+        if isinstance(content, str)
+        else objects(content, "messages: content")
+    )
+    said = [
+        block["text"]
+        for block in blocks
+        if block.get("type") == "text" and isinstance(block.get("text"), str)
+    ]
     has_result = any(block.get("type") == "tool_result" for block in blocks)
     return Entry(ROLES[message["role"]], tuple(said), has_result)
 
@@ -93,14 +101,19 @@ class AnthropicMessage:
 
     def start(self) -> list[ModelEvent]:
         # The real stream has a ping here too. An agent that fails on a ping should fail in a test.
-        return [named({"type": "message_start", "message": self._envelope(content=[])}), named({"type": "ping"})]
+        return [
+            named({"type": "message_start", "message": self._envelope(content=[])}),
+            named({"type": "ping"}),
+        ]
 
     def text(self, words: str) -> list[ModelEvent]:
         events = self._continue(BlockKind.TEXT, {"type": "text", "text": ""})
         return [*events, self._say({"type": "text_delta", "text": words}, words)]
 
     def think(self, words: str) -> list[ModelEvent]:
-        events = self._continue(BlockKind.THINKING, {"type": "thinking", "thinking": "", "signature": ""})
+        events = self._continue(
+            BlockKind.THINKING, {"type": "thinking", "thinking": "", "signature": ""}
+        )
         return [*events, self._say({"type": "thinking_delta", "thinking": words}, words)]
 
     def tool(self, name: str, arguments: dict[str, object]) -> list[ModelEvent]:
@@ -113,7 +126,13 @@ class AnthropicMessage:
         self._has_tools = True
         return [
             *events,
-            named({"type": "content_block_start", "index": index, "content_block": {**block, "input": {}}}),
+            named(
+                {
+                    "type": "content_block_start",
+                    "index": index,
+                    "content_block": {**block, "input": {}},
+                }
+            ),
             _delta(index, {"type": "input_json_delta", "partial_json": spelled}),
             named({"type": "content_block_stop", "index": index}),
         ]
@@ -141,7 +160,12 @@ class AnthropicMessage:
             return []
         events = self._finish_block()
         self._open = kind
-        return [*events, named({"type": "content_block_start", "index": len(self._content), "content_block": block})]
+        return [
+            *events,
+            named(
+                {"type": "content_block_start", "index": len(self._content), "content_block": block}
+            ),
+        ]
 
     def _say(self, delta: dict[str, Any], words: str) -> ModelEvent:
         self._pieces.append(words)

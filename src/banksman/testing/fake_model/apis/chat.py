@@ -102,7 +102,11 @@ class ChatMessage:
 
     def tool(self, name: str, arguments: dict[str, object]) -> list[ModelEvent]:
         spelled = json.dumps(arguments)
-        call = {"id": new_id("call"), "type": "function", "function": {"name": name, "arguments": spelled}}
+        call = {
+            "id": new_id("call"),
+            "type": "function",
+            "function": {"name": name, "arguments": spelled},
+        }
         index = len(self._calls)
         self._calls.append(call)
         self._characters += len(spelled)
@@ -115,14 +119,25 @@ class ChatMessage:
     def finish(self) -> list[ModelEvent]:
         events = [self._chunk({}, self._finish_reason())]
         if self._shows_usage:
-            events.append(unnamed({**self._envelope("chat.completion.chunk"), "choices": [], "usage": self._usage()}))
+            events.append(
+                unnamed(
+                    {
+                        **self._envelope("chat.completion.chunk"),
+                        "choices": [],
+                        "usage": self._usage(),
+                    }
+                )
+            )
         return [*events, DONE]
 
     def fail(self, kind: str, message: str) -> list[ModelEvent]:
         return [unnamed(error(500, kind, message))]
 
     def whole(self) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts) if self._texts else None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": "".join(self._texts) if self._texts else None,
+        }
         if self._thoughts:
             message["reasoning_content"] = "".join(self._thoughts)
         if self._calls:

@@ -84,7 +84,9 @@ class GeminiMessage:
 
     def tool(self, name: str, arguments: dict[str, object]) -> list[ModelEvent]:
         call = {"id": new_id("call"), "name": name, "args": arguments}
-        return self._say({"functionCall": call, "thoughtSignature": SIGNATURE}, len(json.dumps(arguments)))
+        return self._say(
+            {"functionCall": call, "thoughtSignature": SIGNATURE}, len(json.dumps(arguments))
+        )
 
     def finish(self) -> list[ModelEvent]:
         return [unnamed(self._answer([{"text": ""}], "STOP"))]

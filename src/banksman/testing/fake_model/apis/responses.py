@@ -37,7 +37,9 @@ OUTPUT = "_output"
 
 def read(body: Body) -> list[Entry]:
     given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else objects(given, "input")
+    items = (
+        [{"role": "user", "content": given}] if isinstance(given, str) else objects(given, "input")
+    )
     if not items:
         raise BadRequest("input: at least one item is required")
     return [entry for item in items if (entry := _entry(item)) is not None]
@@ -51,7 +53,11 @@ def _entry(item: dict[str, Any]) -> Entry | None:
         return Entry(Who.USER, has_result=True)
     if kind != "message" or item.get("role") == "assistant":
         return Entry(Who.MODEL)
-    return Entry(Who.USER, texts(item.get("content"), "input: content")) if item.get("role") == "user" else None
+    return (
+        Entry(Who.USER, texts(item.get("content"), "input: content"))
+        if item.get("role") == "user"
+        else None
+    )
 
 
 class ResponsesMessage:
@@ -75,24 +81,40 @@ class ResponsesMessage:
 
     def start(self) -> list[ModelEvent]:
         response = self._response("in_progress")
-        return [self._event(f"response.{word}", response=response) for word in ("created", "in_progress")]
+        return [
+            self._event(f"response.{word}", response=response)
+            for word in ("created", "in_progress")
+        ]
 
     def text(self, words: str) -> list[ModelEvent]:
         begun = self._continue("message", {"id": new_id("msg"), "role": "assistant", "content": []})
         part = _text_part("")
-        events = [*begun, self._in_item("content_part.added", content_index=0, part=part)] if begun else []
+        events = (
+            [*begun, self._in_item("content_part.added", content_index=0, part=part)]
+            if begun
+            else []
+        )
         return [*events, self._say("output_text.delta", words, content_index=0)]
 
     def think(self, words: str) -> list[ModelEvent]:
         begun = self._continue("reasoning", {"id": new_id("rs"), "summary": []})
         part = _thought_part("")
-        events = [*begun, self._in_item("reasoning_summary_part.added", summary_index=0, part=part)] if begun else []
+        events = (
+            [*begun, self._in_item("reasoning_summary_part.added", summary_index=0, part=part)]
+            if begun
+            else []
+        )
         return [*events, self._say("reasoning_summary_text.delta", words, summary_index=0)]
 
     def tool(self, name: str, arguments: dict[str, object]) -> list[ModelEvent]:
         events = self._finish_item()
         spelled = json.dumps(arguments)
-        item = {"type": "function_call", "id": new_id("fc"), "call_id": new_id("call"), "name": name}
+        item = {
+            "type": "function_call",
+            "id": new_id("fc"),
+            "call_id": new_id("call"),
+            "name": name,
+        }
         index = len(self._items)
         self._items.append({**item, "arguments": spelled, "status": "completed"})
         self._characters += len(spelled)
@@ -125,7 +147,12 @@ class ResponsesMessage:
             return []
         events = self._finish_item()
         self._open = {"type": kind, **fields, "status": "in_progress"}
-        return [*events, self._event("response.output_item.added", output_index=len(self._items), item=self._open)]
+        return [
+            *events,
+            self._event(
+                "response.output_item.added", output_index=len(self._items), item=self._open
+            ),
+        ]
 
     def _say(self, what: str, words: str, **where: int) -> ModelEvent:
         self._pieces.append(words)
@@ -138,7 +165,12 @@ class ResponsesMessage:
             return []
         if item["type"] == "message":
             part = _text_part(words)
-            whole, name, field, where = "content", "output_text", "content_part", {"content_index": 0}
+            whole, name, field, where = (
+                "content",
+                "output_text",
+                "content_part",
+                {"content_index": 0},
+            )
         else:
             part = _thought_part(words)
             whole, name, field, where = (
@@ -152,7 +184,9 @@ class ResponsesMessage:
             self._in_item(f"{field}.done", **where, part=part),
         ]
         finished = {**item, whole: [part], "status": "completed"}
-        events.append(self._event("response.output_item.done", output_index=len(self._items), item=finished))
+        events.append(
+            self._event("response.output_item.done", output_index=len(self._items), item=finished)
+        )
         self._items.append(finished)
         self._open = None
         self._pieces.clear()
