@@ -203,8 +203,8 @@ class EditorConnection:
                 self._note(message)
             case RpcReply():
                 self._settle(message)
-            case InvalidMessage(reason):
-                code = PARSE_ERROR if reason.startswith("not JSON") else INVALID_REQUEST
+            case InvalidMessage(reason, is_json=is_json):
+                code = INVALID_REQUEST if is_json else PARSE_ERROR
                 self._send(JSONRPC.error(None, code, f"cannot read the message: {reason}"))
 
     def _begin(self, call: RpcCall) -> None:

@@ -139,12 +139,14 @@ class InvalidMessage(msgspec.Struct, frozen=True):
     """A value that is no valid message.
 
     `reason`: the fault. `is_request`: the sender waits for a reply nevertheless, under `id` if that
-    is known. The standard defines a reply for this case, which names no request.
+    is known. The standard defines a reply for this case, which names no request. `is_json`: the
+    line is JSON, and the fault is in the message; the standard has an error code for either case.
     """
 
     reason: str
     is_request: bool = False
     id: Id | None = None
+    is_json: bool = True
 
 
 Message = RpcCall | Notification | RpcReply | InvalidMessage
@@ -289,7 +291,7 @@ def _salvaged(line: bytes) -> tuple[Message, ...]:
         # mean that the line is no JSON.
         message = _from_members(line) if array is None else InvalidMessage("not an object")
         return (
-            InvalidMessage(f"not JSON: {exc}"[:200])
+            InvalidMessage(f"not JSON: {exc}"[:200], is_json=False)
             if isinstance(message, InvalidMessage)
             else message,
         )
