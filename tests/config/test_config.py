@@ -1,4 +1,4 @@
-"""What is set: four layers and one precedence, errors that name the place, and no secret that is ever shown."""
+"""Settings: four layers with one precedence, errors that name the place, and secrets that are never shown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from banksman.server.server_settings import ServerSettings
 
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Nobody's settings: neither the developer's file nor the developer's variables."""
+    """Hide the developer's settings file and variables."""
     for name in [name for name in os.environ if name.startswith("BANKSMAN_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -49,7 +49,7 @@ def run(*words: str, verb: str = "config", **env: str) -> subprocess.CompletedPr
     )
 
 
-# -- the list --------------------------------------------------------------------------------------------------------
+# -- the list of keys ------------------------------------------------------------------------------------------------
 def test_config_keys_of_serve_match_the_server_settings() -> None:
     fields = {field.name: field for field in msgspec.structs.fields(ServerSettings)}
     keys = {key.short: key for key in KEYS.values() if key.table == "serve"}
@@ -79,7 +79,7 @@ def test_config_flag_precedes_variable_file_and_default(home: Path, monkeypatch:
     monkeypatch.setenv("BANKSMAN_SERVE_PORT", "2")
     assert port() == (2, "BANKSMAN_SERVE_PORT")
     assert port(port=3) == (3, "--port")
-    # A flag that was not given says nothing, and neither does an empty variable.
+    # A flag that was not given, or an empty variable, sets nothing.
     assert port(port=None) == (2, "BANKSMAN_SERVE_PORT")
     monkeypatch.setenv("BANKSMAN_SERVE_PORT", "")
     assert port() == (1, str(path))
@@ -129,7 +129,7 @@ def test_config_variable_is_parsed_by_the_type_of_its_key(
     assert (found, type(found)) == (value, type(value))
 
 
-# -- what is wrong ---------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("text", "line", "told"),
     [
@@ -171,7 +171,7 @@ def test_config_number_too_long_to_print_is_reported_without_it(home: Path) -> N
 
 
 def test_config_load_of_usual_settings_does_not_import_msgspec(home: Path) -> None:
-    """Every import is a part of the start of a verb."""
+    """Every import adds to the start time of a verb."""
     written(home, 'store = "memory:"\n[serve]\nport = 1\nallow_remote = false\n')
     code = "import sys; from banksman import config; config.load(); sys.exit('msgspec' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -218,7 +218,7 @@ def test_config_show_never_shows_a_secret(home: Path, monkeypatch: pytest.Monkey
     assert {shown[name]["value"] for name in ("token", "serve.token", "serve.secrets")} == {"set"}
     assert shown["token"]["origin"] == "BANKSMAN_TOKEN"
     assert "hunter2" not in repr(list(config.load()))
-    # Not even where it is wrong.
+    # A secret is hidden in an error, too.
     written(home, "[serve]\ntoken = 12345678\n")
     done = run("show")
     assert done.returncode == 2
@@ -231,7 +231,7 @@ def test_config_show_never_shows_a_secret(home: Path, monkeypatch: pytest.Monkey
         ("http://me:hunter2@host:1/?token=hunter2", "http://…@host:1/"),
         ("http://host:1/p?hunter2", "http://host:1/p"),
         ("http://host:1/#token=hunter2@x", "http://host:1/"),
-        # Where the password ends is not certain in these.
+        # The end of the password is ambiguous in these.
         ("http://me:hunter/2@host", "http://…"),
         ("http://me:hunter#2@host", "http://…"),
         ("me:hunter2@host", "…@host"),
@@ -272,11 +272,11 @@ def test_acp_with_wrong_settings_fails_in_one_line(home: Path) -> None:
     assert done.stderr == f"banksman acp: {path}, line 2: unknown key 'serve.prot' (did you mean 'port'?)\n"
 
 
-# -- the file that is written ----------------------------------------------------------------------------------------
+# -- the template ----------------------------------------------------------------------------------------------------
 def test_config_template_changes_nothing_and_its_values_are_valid() -> None:
     text = template()
     assert all(not values for values in tomllib.loads(text).values())
-    # With every # before a key taken away, each value is one that its key takes.
+    # Without the `#` before each key, every value is valid for its key.
     lines = [line[1:] if line.startswith("#") and not line.startswith("# ") else line for line in text.splitlines()]
     data = tomllib.loads("\n".join(lines))
     flat = {name: value for name, value in data.items() if name not in TABLES}
@@ -323,7 +323,7 @@ def test_config_init_and_path_work_with_a_malformed_file(home: Path) -> None:
     assert run("show").returncode == 0
 
 
-# -- as it is shown --------------------------------------------------------------------------------------------------
+# -- show ------------------------------------------------------------------------------------------------------------
 def test_config_show_prints_key_value_and_origin(home: Path) -> None:
     path = written(home, '[serve]\nport = 5000\nprograms = ["claude", ["a", "b"]]\n')
     done = run("show", BANKSMAN_AGENT="codex")
@@ -342,11 +342,11 @@ def test_config_show_prints_key_value_and_origin(home: Path) -> None:
 def test_config_format_applies_to_every_verb(home: Path) -> None:
     written(home, 'format = "json"\n')
     assert json.loads(run("path").stdout)["file"].endswith("config.toml")
-    # A flag comes first.
+    # A flag has precedence.
     assert run("path", "--format", "text").stdout.startswith("/")
     done = run(verb="agents")
     assert "agents" in json.loads(done.stdout)
-    # A verb that cannot know how to speak says so.
+    # A verb that cannot read its format reports the error.
     written(home, 'fromat = "json"\n')
     done = run(verb="agents")
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""The stop ladder in virtual time: every order of facts, and what the rungs mean, without a process."""
+"""Stop ladder in virtual time, without a process: every order of facts, and the meaning of the rungs."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_ladder_without_time_takes_every_rung_at_once(timings: Timings) -> None:
 @pytest.mark.parametrize("at", [0.5, 3.0])
 @pytest.mark.parametrize("has_exited", [False, True])
 def test_ladder_kill_deadline_only_ever_shortens_stop(timings: Timings, at: float, has_exited: bool) -> None:
-    """Whatever bounds come, and in whatever order, KILL comes at the earliest of them, or when it would have anyway."""
+    """KILL comes at the earliest kill deadline in any order of deadlines, or earlier if the ladder reaches it first."""
     for bounds in itertools.permutations((at + 0.5, at + 1.0, 100.0)):
         world = World(timings, exits_on=None, rest_ends_on=LadderPhase.KILL)
         world.has_exited = True
@@ -249,7 +249,11 @@ def test_ladder_ends_within_sum_of_its_waits(
 
 @pytest.mark.parametrize("timings", [AGENT, COMMAND])
 def test_ladder_settles_once_in_every_order_of_facts(timings: Timings, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every reachable state × every fact: an answer, one Settle, nothing after it, no KILL without TERM but at once."""
+    """Explore every reachable state with every fact.
+
+    Each step gives an answer. The ladder settles once and does nothing after that. It sends KILL without TERM only with
+    `at_once`.
+    """
     kinds: list[Fact] = [
         StopAsked(1.0),
         StopAsked(1.0, at_once=True),

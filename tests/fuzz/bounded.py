@@ -1,7 +1,7 @@
-"""Made-up cases for as long as there is time: a moment in every run of the tests, minutes in `make check-deep`.
+"""Run generated cases within a time limit: one round in every test run, minutes in `make check-deep`.
 
-A moment is always the same one, so that a run of the tests is not a lottery. With `BANKSMAN_DEEP` (seconds for each
-part) it begins elsewhere each time; what fails is told with the number that begins it there again.
+The round of a normal test run always uses the same seed, so the run is reproducible. With `BANKSMAN_DEEP` (seconds for
+each part) the seed differs each time. A failure carries a note with the seed that repeats it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, strategies
 from tests.thorough import IS_THOROUGH
 
-# One round in `make test`, so that it is the same one on every machine.
+# `make test` runs one round, so that every machine checks the same cases.
 SECONDS = float(os.environ.get("BANKSMAN_DEEP", "0")) or (1.0 if IS_THOROUGH else 0.0)
 IS_DEEP = "BANKSMAN_DEEP" in os.environ
 EXAMPLES = 200 if IS_THOROUGH or IS_DEEP else 50
-# As many as are told if one fails: a round is shrunk by itself.
+# The deadline applies between rounds, so a failing round has the time to shrink.
 _SETTINGS = hypothesis.settings(
     max_examples=EXAMPLES,
     deadline=None,
@@ -30,7 +30,7 @@ _SETTINGS = hypothesis.settings(
 
 
 def for_a_while(check: Callable[[Any], None], cases: strategies.SearchStrategy[Any]) -> int:
-    """How many were checked. At least one round, whatever the time."""
+    """Check rounds of examples until the time is over, at least one round; return the number of examples."""
     number = int(os.environ.get("BANKSMAN_DEEP_SEED", "0")) or (int.from_bytes(os.urandom(4)) if IS_DEEP else 0)
     deadline = time.monotonic() + SECONDS
     rounds = 0

@@ -1,6 +1,7 @@
-"""The large run of schemathesis: many examples of every route, and routes one after the other, as their links have it.
+"""Deep schemathesis run: many examples of every route, and sequences of routes that follow their links.
 
-Not among the tests of every run (its name says so): see tests/server/api/test_openapi_contract.py for those.
+The file name keeps this run out of the normal test runs. See tests/server/api/test_openapi_contract.py for the contract
+tests of every run.
 """
 
 from __future__ import annotations

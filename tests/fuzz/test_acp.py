@@ -1,7 +1,7 @@
-"""An ACP agent that says anything at all, in any order: nothing raises, each prompt ends once, each request is answered
-once, and what is written is whole lines.
+"""Fuzz the ACP dialect with arbitrary agent messages in any order.
 
-What must be true is looked at from outside, over whatever is said and heard: see `Watched`.
+Nothing raises. Each prompt ends once, each request of the agent is answered once, and only whole lines are written.
+`Watched` checks these invariants from outside, over all messages in both directions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from banksman.core.wire.jsonrpc import InvalidMessage, RpcCall
 
 pytestmark = pytest.mark.thorough
 
-# -- what is said ----------------------------------------------------------------------------------------------------
+# -- messages of the agent -------------------------------------------------------------------------------------------
 SCALARS: st.SearchStrategy[Any] = st.one_of(
     st.none(), st.booleans(), st.integers(-5, 12), st.floats(allow_nan=False), st.text(max_size=6)
 )
@@ -90,7 +90,7 @@ def nested(inner: Strategy) -> Strategy:
 
 
 def with_members(members: dict[str, Strategy]) -> Strategy:
-    """These, and any others."""
+    """Objects with these members and arbitrary others."""
 
     def joined(pair: tuple[dict[str, Any], dict[str, Any]]) -> dict[str, Any]:
         return {**pair[0], **pair[1]}
@@ -141,19 +141,19 @@ LINES: Strategy = st.one_of(
 )
 
 
-# -- who listens -----------------------------------------------------------------------------------------------------
+# -- the client and its invariants -----------------------------------------------------------------------------------
 class Watched:
-    """A speech, and what must be true of it at every moment."""
+    """An ACP conversation that checks its invariants after every message."""
 
     def __init__(self, setup: Setup, quirks: Quirks) -> None:
         self.dialect = acp(quirks)
         self.protocol = self.dialect.begin(setup)
-        # Prompts that were sent, and those that have ended.
+        # Prompts that were sent, and prompts that have ended.
         self.prompted: list[str] = []
         self.ended: Counter[str] = Counter()
         self.asked: dict[str, Requested] = {}
         self.handshakes = 0
-        # What the agent may be answered: how often it was asked under each id.
+        # Requests of the agent and answers to them, counted by id: no id may get more answers than it had requests.
         self.requests: Counter[str] = Counter()
         self.answers: Counter[str] = Counter()
         self.numbers: set[int] = set()
@@ -212,7 +212,7 @@ class Watched:
             self.mean(meaning)
 
     def act(self, deed: str, number: int) -> None:
-        """Something that a session may do now."""
+        """Perform an action that a session may perform now."""
         match deed:
             case "prompt" if self.is_ready and len(self.prompted) == sum(self.ended.values()):
                 self.prompted.append(f"p{len(self.prompted)}")
@@ -247,7 +247,7 @@ SETUPS = st.sampled_from(
 QUIRKS = st.sampled_from(
     [Quirks(), Quirks(recites_late=True), Quirks(("end_turn",), ("^s",), silence_is_error=True, serves=())]
 )
-# What gets most runs as far as a turn.
+# First messages that bring most runs as far as a turn.
 BEGINNINGS: Strategy = st.sampled_from(
     [
         [],

@@ -1,6 +1,6 @@
-"""Bytes at a real server: requests that were whole, with pieces changed, moved, cut out and repeated.
+"""Fuzz a real server with valid HTTP requests in which pieces are changed, moved, removed and repeated.
 
-It never dies, never answers 5xx, has no bug in its log, and serves as before afterwards.
+The server never dies, never answers 5xx, logs no bug, and works as before afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from banksman.testing import fake_agent
 
 pytestmark = pytest.mark.thorough
 
-# What is read before the next one is sent. Most have answered by then; what the others were answered is in the log.
+# How long the test reads before it sends the next request. Most requests are answered within this time. For the others,
+# the server's log has the status.
 READ_SECONDS = 0.02
 SPICES = (
     *(
@@ -82,7 +83,7 @@ SPICES = (
 
 
 def whole(served: Served, session: str, turn: str, command: str) -> list[bytes]:
-    """One of each kind. None that ends the server, and none that waits."""
+    """One valid request of each kind, except requests that stop the server or wait."""
     begin = f"Host: 127.0.0.1:{served.port}\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
     gets = [
         *(
@@ -129,7 +130,7 @@ def whole(served: Served, session: str, turn: str, command: str) -> list[bytes]:
 
 
 def changed(requests: list[bytes]) -> st.SearchStrategy[list[bytes]]:
-    """What is sent, in the pieces that it is sent in."""
+    """Mutated requests, each as the list of pieces in which it is sent."""
 
     @st.composite
     def one(draw: st.DrawFn) -> list[bytes]:

@@ -1,7 +1,7 @@
-"""What comes from outside, byte by byte: lines of an agent, frames of its dialect, events of a stream.
+"""Fuzz the parsers of external input: the lines of an agent, the frames of its dialect, the events of a stream.
 
-Each reader is held against a small one of its own, written from what is promised and nothing else; where there is no
-such thing, against what must be true of every answer.
+Each parser is compared with a small reference implementation, written from the specification alone. Where there is no
+reference, the test checks invariants of every result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from banksman.core.wire.framing import Framing, MixedChunk, OversizeBegan, Overs
 pytestmark = pytest.mark.thorough
 
 SEEDS = st.integers(0, 1 << 32)
-# Anywhere, or after every byte.
+# Cuts at random places, or after every byte.
 CUTS = st.one_of(st.lists(st.integers(0, 400), max_size=10), st.just([*range(2000)]))
 
 
@@ -44,7 +44,7 @@ LINES = st.lists(st.one_of(PIECES, st.binary(max_size=12)), max_size=60).map(b""
 
 
 def lines_by_the_byte(data: bytes, limit: int) -> list[bytes | tuple[int, bytes, bytes]]:
-    """Lines, and for each that is too long its length and what it is made of. One byte after the other."""
+    """Reference implementation, byte by byte: each line, or for an oversize line its length and its content twice."""
     found: list[bytes | tuple[int, bytes, bytes]] = []
     line = bytearray()
     for byte in data + b"\n" if data and not data.endswith(b"\n") else data:
@@ -86,7 +86,7 @@ def test_framing_is_independent_of_cuts() -> None:
     assert for_a_while(check, st.tuples(LINES, CUTS, st.sampled_from([1, 2, 3, 7, 64, 1000])))
 
 
-# -- the dialect ------------------------------------------------------------------------------------------------------
+# -- the Claude dialect -----------------------------------------------------------------------------------------------
 WORDS = (
     *("type", "subtype", "result", "system", "init", "assistant", "user", "stream_event", "control_request", "success"),
     *("control_response", "control_cancel_request", "command_lifecycle", "request_id", "request", "response", "uuid"),
@@ -97,16 +97,16 @@ WORDS = (
     *("kind", "costUSD", "tasks", "task_id", "terminal_reason", "still_queued", "text", "\0", "é", '"', "\\", "\n"),
 )
 PLAIN = (None, True, False, 0, 1, -1, 1.5, 2**63 - 1, -(2**63), 1e308, 5e-324)
-# What Python takes for JSON, and others do not: numbers that are none, or larger than anybody's; half a character.
+# Values that Python's JSON accepts and other parsers reject: NaN, infinity, huge numbers, a lone surrogate.
 ODD = (float("nan"), float("inf"), 2**64, 10**309, -(10**400), "\ud800")
 NAMES = (*reader._ClaudeFrame.__struct_fields__, "other")  # pyright: ignore[reportPrivateUsage]
 TYPES = sorted(reader._MEANINGS)  # pyright: ignore[reportPrivateUsage]
-# Of one seed: hypothesis makes a hundred a second, and this thousands.
+# Lines for each seed: hypothesis makes a hundred examples a second, this generator thousands.
 LINES_EACH = 50
 
 
 class Making:
-    """Frames of one seed, each other than the one before."""
+    """Generator of frames from one seed, each different from the one before."""
 
     def __init__(self, seed: int, *, is_json: bool) -> None:
         self.random = random.Random(seed)
@@ -130,7 +130,7 @@ class Making:
         return dict(self.random.sample([*frame.items()], len(frame)))
 
     def line(self) -> bytes:
-        """A frame, most of the time: whole, cut, with bytes changed, or several in one."""
+        """A frame, mostly valid: whole, cut, with bytes changed, or with several frames in one line."""
         choose = self.random
         line = as_line(self.frame(), is_tight=choose.random() < 0.5)
         for _ in range(choose.choice((0, 0, 1, 2, 3))):
@@ -151,7 +151,7 @@ def test_claude_reader_never_raises() -> None:
         for line in (making.line() for _ in range(LINES_EACH)):
             try:
                 meanings = reader.read(line), reader.read_head(line[: len(line) // 2 + 1])
-                # What is shown of it is stored and sent: it must be JSON.
+                # The projection is stored and sent, so it must be JSON.
                 json.dumps(updates.project(line))
             except Exception as exc:
                 exc.add_note(repr(line))
@@ -165,7 +165,7 @@ def test_claude_reader_ignores_member_order() -> None:
     def check(seed: int) -> None:
         making = Making(seed, is_json=True)
         for frame in (making.frame() for _ in range(LINES_EACH)):
-            if frame["type"] != "stream_event":  # Known by a word in it, wherever that stands.
+            if frame["type"] != "stream_event":  # The reader detects stream events by a word at any place.
                 one, other = as_line(frame), as_line(making.shuffled(frame))
                 assert repr(reader.read(one)) == repr(reader.read(other)), (one, other)
 
@@ -174,7 +174,7 @@ def test_claude_reader_ignores_member_order() -> None:
 
 # -- JSON-RPC ---------------------------------------------------------------------------------------------------------
 MEMBERS = ("id", "method", "params", "result", "error", "jsonrpc", "x")
-# One of ours, one that is never ours, and what is none.
+# An id that the client has used, ids that it never uses, and values that are not ids.
 IDS: tuple[Any, ...] = (0, 1, 2, 3, 4, "1", "", None, 1.0, True, [], {}, 2**63, -(2**70), "x" * 2000)
 CODEX_METHODS = (
     *("turn/started", "turn/completed", "item/started", "item/completed", "thread/tokenUsage/updated", "error", "x"),
@@ -194,7 +194,7 @@ CODEX_WORDS = (
 
 
 class MakingCodex(Making):
-    """Messages that are nearly those of the Codex app-server, about two turns and two prompts of one thread."""
+    """Generator of messages close to those of the Codex app-server, about two turns and two prompts of one thread."""
 
     def value(self, depth: int = 3) -> Any:
         choose = self.random
@@ -245,7 +245,7 @@ def test_jsonrpc_decode_accepts_any_line() -> None:
             assert len(messages) > 1, line
             assert all(isinstance(message, jsonrpc.Message) for message in messages), line
             for message in messages:
-                # An id is one that can be written back.
+                # Every id that is read can be written back.
                 id = getattr(message, "id", None)
                 assert id is None or jsonrpc.id_from(jsonrpc.id_text(id)) == id
 
@@ -314,7 +314,7 @@ def test_codex_protocol_accepts_any_input_and_writes_single_lines() -> None:
     assert for_a_while(check, SEEDS)
 
 
-# -- streams ----------------------------------------------------------------------------------------------------------
+# -- event streams ----------------------------------------------------------------------------------------------------
 FIELDS = st.sampled_from(
     [
         *(
@@ -349,7 +349,7 @@ EVENTS = st.lists(st.one_of(FIELDS, ENDS, st.binary(max_size=6)), max_size=40).m
 
 
 def events_by_the_rules(data: bytes) -> tuple[list[SseMessage], str, int | None]:
-    """The whole stream at once, as the standard has it: the messages, the last id, and the pause that was asked for."""
+    """Parse the whole stream as the standard says: return the messages, the last id and the requested retry time."""
     text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
     messages: list[SseMessage] = []
     buffer, event, seen_id, last_id = "", "", "", ""

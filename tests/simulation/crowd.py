@@ -1,7 +1,7 @@
-"""Several sessions that share one pool and one log, each with a world of its own, in virtual time.
+"""Several simulated sessions that share one pool and one log, in virtual time.
 
-What a pool promises is watched here from outside, at every moment: how many processes there are, and how many of them
-are starting. The rest is each session's own: see scene.py.
+This module checks the pool's limits from outside at every moment: the number of processes, and the number of starting
+processes. scene.py checks each session.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Crowd:
         log: WorldLog | None = None,
         **config: Any,
     ) -> None:
-        """`manners`: of the processes of a session, by its name."""
+        """`manners`: the behaviour of each session's processes, by session name."""
         self.loop = sim.current()
         self.pool = Pool(processes_max=processes_max, starts_max=starts_max)
         self.log = log or WorldLog()
         self.plays = plays
         self.config = config
-        # Every process there was, by the session's name; those that are there, and those that are starting, with when.
+        # The session name of every process so far; the present processes; the starting processes with their start time.
         self.started: list[str] = []
         self.there: set[int] = set()
         self.starting: dict[int, float] = {}
@@ -51,7 +51,7 @@ class Crowd:
             self.open(name, (manners or {}).get(name, ()))
 
     def open(self, name: str, manners: Sequence[Manner] = (), **more: Any) -> Scene:
-        """One more session. Processes after those that `manners` speak of are terse."""
+        """Open one more session. Processes beyond those in `manners` are terse."""
         self.scenes[name] = scene = Scene(
             self.plays,
             manners=[*manners, *[TERSE] * 8],
@@ -67,7 +67,7 @@ class Crowd:
     def __getitem__(self, name: str) -> Scene:
         return self.scenes[name]
 
-    # -- processes, watched ------------------------------------------------------------------------------------------
+    # -- processes and checks ----------------------------------------------------------------------------------------
     def _spawn_for(self, name: str, world: World) -> Spawn:
         def spawn(effect: StartProcess, on_event: OnReport) -> WorldProcess:
             number = next(self._numbers)
@@ -83,7 +83,7 @@ class Crowd:
                 self._watch(number, StartFailed(AgentError("")))
                 raise AgentError("the world does not even try to start it")
             assert all(other.phase is Phase.GONE for other in world.processes), f"{name} has a process already"
-            # Numbered over all sessions: the lanes of two processes are not one lane.
+            # Numbered over all sessions, so that each process has its own lane.
             process = WorldProcess(number, manner, world.plays, effect.conversation, watch)
             world.processes.append(process)
             process.is_calm = world.is_calm
@@ -98,13 +98,13 @@ class Crowd:
         limit = self.pool.processes_max
         assert limit is None or len(self.there) <= limit, f"{name} is one too many: {self.there}"
         self.starting[number] = now = self.loop.time()
-        # One that takes so long counts no longer.
+        # A start that takes longer does not count.
         starting = [other for other, since in self.starting.items() if now - since < START_SECONDS_MAX]
         limit = self.pool.starts_max
         assert limit is None or len(starting) <= limit, f"{name} is one start too many: {starting}"
 
     def _watch(self, number: int, event: AgentReport) -> None:
-        """The first word is the answer to the handshake."""
+        """The first output of a process is the answer to the handshake."""
         if isinstance(event, BytesRead | ProcessGone | StartFailed):
             self.starting.pop(number, None)
         if isinstance(event, ProcessGone | StartFailed):
@@ -112,14 +112,14 @@ class Crowd:
 
     # -- callers -----------------------------------------------------------------------------------------------------
     def ask(self, name: str, prompt: str = "hi", **how: Any) -> asyncio.Task[None]:
-        """Somebody asks this session something, in a lane of its own."""
+        """Ask this session in a separate lane."""
         scene = self.scenes[name]
         return scene.start(f"{name}: {prompt}", scene.asking(prompt, **how))
 
     async def get_ready(self, *names: str) -> None:
-        """Let these have a process, one after the other, in asyncio's own order."""
+        """Give each of these sessions a process, one after the other, in asyncio's order."""
         for name in names:
-            # Each at a time of its own, so that it is known which of them was not needed for the longest time.
+            # Each at a different time, so that the order of their idle times is defined.
             await asyncio.sleep(1.0)
             await self.scenes[name].get_ready()
             self.be_calm(False)
@@ -132,12 +132,12 @@ class Crowd:
     def at_any_moment(self, act: Callable[[], object]) -> None:
         next(iter(self.scenes.values())).at_any_moment(act)
 
-    # -- what came of it ---------------------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------------------------
     def kinds(self, name: str) -> list[Kind]:
         return [outcome.kind for outcome in self.scenes[name].outcomes.values()]
 
     async def reasons(self, name: str) -> list[str]:
-        """Why this session's processes were let go."""
+        """Return the reasons for which this session's processes were retired."""
         events = [event async for event in self.scenes[name].session.follow()]
         return [event.body["reason"] for event in events if event.kind == kinds.PROCESS_RETIRED]
 
@@ -146,7 +146,7 @@ class Crowd:
             await scene.callers()
 
     async def end(self, *, is_calm: bool = True) -> None:
-        """Wait for all callers, close all sessions, and check each of them, and that the pool has forgotten them."""
+        """Wait for all callers, close and check all sessions, and check that the pool is empty."""
         await self.callers()
         if is_calm:
             self.be_calm(True)

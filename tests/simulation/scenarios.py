@@ -1,4 +1,4 @@
-"""The scenarios that are explored: each makes everything anew, and checks itself at its end. See scene.py."""
+"""Scenarios for the exploration: each creates its own world, and checks itself at its end. See scene.py."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from banksman.testing import sim
 from banksman.testing.world import Ack, Fault, Manner, Play, Stage, WorldLog
 
 Scenario = Callable[[], Awaitable[None]]
-# More than a scenario has that is explored to its end, with room for what the code under it becomes.
+# More schedules than any complete scenario has, with room for growth of the code.
 COMPLETE = 3000
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A scenario and how far it is explored."""
+    """A scenario and the extent of its exploration."""
 
     scenario: Scenario
     schedules: int = 80
@@ -58,8 +58,11 @@ CASES: dict[str, Case] = {}
 def case(
     *, schedules: int = 80, is_complete: bool = False, departures: int = 2, moment: bool = False, **options: Any
 ) -> Callable[[Scenario], Scenario]:
-    """Enter a scenario. What is not complete is a sample, evenly spread over all pairs of departures. `moment`: it has
-    something that may happen at any moment."""
+    """Register a scenario.
+
+    A scenario that is not complete runs a sample, spread evenly over all pairs of departures. `moment`: the scenario
+    has an event that may happen at any moment.
+    """
 
     def enter(scenario: Scenario) -> Scenario:
         if moment:
@@ -136,7 +139,7 @@ async def steered_and_collected() -> None:
 
 @case(moment=True)
 async def a_caller_is_cancelled() -> None:
-    """While it asks, its ask is withdrawn; while it waits for the outcome, nothing changes but that."""
+    """A cancelled `ask` is withdrawn. A cancelled wait for the outcome does not affect the ask."""
     scene = Scene({"hangs": Play(hangs=True)})
     await scene.get_ready()
 
@@ -307,7 +310,7 @@ async def left_while_the_log_fails() -> None:
 
 @case(moment=True)
 async def left_by_a_caller_that_vanishes() -> None:
-    """Whoever is cancelled before it has its turn leaves nothing in the log that another host would serve."""
+    """A caller that is cancelled before it has its turn leaves nothing in the log that another host would serve."""
     scene = Scene({"a": Play(says=("hm",))})
     await scene.get_ready()
     scene.ask("a")
@@ -351,7 +354,7 @@ def exits_after(stage: Stage, last_words: int) -> Scenario:
         scene.ask("a")
         scene.ask("b")
         await scene.end()
-        # It may have been written to the process that was about to exit: then it is not sent again.
+        # The prompt may have been written to the exiting process: then it is not sent again.
         assert scene.outcomes["b"].kind in (Kind.DONE, Kind.FAILED if stage is Stage.COMPLETED else Kind.DONE)
         is_done = stage in (Stage.RESULT, Stage.COMPLETED)
         assert scene.outcomes["a"].kind is (Kind.DONE if is_done else Kind.FAILED)
@@ -423,7 +426,7 @@ async def frames_are_taken_at_once() -> None:
 
 @case(steps_max=5000)
 async def the_log_is_slower_than_the_agent() -> None:
-    """The agent is not read on before the log has what it said."""
+    """The host does not read the agent further until the log has stored the earlier output."""
     before, log_writer.UNCOMMITTED_BYTES_MAX = log_writer.UNCOMMITTED_BYTES_MAX, 2000
     try:
         words = tuple(f"{number}" * 500 for number in range(9))
@@ -462,7 +465,7 @@ case()(starts_badly("a_handshake_is_answered_as_it_is_given_up", Manner(handshak
 case()(starts_badly("a_handshake_is_never_answered", Manner(handshake_seconds=None), kinds=BOTH))
 
 
-# -- turns of the agent's own ----------------------------------------------------------------------------------------
+# -- agent-initiated turns -------------------------------------------------------------------------------------------
 @case()
 async def an_own_turn_and_a_prompt() -> None:
     scene = Scene(manners=[Manner(owns={1: Play(says=("by the way",))})])
@@ -491,7 +494,7 @@ def an_append_fails(number: int, fault: Fault) -> Scenario:
         scene.ask("b")
         await scene.callers()
         if fault is Fault.FAILS and number <= scene.log.appends:
-            await asyncio.sleep(3.0)  # It returns with the first retry.
+            await asyncio.sleep(3.0)  # The log returns with the first retry.
             await scene.asking("later")
             assert scene.outcomes["later"].kind is Kind.DONE
         await scene.end()
@@ -621,7 +624,7 @@ async def a_question_an_answer_and_an_interrupt() -> None:
     scene.interrupt("interrupter", turn)
     scene.ask("b")
     await scene.end()
-    # Whoever answers hears the same, and it was one of them, or the interrupt.
+    # Each caller gets the same result: the answer of one of them, or the interrupt.
     assert len({(each.question, each.answer, each.by) for each in told}) <= 1
     assert sum(each.is_first for each in told) == any(each.by == "answer" for each in told)
     assert (await turn.outcome()).kind in (Kind.DONE, Kind.INTERRUPTED)
@@ -661,7 +664,7 @@ async def closed_while_a_callback_thinks() -> None:
 
 
 async def _until_asked(events: AsyncIterable[Event], turn: Turn) -> AsyncGenerator[Event]:
-    """The question of this turn, if it comes to one."""
+    """Yield the question of this turn, if it asks one."""
     async for event in events:
         if event.turn == turn.id and event.kind == kinds.QUESTION_ASKED:
             yield event
@@ -672,7 +675,7 @@ async def _until_asked(events: AsyncIterable[Event], turn: Turn) -> AsyncGenerat
 
 @case(moment=True)
 async def an_answer_and_a_log_that_fails() -> None:
-    """Who is told that it was answered finds it in the log, whenever that fails."""
+    """An answer that a caller got confirmed is in the log, whenever the log fails."""
     scene = Scene({"a": Play(tool="Bash")})
     await scene.get_ready()
     turn = scene.turns["a"] = await scene.session.ask("a")
@@ -695,7 +698,7 @@ async def an_answer_and_a_log_that_fails() -> None:
     assert [type(error) for error in scene.errors.values()] in ([], [StoreError])
     logged = [event async for event in scene.session.events(0, waits=False) if event.kind == kinds.QUESTION_ANSWERED]
     for each in told:
-        # One that its process could not be told any more was withdrawn with it.
+        # An answer that could not reach its process was withdrawn with the process.
         assert (each.answer, each.by) == (("allow", "answer") if each.is_first else ("withdrawn", "store"))
         assert [event.body["answer"] for event in logged] == ["allow"] * each.is_first
 
@@ -772,7 +775,7 @@ async def a_follower_ends_with_a_session_that_lost_its_log() -> None:
 
 @case()
 async def a_second_process_claims_while_appends_are_on_their_way() -> None:
-    """An engine may refuse what was not answered when the session is claimed anew."""
+    """An engine may refuse unacknowledged appends when the session is claimed again."""
     scene = Scene({"a": Play(exits_after=Stage.INIT)}, log=WorldLog(refuses_at_claim=True))
     scene.ask("a")
     scene.ask("b")
@@ -796,7 +799,7 @@ async def a_claim_fails() -> None:
     scene.ask("a")
     scene.ask("b")
     await scene.end()
-    # Who was accepted by then has failed with the log; the other was refused, or came when it was back.
+    # An ask that was accepted by then failed with the log. The other ask was refused, or came after the log's return.
     assert Kind.FAILED in [outcome.kind for outcome in scene.outcomes.values()]
 
 
@@ -817,7 +820,7 @@ for _number in range(1, 8):
 
 @case()
 async def a_tree_takes_longer_to_go_than_its_leader() -> None:
-    """Who has exited is not said to be mute."""
+    """A process that has exited is not reported as unresponsive."""
     scene = Scene({"a": Play(exits_after=Stage.INIT)}, manners=[Manner(gone_seconds=3.0), TERSE])
     scene.ask("a")
     await scene.end()

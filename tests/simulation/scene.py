@@ -1,7 +1,7 @@
-"""One session in a simulated world, its callers, and what must be true of it in every schedule.
+"""One session in a simulated world, its callers, and the invariants of every schedule.
 
-A scenario makes a `Scene`, starts callers (each in a lane of its own: they know nothing of each other), and ends with
-`await scene.end()`, which closes the session and looks at everything that was left. Time is virtual.
+A scenario creates a `Scene` and starts callers, each in a separate lane. It ends with `await scene.end()`, which closes
+the session and checks everything that is left. Time is virtual.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from banksman.sessions.session import Session, Turn
 from banksman.testing import checks, sim
 from banksman.testing.world import Manner, Play, World, WorldLog, answer_to
 
-# What `ask`, `hold` and `interrupt` may raise, but for a caller's own mistakes.
+# Errors that `ask`, `hold` and `interrupt` may raise, besides errors for a caller's mistakes.
 DOCUMENTED = (QueueFull, Busy, Closed, NotOwner, StoreError, Refused)
-# No scenario takes longer than this, whatever the order: start, drain and ladder several times over.
+# No scenario takes longer in any order: start, drain and ladder several times.
 SECONDS_MAX = 500.0
-# Fewer words are fewer choices: what a turn says before its result comes at once, and so does the rest.
+# Fewer lines give fewer choices: the agent sends the output of a turn before its result together, and the rest, too.
 TERSE = Manner(is_terse=True)
 READY = Play()
 # A timer that is due so soon may fire before any step: see `sim`.
@@ -44,7 +44,7 @@ R = TypeVar("R")
 
 
 def at_once(work: Coroutine[Any, Any, R]) -> R:
-    """What becomes of a coroutine that never suspends, in a place that cannot wait."""
+    """Run a coroutine that never suspends, and return its result."""
     try:
         work.send(None)
     except StopIteration as done:
@@ -53,7 +53,7 @@ def at_once(work: Coroutine[Any, Any, R]) -> R:
 
 
 def budget(schedules: int) -> int:
-    """How many schedules a scenario may have. BANKSMAN_EXPLORE: at least so many, for a longer look."""
+    """Return the number of schedules of a scenario; BANKSMAN_EXPLORE sets a higher minimum."""
     return max(schedules, int(os.environ.get("BANKSMAN_EXPLORE", "0")))
 
 
@@ -72,7 +72,7 @@ class Scene:
         spawn: Callable[[World], Spawn] | None = None,
         **config: Any,
     ) -> None:
-        """`spawn`: what starts the world's processes instead of the world itself."""
+        """`spawn`: starts the processes in place of the world."""
         self.loop = sim.current()
         self.world = World({"get ready": READY, **(plays or {})}, manners=manners, allows_steering=allows_steering)
         self.log = log or WorldLog()
@@ -82,7 +82,7 @@ class Scene:
         self.session = Session(id, name=id, agent="claude", dialect=CLAUDE, store=self.log, ends=ends)
         epoch = at_once(self.log.claim(id, name=id, agent="claude"))
         past = SessionHistory(session=self.first)
-        # Not waited for here: whether it was taken is told in `refusals`.
+        # The scene does not wait for the lease: `refusals` has the error if it was refused.
         self.refusals: list[BanksmanError] = []
         if conversation is not None:
             self.log.lease(id, epoch, lease_name(CLAUDE.name, conversation), self._on_leased)
@@ -97,7 +97,7 @@ class Scene:
                 pool=pool,
             )
         )
-        # By the caller's name: how its ask ended, or what was raised.
+        # By the caller's name: the outcome of its ask, or the error.
         self.outcomes: dict[str, Outcome] = {}
         self.errors: dict[str, BaseException] = {}
         self.receipts: dict[str, Receipt] = {}
@@ -110,7 +110,7 @@ class Scene:
             self.refusals.append(error)
 
     async def get_ready(self) -> None:
-        """Start the agent by a first turn, in asyncio's own order: what is explored begins after it."""
+        """Start the agent by a first turn in asyncio's order; the exploration begins after it."""
         self.world.is_calm = self.log.is_calm = True
         turn = await self.session.ask("get ready")
         assert (await turn.outcome()).kind is Kind.DONE
@@ -118,7 +118,7 @@ class Scene:
 
     # -- callers -----------------------------------------------------------------------------------------------------
     def start(self, name: str, doing: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
-        """A caller in a lane of its own. What is documented may be raised in it, and nothing else."""
+        """Start a caller in a separate lane. It may raise documented errors only."""
 
         async def call() -> None:
             try:
@@ -127,13 +127,13 @@ class Scene:
                 self.errors[name] = exc
 
         task = self.loop.create_lane_task(call(), lane=name)
-        # Cancelled before its first step it has not begun what it was to do, and nobody would ever close that.
+        # A task that is cancelled before its first step never starts its coroutine, so the callback closes it.
         task.add_done_callback(lambda _: doing.close())
         self.tasks.append(task)
         return task
 
     def ask(self, name: str, prompt: str | None = None, **how: Any) -> asyncio.Task[None]:
-        """A caller that asks and waits for the outcome."""
+        """Start a caller that asks and waits for the outcome."""
         return self.start(name, self.asking(name, prompt, **how))
 
     async def asking(self, name: str, prompt: str | None = None, **how: Any) -> Turn:
@@ -146,7 +146,7 @@ class Scene:
         return turn
 
     def at_any_moment(self, act: Callable[[], object]) -> None:
-        """When all is quiet, or, with one departure, before any step at all. Explore with `jitter_seconds=MOMENT`."""
+        """Act when all is quiet, or, with one departure, before any step. Explore with `jitter_seconds=MOMENT`."""
 
         def come() -> None:
             act()
@@ -166,7 +166,7 @@ class Scene:
 
     # -- the end -----------------------------------------------------------------------------------------------------
     async def end(self, *, is_calm: bool = True) -> None:
-        """Wait for the callers, close, and check. `is_calm`: how it closes is not what is explored here."""
+        """Wait for the callers, close, and check. `is_calm`: do not explore the close."""
         await self.callers()
         if is_calm:
             self.world.is_calm = self.log.is_calm = True
@@ -174,7 +174,7 @@ class Scene:
         await self.session.close()
         assert self.loop.time() < SECONDS_MAX
         for name, turn in self.turns.items():
-            # One that was not waited for to its end has an outcome all the same.
+            # A turn has an outcome even if its caller did not wait for it.
             assert turn.state == "ended", name
             self.outcomes.setdefault(name, await turn.outcome())
         self.check_callers()
@@ -182,7 +182,7 @@ class Scene:
         self.check_events(await self.events())
 
     async def leave(self) -> None:
-        """Wait for the callers, and until it has left. Each ask has its one outcome here, or waits in the log."""
+        """Wait for the callers and for the leave. Each ask has one outcome here, or waits in the log."""
         await self.callers()
         await self.session.wait_closed()
         assert self.loop.time() < SECONDS_MAX
@@ -190,7 +190,8 @@ class Scene:
         found = replay(events, self.config, self.first)
         waiting = {ask.id for turn in found.queue if isinstance(turn, Waiting) for ask in turn.asks}
         passed_on = {self.turns[name].id for name, error in self.errors.items() if isinstance(error, Moved)}
-        # Who was told so waits; nobody else does, but for those whose callers have left the turn that they had.
+        # Each ask whose caller got `Moved` waits in the log. Only asks whose callers left their turn may wait besides
+        # them.
         left = {turn.id for name, turn in self.turns.items() if name not in self.outcomes}
         assert passed_on <= waiting <= left
         for name, turn in self.turns.items():
@@ -216,9 +217,9 @@ class Scene:
             if outcome.kind is Kind.DONE:
                 play = self.world.plays.get(self.prompts.get(name, name)) or self.world.plays.get("") or Play()
                 expected = play.text if play.text is not None else answer_to(self.prompts.get(name, name))
-                # Steered and collected ones share an answer, which has each of their prompts in it.
+                # Steered and collected asks share an answer that contains each of their prompts.
                 if not play.boundaries:
-                    continue  # It said that it was done with the prompt, and never what came of it.
+                    continue  # The agent reported the prompt as settled without a boundary.
                 assert outcome.text is not None
                 assert outcome.text == expected or self.prompts.get(name, name) in outcome.text.split(), (
                     name,
@@ -229,8 +230,10 @@ class Scene:
                 assert not isinstance(outcome.error, BugError), outcome.error
 
     def check_timers(self) -> None:
-        """None waits for what is over, as far as the process is the same: those of one that is gone run out by
-        themselves."""
+        """Check that no timer waits for something that is over.
+
+        The check covers the current process only: timers of an ended process expire later.
+        """
         state = self.driver.state
         process = state.process
         subjects = set(self.driver.timers)
@@ -255,7 +258,7 @@ class Scene:
         assert self.world.is_over, self.world
         assert driver.state.turn is None
         assert driver.state.own is None
-        # In one that has left it is what was passed on.
+        # After a leave, the queue holds the asks that were passed on.
         assert not driver.state.queue or driver.state.mode is Mode.LEFT
 
     @property
@@ -292,7 +295,7 @@ class Scene:
         assert not state.queue
 
     def check_interrupts(self, events: Sequence[Event]) -> None:
-        """An interrupt of a turn of ours never met another turn of ours (G4)."""
+        """Check that an interrupt of a granted turn never hit another granted turn (G4)."""
         refs = {event.turn: event.body["ref"] for event in events if event.kind == kinds.TURN_QUEUED}
         for process in self.world.processes:
             for request, open_refs in process.agent.interrupts:
@@ -309,7 +312,7 @@ def explored(
     is_complete: bool = True,
     **options: Any,
 ) -> sim.Explored:
-    """Explore, print the counts, and insist on completeness where it is promised."""
+    """Explore, print the counts, and require completeness if `is_complete`."""
     found = sim.explore(scenario, departures_max=departures, schedules_max=budget(schedules), **options)
     name = getattr(scenario, "__name__", "scenario")
     counts = f"{found.schedules} schedules, {found.choice_points} choice points, {found.steps} steps"

@@ -1,8 +1,8 @@
-"""Session and driver, real code, in every order of the world up to two departures from asyncio's own.
+"""Explore the real session and driver in every order of events, up to two departures from asyncio's order.
 
-Each scenario checks in each schedule what scene.py says: outcomes, frames, events, and that nothing is left.
+Each scenario checks in each schedule the invariants of scene.py: outcomes, frames, events, and that nothing is left.
 BANKSMAN_EXPLORE=n raises the budget of every scenario to n schedules: `make prove`, which CI runs, and `make explore`.
-Without it every second scenario has some of its schedules, for `make test` has five minutes.
+Without it, every second scenario runs a part of its schedules, because `make test` has five minutes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SAMPLE = 80
 
 @pytest.fixture(autouse=True)
 def is_silent() -> Iterator[None]:
-    """A broken log is told by an error line, thousands of times here."""
+    """Suppress the error lines about a broken log, which would come thousands of times."""
     log = logging.getLogger("banksman")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -36,6 +36,6 @@ def is_silent() -> Iterator[None]:
 def test_driver_holds_in_every_schedule(name: str) -> None:
     case = CASES[name]
     if not IS_THOROUGH:
-        # Those that are to be run to their end have some thousands: the first of them here, and all by `make prove`.
+        # A complete scenario has some thousand schedules: the first of them run here, and all in `make prove`.
         case = replace(case, schedules=SAMPLE if case.is_complete else case.schedules // 12, is_complete=False)
     case.explore()

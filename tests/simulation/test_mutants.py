@@ -1,4 +1,4 @@
-"""The exploration finds what it is there for: bugs that are planted in the driver and in the session, one by one."""
+"""Mutants of the driver and the session: the exploration must find each planted bug."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_exploration_finds_planted_bug(name: str, monkeypatch: pytest.MonkeyPatc
     plant(monkeypatch.setattr)
     for case in found_by:
         try:
-            # Deeper than the scenario itself is looked at every day: some need two departures of many.
+            # Deeper than the daily run: some mutants need two specific departures.
             replace(CASES[case], schedules=800, is_complete=False).explore()
         except (sim.ScheduleFailed, sim.NotDeterministic) as failed:
             print(f"{name}: found by {case}: {str(failed).splitlines()[:2]}")

@@ -1,5 +1,7 @@
-"""Sessions that share a pool, in every order up to two departures from asyncio's own: see crowd.py for what is watched
-all the time. Bugs that are planted in the pool must be found by these."""
+"""Sessions that share a pool, in every order up to two departures from asyncio's order.
+
+crowd.py checks the limits at every moment. These scenarios must also find the bugs that are planted in the pool.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +137,7 @@ async def the_most_urgent_is_first() -> None:
 
 @case()
 async def who_waits_becomes_more_urgent() -> None:
-    """What counts is what waits when there is a place, and not what waited first."""
+    """The pool compares the waiting asks when a place becomes free, not the order of arrival."""
     crowd = Crowd("a", "one", "two", processes_max=1, plays={"first": SLOW})
     await crowd.get_ready("a")
     crowd.ask("a", "first")
@@ -150,7 +152,7 @@ async def who_waits_becomes_more_urgent() -> None:
 
 @case(schedules=200)
 async def an_eviction_and_an_ask_of_the_evicted() -> None:
-    """It may be told to go just as it is needed again: whichever comes first, nothing is lost."""
+    """The eviction and a new ask may race: in either order, nothing is lost."""
     crowd = Crowd("a", "b", processes_max=1)
     await crowd.get_ready("a")
     conversation = crowd["a"].session.status().conversation
@@ -194,7 +196,7 @@ async def only_so_many_start_at_once() -> None:
         crowd.ask(name)
     await crowd.end()
     assert [crowd.kinds(name) for name in "abcde"] == [DONE] * 5
-    # Three rounds of one second, and no place is left empty in between.
+    # Three rounds of one second, without an unused place in between.
     assert 3.0 <= crowd.loop.time() < 3.5
 
 
@@ -221,7 +223,7 @@ def a_start_goes_wrong(name: str, manner: Manner) -> Scenario:
         crowd.ask("b")
         await crowd.callers()
         assert crowd.kinds("b") == DONE
-        # And it has a place itself, when it asks again.
+        # The session itself gets a place when it asks again.
         crowd.ask("a", "again")
         await crowd.end()
         assert crowd["a"].outcomes["again"].kind is Kind.DONE
@@ -325,7 +327,7 @@ async def a_bug_in_one_session_is_no_other_sessions_matter() -> None:
 # -- one conversation, two sessions ------------------------------------------------------------------------------------
 @case()
 async def two_sessions_come_into_one_conversation() -> None:
-    """Agents have no lock: whoever names it first has it, and the other one does not stay in it."""
+    """Agents have no lock: the first session that names the conversation holds it, and the other session leaves it."""
     same = Manner(is_terse=True, conversation="same")
     crowd = Crowd("a", "b", manners={"a": [same], "b": [same]}, plays={"": SLOW})
     crowd.ask("a")
@@ -335,7 +337,7 @@ async def two_sessions_come_into_one_conversation() -> None:
     [loser] = {"a", "b"} - {winner}
     assert crowd.kinds(loser) == [Kind.FAILED]
     assert winner in str(crowd[loser].outcomes["hi"].error)
-    # Its next process does not resume what the other one drives.
+    # The next process of the other session does not resume that conversation.
     crowd.ask(loser, "again")
     await crowd.end()
     assert crowd.kinds(loser) == [Kind.FAILED, Kind.DONE]
@@ -362,7 +364,7 @@ async def a_conversation_is_free_when_its_session_is_closed() -> None:
     assert crowd["c"].world.processes[0].resumed == conversation
 
 
-# -- every schedule, and what must be found in them -------------------------------------------------------------------
+# -- every schedule, and the mutants ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", CASES)
 def test_pool_holds_in_every_schedule(name: str) -> None:
     CASES[name].explore()
@@ -408,7 +410,7 @@ def a_start_is_over_as_it_begins(patch: Patch) -> None:
 
 @mutant("only_so_many_start_at_once", "a_start_that_hangs_does_not_count_for_ever")
 def a_start_is_over_when_its_time_is(patch: Patch) -> None:
-    """That it is ready is not told."""
+    """The pool does not get the report that the process is ready."""
     plain: Any = Pool.has_started
 
     def has_started(self: Any, seat: Any) -> None:

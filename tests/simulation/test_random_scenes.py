@@ -1,7 +1,7 @@
-"""Random callers and random agents in virtual time, beside a naive model of what may come of each ask.
+"""Random callers and random agents in virtual time, against a naive model of the possible outcomes.
 
-The model knows neither queue nor process. It knows what a caller did and how the agent treats its prompt, and says
-which outcomes that allows. Time and order are drawn too: each example has its own schedule of departures.
+The model knows neither queue nor process. It knows the caller's actions and how the agent treats the prompt, and
+derives the allowed outcomes. Times and order are random too: each example has its own schedule of departures.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ACTIONS = ("nothing", "nothing", "interrupt", "withdraw", "cancel", "move")
 
 @dataclass(frozen=True)
 class Caller:
-    """One ask, and what its caller does about it after a while."""
+    """One ask, and the caller's action on it after a while."""
 
     play: Play
     priority: str
@@ -49,7 +49,7 @@ class Plan:
     callers: tuple[Caller, ...]
     manners: tuple[Manner, ...]
     faults: tuple[tuple[int, Fault], ...]
-    # When the session is drained or closed, if before its callers are done.
+    # When the session is drained or closed, if that happens before its callers are done.
     drain_at: float | None
     close_at: float | None
     seed: int
@@ -107,35 +107,35 @@ PLANS = st.builds(
 
 
 class RandomOrder(dict[int, int]):
-    """Departures by chance: a quarter of the steps that have an alternative. The same seed is the same order."""
+    """Random departures in a quarter of the steps that have an alternative; the same seed gives the same order."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._random = random.Random(seed)
 
     def get(self, step: int, default: int = 0) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        # There are at least two alternatives wherever it is asked.
+        # Each step that gets here has at least two alternatives.
         return 1 if self._random.random() < 0.25 else 0
 
 
 def allowed(caller: Caller, plan: Plan) -> set[Kind]:
-    """What may become of an ask, as far as somebody knows who has never heard of a queue."""
+    """Return the outcomes that an ask may have, without any knowledge of the queue."""
     kinds = {Kind.DONE, Kind.FAILED}
     if caller.action in INTERRUPTING or any(other.on_busy == "interrupt" for other in plan.callers):
         kinds |= {Kind.INTERRUPTED, Kind.WITHDRAWN}
     if plan.close_at is not None or caller.play.hangs or caller.play.tool or caller.play.boundaries == 0:
-        # The session is closed at last, and what still runs then is interrupted.
+        # The final close interrupts turns that still run.
         kinds |= {Kind.INTERRUPTED, Kind.REFUSED}
     if any(other.play.hangs or other.play.tool or other.play.boundaries == 0 for other in plan.callers):
         kinds |= {Kind.REFUSED}
     if any(manner.owns or manner.stuck_at for manner in plan.manners):
         kinds |= {Kind.REFUSED, Kind.INTERRUPTED}
     if plan.drain_at is not None or any(other.action == "cancel" for other in plan.callers):
-        # One whose caller has left is still there when the session is closed.
+        # An ask whose caller has left may still be present at the close.
         kinds |= {Kind.REFUSED, Kind.INTERRUPTED}
     if len(plan.callers) > 1 and caller.priority != "interactive":
         kinds.add(Kind.PREEMPTED)
-    # An agent that never comes to its boundary never says that it failed, either.
+    # An agent that never reaches its boundary never reports a failure either.
     if caller.play.hangs or (caller.play.error is not None and caller.play.boundaries > 0):
         kinds.discard(Kind.DONE)
     return kinds
@@ -179,7 +179,7 @@ async def played(plan: Plan) -> None:
         scene.loop.call_later(plan.drain_at, scene.session.drain_nowait)
     if plan.close_at is not None:
         scene.loop.call_later(plan.close_at, scene.session.close_nowait)
-    # What hangs is ended by this.
+    # This close ends turns that hang.
     scene.loop.call_later(150.0, scene.session.close_nowait)
     await scene.end(is_calm=False)
     for number, caller in enumerate(plan.callers):
@@ -200,14 +200,14 @@ def is_silent() -> Iterator[None]:
 @settings(
     max_examples=sample(budget(300)),
     deadline=None,
-    # It would run each failure hundreds of times more, to say what does not matter in it.
+    # The explain phase would run each failure hundreds of times more.
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(PLANS)
 def test_random_scene_gives_every_ask_an_explainable_outcome(plan: Plan) -> None:
     loop = sim.SimLoop(departures=RandomOrder(plan.seed))
-    loop._departures = RandomOrder(plan.seed)  # pyright: ignore[reportPrivateUsage]  It copies what it is given.
+    loop._departures = RandomOrder(plan.seed)  # pyright: ignore[reportPrivateUsage]  The loop copies its argument.
     try:
         loop.run_until_complete(loop.create_task(played(plan), name="main"))
         loop.check_ended()

@@ -1,7 +1,7 @@
-"""Each failure that an exploration found, with the schedule that shows it, and what reading the code beside it found.
+"""Regressions that the exploration or a review found, each with the schedule that shows it.
 
-A schedule belongs to the code that it was found in; the empty one is asyncio's own order. All but those that say
-otherwise were seen to fail with their fix taken out.
+A schedule belongs to the code in which it was found. The empty schedule is asyncio's order. Each test failed with its
+fix removed, unless its comment says otherwise.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def is_silent() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [
-        # What was said in a turn was read by a generator that was left to the collector: a task that nobody owned.
-        # (Both failed when they were found. Since a task of the session's reads it, they pass without the fix too.)
+        # A generator that read the output of a turn was left to the garbage collector: a task without an owner. (Both
+        # failed when they were found. A task of the session reads the output now, so they also pass without the fix.)
         ("an_interrupt_and_an_exit", ""),
         ("the_drain_is_over_as_the_boundary_comes", ""),
-        # A new process claimed the session while the last words about the old one were on their way to the log, and a
-        # log may refuse those: the session had fenced itself off.
+        # A new process claimed the session while the last entries about the old one were pending. A log may refuse
+        # those entries, so the session fenced itself off.
         ("a_second_process_claims_while_appends_are_on_their_way", ""),
-        # A leader that had exited was called mute while the rest of its tree was being ended.
+        # A leader that had exited was reported as unresponsive while the ladder ended the rest of its tree.
         ("a_tree_takes_longer_to_go_than_its_leader", ""),
     ],
 )
@@ -54,7 +54,7 @@ def test_schedule_that_once_failed_holds(name: str, schedule: str) -> None:
 
 
 def test_hold_exited_in_another_context_is_released() -> None:
-    """As by a fixture of a test, or a generator that its loop closes."""
+    """For example by a test fixture, or by a generator that its loop closes."""
 
     async def scenario() -> None:
         scene = Scene()
@@ -130,7 +130,7 @@ def test_follower_of_unwaitable_log_gets_error_and_does_not_spin() -> None:
 
 
 def test_ask_in_preempted_hold_does_not_wait_for_end_of_its_own_hold() -> None:
-    """A less urgent holder asks while a more urgent hold is there; once that is over, it is its turn again."""
+    """A less urgent holder asks during a more urgent hold. When that hold ends, the holder is served again."""
 
     async def scenario() -> None:
         scene = Scene()

@@ -1,4 +1,4 @@
-"""A client of the fake model that sees every byte: one connection, and no more HTTP than that takes."""
+"""Minimal HTTP client of the fake model: one connection, with access to every byte."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ Json = dict[str, Any]
 
 
 class Client:
-    """One connection."""
-
     def __init__(self, url: str) -> None:
         host, port = url.removeprefix("http://").split(":")
         self.sock = socket.create_connection((host, int(port)), timeout=SECONDS_MAX)
@@ -35,13 +33,13 @@ class Client:
     def head(self) -> int:
         """Read the status line and the headers."""
         first, *lines = self._until(b"\r\n\r\n").decode().removesuffix("\r\n\r\n").split("\r\n")
-        # Nothing of an earlier answer stands before it.
+        # No bytes of an earlier answer come before it.
         assert first.startswith("HTTP/1.1 ")
         self.headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
         return int(first.split(" ")[1])
 
     def answer(self) -> tuple[int, Json]:
-        """Read an answer that is in one piece."""
+        """Read an answer with a content length."""
         status = self.head()
         size = int(self.headers["content-length"])
         while len(self.buffer) < size:
@@ -50,7 +48,7 @@ class Client:
         return status, json.loads(data)
 
     def events(self) -> Iterator[Json]:
-        """Read the events of a stream, whose head was read, to its end. Each has the name of its type."""
+        """Read the events of a stream to its end, after its head. The name of each event equals its type."""
         for event in self.raw_events():
             kind, data = event.split(b"\n")
             decoded = json.loads(data.removeprefix(b"data: "))
@@ -58,7 +56,7 @@ class Client:
             yield decoded
 
     def chunks(self) -> Iterator[Json | str]:
-        """The same, of events without a name; what is no JSON is given as it came."""
+        """Read events without a name; return an event that is not JSON as text."""
         for event in self.raw_events():
             assert event.startswith(b"data: ")
             data = event.removeprefix(b"data: ").decode()
@@ -82,7 +80,7 @@ class Client:
         return list(self.events())
 
     def is_over(self) -> bool:
-        """The server has closed its end, and sent nothing more."""
+        """Whether the server has closed the connection and sent no further bytes."""
         return not self.buffer and not self.sock.recv(1)
 
     def _until(self, end: bytes) -> bytes:

@@ -1,6 +1,6 @@
-"""How each model API spells a conversation and a reply, for tests that mean the same by all of them.
+"""Encode a conversation and decode a reply in each model API, for tests that apply to all of them.
 
-Written from the shapes that the agents send and accept, and not from the server's own code.
+The formats follow the requests that the agents send and the replies that they accept, not the server's code.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 
 from tests.testing.model_client import Client, Json
 
-# One of a conversation: ("user", text), ("model", text), ("call", name) or ("result", text).
+# One entry of a conversation: ("user", text), ("model", text), ("call", name) or ("result", text).
 Turn = tuple[str, str]
 
 
 @dataclass(slots=True)
 class Said:
-    """What a client makes of a reply."""
+    """A reply as a client decodes it."""
 
     text: str = ""
     thought: str = ""
     calls: list[tuple[str, Json]] = field(default_factory=list[tuple[str, Json]])
     ids: set[str] = field(default_factory=set[str])
-    # Why it ended, by the API's own word.
+    # The stop reason, in the API's own word.
     end: str | None = None
     tokens: tuple[int, int] = (0, 0)
 
@@ -33,20 +33,20 @@ class Said:
         self.calls.append((name, json.loads(arguments) if isinstance(arguments, str) else arguments))
 
     def same(self) -> tuple[object, ...]:
-        """All but the ids, which are new each time."""
+        """All fields except the ids, which are new each time."""
         return (self.text, self.thought, self.calls, len(self.ids), self.end, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """One API."""
+    """One model API."""
 
     name: str
     path: Callable[[bool], str]
     body: Callable[[list[Turn]], Json]
     whole: Callable[[Json], Said]
     stream: Callable[[Client], Said]
-    # The word for an error of this status, and where an error's body has it.
+    # The word for an error of each status, and how to read it from an error's body.
     kind: Callable[[Json], str]
     kinds: dict[int, str]
     ends: tuple[str, str]
@@ -168,7 +168,7 @@ def _responses_stream(client: Client) -> Said:
                 said = _responses_whole(event["response"])
             case _:
                 pass
-    # It is said three times: by piece, by item, and at the end.
+    # The text comes three times: in pieces, by item, and at the end.
     assert (said.text, said.thought, said.calls) == (deltas.text, deltas.thought, deltas.calls)
     return said
 

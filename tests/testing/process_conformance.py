@@ -1,7 +1,7 @@
-"""What every `AgentProcess` promises, sentence by sentence: the real one, and the one of tests.
+"""Conformance tests of `AgentProcess`, for the real implementation and the simulated one.
 
-A subclass says how its processes are started and in which loop they live. The agents inside speak just enough of
-Claude's dialect to answer a handshake.
+A subclass defines how its processes are started, and in which loop they live. The agents inside speak just enough of
+the Claude dialect to answer a handshake.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from banksman.core.process_facts import (
 )
 from banksman.sessions.agent_process import AgentProcess, AgentReport, OnReport
 
-# Every kind of process that a subclass must be able to start.
-#   plain: answers handshakes, exits at the end of its stdin       exits: exits with code 3 when it is spoken to
-#   stubborn: takes no notice of a polite stop                     missing: cannot be started
-#   full: does not read its stdin                                  closed: has closed its stdin
+# Every kind of process that a subclass must be able to start:
+#     plain: answers handshakes, exits at the end of its stdin       exits: exits with code 3 at the first frame
+#     stubborn: ignores the end of its input and TERM                missing: cannot be started
+#     full: does not read its stdin                                  closed: has closed its stdin
 KINDS = ("plain", "exits", "stubborn", "missing", "full", "closed")
 
 
 class Heard:
-    """What a process told, in order; and it checks the order as it comes."""
+    """Reports of a process in order. It checks the order of each report."""
 
     def __init__(self) -> None:
         self.events: list[AgentReport] = []
@@ -69,7 +69,7 @@ class Heard:
         await self.wait_until(lambda: self.count(kind) >= count)
 
     def check_end(self) -> None:
-        """It came to its end as it should."""
+        """Check that the process ended in the right order."""
         assert self.count(ProcessGone) == 1
         assert isinstance(self.events[-1], ProcessGone)
         if self.has(Started):
@@ -81,11 +81,11 @@ class Heard:
 class ProcessConformance:
     """Subclass it as `Test…`."""
 
-    # From `stop` to `ProcessGone`, for one that takes no notice: all rungs of the ladder, as the subclass has set them.
+    # Maximum from `stop` to `ProcessGone` for a process that ignores the stop: all rungs of the subclass's ladder.
     stop_seconds_max: ClassVar[float]
 
     def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
-        """Run it in the loop that these processes live in."""
+        """Run the scenario in the loop of these processes."""
         raise NotImplementedError
 
     def spawn(self, kind: str, on_event: OnReport) -> AgentProcess:
@@ -235,7 +235,7 @@ class ProcessConformance:
         self.run(scenario)
 
     async def wait_closed(self, heard: Heard) -> None:
-        """Until a "closed" one has closed its stdin."""
+        """Wait until a "closed" process has closed its stdin."""
 
     def test_paused_process_is_silent_until_resumed(self) -> None:
         async def scenario() -> None:
@@ -249,7 +249,7 @@ class ProcessConformance:
             process.resume()
             await heard.wait_until(lambda: len(heard.replies) == 3)
             process.pause()
-            process.stop()  # Which ends the pause: one that is blocked on its output could not react.
+            process.stop()  # This ends the pause: a process that is blocked on its output could not react.
             await heard.wait(ProcessGone)
             heard.check_end()
 

@@ -1,7 +1,7 @@
-"""The fake agent, driven as a plain process: its frames beside those of the real one, and each verb at least once.
+"""The fake Claude agent as a plain process: its frames compared with those of the real agent, and each script verb.
 
-`claude_frames.json` holds what was recorded of Claude Code 2.1.325: the order of its frames in some turns, as labels,
-and the keys that each kind of frame has. The fake may leave keys out, and must not have others.
+`claude_frames.json` holds recordings of Claude Code 2.1.325: the order of its frames in some turns, as labels, and the
+keys of each kind of frame. The fake may omit keys, and must not have others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Frame = dict[str, Any]
 
 
 class Driven:
-    """A fake agent and our ends of its pipes. Every wait has the one deadline of the test."""
+    """A fake agent and the test's ends of its pipes. All waits share the one deadline of the test."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Driven:
         memory: Path | None = None,
         in_packets: bool = False,
     ) -> None:
-        """`in_packets`: what is read at once was written at once, however late it is read."""
+        """`in_packets`: one read returns the bytes of one write, however late it comes."""
         words = [*fake_agent.command(script, evidence=evidence, memory=memory), *flags]
         read_end, write_end = os.pipe2(os.O_CLOEXEC | (os.O_DIRECT if in_packets else 0))
         self.process = subprocess.Popen(words, stdin=-1, stdout=write_end, stderr=-1, bufsize=0)
@@ -61,7 +61,7 @@ class Driven:
             assert pipe is not None
             pipe.close()
 
-    # ── What we say ──
+    # ── To the agent ──
 
     def write(self, data: bytes) -> None:
         assert self.process.stdin is not None
@@ -77,14 +77,14 @@ class Driven:
         return self.until("answer success")[-1]
 
     def ask(self, text: str) -> str:
-        """Send a prompt, and give its uuid: they end in 1, 2, 3…"""
+        """Send a prompt and return its uuid; the uuids end in 1, 2, 3…"""
         self.count += 1
         frame = user(text, self.count)
         self.send(frame)
         return frame["uuid"]
 
     def turn(self, text: str) -> list[str]:
-        """Ask, and give the labels of all frames until the turn is complete."""
+        """Ask, and return the labels of all frames until the turn is complete."""
         self.ask(text)
         return labels(self.until(f"completed {self.count}"))
 
@@ -92,10 +92,10 @@ class Driven:
         assert self.process.stdin is not None
         self.process.stdin.close()
 
-    # ── What we hear ──
+    # ── From the agent ──
 
     def lines(self) -> Iterator[bytes]:
-        """Each line as it comes, and what is left without an end as the last."""
+        """Yield each line as it comes, and unterminated text at the end as the last line."""
         while True:
             line, newline, rest = self.buffer.partition(b"\n")
             if newline:
@@ -110,7 +110,7 @@ class Driven:
                 return
 
     def some(self) -> bytes:
-        """What stdout has next; empty at its end. What stderr says meanwhile is kept."""
+        """Return the next bytes of stdout, empty at its end, and collect stderr meanwhile."""
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         out, err = self.process.stdout.fileno(), self.process.stderr.fileno()
@@ -128,7 +128,7 @@ class Driven:
                 return os.read(out, 65536)
 
     def is_quiet(self) -> bool:
-        """Nothing comes, and neither stdout nor stderr is at its end. That nothing happens has no fact to wait for."""
+        """Whether no output comes and both pipes stay open. Silence has no event, so this waits a short time."""
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         return select.select([self.process.stdout, self.process.stderr], [], [], 0.05)[0] == []
@@ -137,7 +137,7 @@ class Driven:
         return (json.loads(line) for line in self.lines())
 
     def until(self, wanted: str) -> list[Frame]:
-        """The frames up to the first with this label."""
+        """Return the frames up to the first with this label."""
         found: list[Frame] = []
         for frame in self.frames():
             found.append(frame)
@@ -146,11 +146,11 @@ class Driven:
         raise AssertionError(f"no {wanted!r} in {labels(found)}; stderr: {self.errors!r}")
 
     def rest(self) -> list[Frame]:
-        """All frames to the end of stdout."""
+        """Return all frames up to the end of stdout."""
         return [*self.frames()]
 
     def ended(self) -> int:
-        """How it ended, and all that it had said on stderr."""
+        """Return the exit code, and collect the rest of stderr."""
         code = self.process.wait(max(0.0, self.deadline - time.monotonic()))
         assert self.process.stderr is not None
         self.errors += self.process.stderr.read()
@@ -172,7 +172,7 @@ def answer(question: Frame, **response: object) -> Frame:
 
 
 def label(frame: Frame) -> str:
-    """A frame in a word or two, with the last digit of each prompt it answers."""
+    """Label of a frame: a word or two, with the last digit of each prompt that it answers."""
     uuids = "".join(uuid[-1] for uuid in frame.get("user_message_uuids", []))
     match frame:
         case {"type": "command_lifecycle"}:
@@ -199,7 +199,7 @@ def label(frame: Frame) -> str:
 
 
 def labels(frames: Sequence[Frame]) -> list[str]:
-    """Labels, of many deltas in a row only one."""
+    """Labels of frames; deltas in a row give only one."""
     found = [label(frame) for frame in frames]
     pairs = zip(["", *found], found, strict=False)
     return [now for before, now in pairs if not before == now == "content_block_delta"]
@@ -216,15 +216,15 @@ def results(frames: Sequence[Frame]) -> list[str | None]:
 
 
 def wait_for(path: Path) -> None:
-    """Until the agent has touched a path."""
+    """Wait until the agent has touched a path."""
     deadline = time.monotonic() + SECONDS_MAX
     while not path.exists():
         assert time.monotonic() < deadline
-        time.sleep(0.001)  # A file tells nobody that it came to be.
+        time.sleep(0.001)  # A new file sends no notification, so this polls.
 
 
 def unknown_keys(frame: Frame) -> set[str]:
-    """The keys of a frame that the recorded ones of its kind do not have."""
+    """The keys of a frame that the recorded frames of its kind do not have."""
     name = label(frame)
     kind = "lifecycle" if frame["type"] == "command_lifecycle" else name
     if frame["type"] in ("system", "result"):
@@ -240,7 +240,7 @@ def unknown_keys(frame: Frame) -> set[str]:
     return found
 
 
-# ── As the real one ──
+# ── Same as the real agent ──
 
 
 def test_fake_agent_answers_initialize_with_the_recorded_keys() -> None:
@@ -280,7 +280,7 @@ def test_fake_agent_merges_prompts_sent_while_busy_into_one_turn() -> None:
         frames = agent.until("completed 3")
         seen = labels(frames)
         assert seen[seen.index("queued 2") : seen.index("result success 1")] == ["queued 2", "queued 3"]
-        # One assistant frame for each prompt, where the real one gives both to one model call.
+        # The fake sends one assistant frame for each prompt. The real agent gives both prompts to one model call.
         expected = RECORDED["orders"]["merged"]
         assert [name for name in seen[seen.index("completed 1") :] if name in expected] == [
             *expected[: expected.index("result success 23")],
@@ -389,7 +389,7 @@ def test_fake_agent_ignores_the_lines_the_real_agent_ignores() -> None:
         agent.send({"type": "user", "message": {"role": "user", "content": content}})
         agent.close()
         frames = agent.rest()
-        # Without a uuid there is no lifecycle.
+        # A prompt without a uuid has no lifecycle frames.
         assert labels(frames) == ["init", "assistant text", "result success"]
         assert results(frames) == ["blocks"]
 
@@ -488,7 +488,7 @@ def test_fake_agent_counts_processes_and_prompts_per_conversation(tmp_path: Path
     assert Evidence(tmp_path / "evidence").unused(script) == []
 
 
-# ── Ending a turn, or not ──
+# ── Ends of turns ──
 
 
 @pytest.mark.parametrize(
@@ -602,7 +602,7 @@ def test_fake_agent_interrupt_can_end_nothing(how: str, expected: list[str], tmp
     with Driven([how]) as agent:
         agent.ask(f"@@wait {go}\n@@say went on")
         agent.until("init 1")
-        # The answer to a second request shows that the first was dealt with.
+        # The answer to a second request shows that the first was handled.
         agent.send(request("interrupt"), request("nonsense"))
         *seen, _ = agent.until("answer error")
         assert labels(seen) == expected
@@ -629,7 +629,7 @@ def test_fake_agent_interrupt_before_init_is_honoured_or_ignored_as_scripted(tmp
         assert labels(agent.until("completed 2"))[-2] == "result success 2"
 
 
-# ── Turns of its own ──
+# ── Agent-initiated turns ──
 
 
 @pytest.mark.parametrize(
@@ -729,7 +729,7 @@ def test_fake_agent_makes_any_request_and_waits_for_its_answer(tmp_path: Path) -
     hook = '{"subtype":"hook_callback","callback_id":"hook-1","input":{"tool_name":"Bash"}}'
     with Driven([f"at initialize request {hook}"]) as agent:
         agent.send(request("initialize", "i"))
-        # The handshake waits for the answer, as the real one does that has a server in the host.
+        # The handshake waits for the answer, as in the real agent with an MCP server in the host.
         asked = agent.until("request hook_callback")[-1]
         assert asked["request"] == json.loads(hook)
         assert agent.is_quiet()
@@ -835,7 +835,7 @@ def test_fake_agent_reads_on_while_its_flood_is_unread() -> None:
     with Driven() as agent:
         agent.ask("@@flood 1000000 10000")
         agent.until("init 1")
-        # More than a pipe holds: this write comes back only if the other end is read.
+        # More than a pipe holds: this write returns only if the agent reads its stdin.
         agent.write(b"\n" * 300_000)
         agent.send(request("interrupt"))
         assert labels(agent.until("cancelled 1"))[-2] == "result error_during_execution 1"
@@ -852,7 +852,7 @@ def test_fake_agent_writes_text_and_flood_to_stderr() -> None:
         assert len(flood) == 300_050
 
 
-# ── Bad manners ──
+# ── Misbehaviour ──
 
 
 def test_fake_agent_can_leave_initialize_unanswered_or_late(tmp_path: Path) -> None:
@@ -1056,7 +1056,7 @@ def test_fake_agent_runs_as_a_module() -> None:
 
 
 def test_fake_agent_starts_without_slow_imports() -> None:
-    """What is slow to import is what a hundred tests would pay for, each time."""
+    """A slow import would cost its time in each of a hundred tests."""
     words = fake_agent.command()
     words[3:3] = ["-X", "importtime"]
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=SECONDS_MAX)

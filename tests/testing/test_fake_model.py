@@ -1,8 +1,7 @@
-"""The fake model over plain sockets: what it says on the wire, each directive, each limit, and its end.
+"""The fake model over plain sockets: its output on the wire, each directive, each limit, and its close.
 
-By Anthropic's API; what the others have of their own is in test_fake_model_apis.py.
-
-The shapes of conversations in here are those that Claude Code 2.1.325 sends; the real agent itself is not needed.
+This file uses Anthropic's API. test_fake_model_apis.py has the differences of the other APIs. The conversations have
+the format that Claude Code 2.1.325 sends; the real agent is not needed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ TOOLS = [{"name": "Bash", "input_schema": {"type": "object"}}]
 
 
 class Client(model_client.Client):
-    """One that speaks Anthropic's API."""
+    """A client of Anthropic's API."""
 
     def ask(self, prompt: str, *, stream: bool = True) -> None:
         self.send("POST", "/v1/messages?beta=true", request(prompt, stream=stream))
@@ -62,7 +61,7 @@ def said(events: list[Json]) -> str:
 
 
 def outcomes(fake: FakeModel) -> list[str]:
-    """How each request went. The last one's end is recorded after its last byte is sent, so it is waited for."""
+    """Outcomes of all requests. The server records an outcome after the last byte, so this waits for each."""
     return [request.wait_outcome(SECONDS_MAX) for request in fake.requests]
 
 
@@ -78,7 +77,7 @@ def client(fake: FakeModel) -> Iterator[Client]:
         yield connected
 
 
-# ── What it says ──
+# ── Replies ──
 
 
 def test_stream_has_the_events_of_the_real_model(fake: FakeModel, client: Client) -> None:
@@ -110,7 +109,7 @@ def test_stream_has_the_events_of_the_real_model(fake: FakeModel, client: Client
         {"type": block, "index": 2, "content_block": {"type": "tool_use", "id": tool, "name": "Bash", "input": {}}},
         {"type": delta, "index": 2, "delta": {"type": "input_json_delta", "partial_json": '{"command": "ls"}'}},
         {"type": stop, "index": 2},
-        # 26 characters were said.
+        # The reply has 26 characters.
         {
             "type": "message_delta",
             "delta": {"stop_reason": "tool_use", "stop_sequence": None},
@@ -227,7 +226,7 @@ def test_script_is_the_last_user_message(client: Client, messages: list[Json], h
     assert said(client.stream()) == heard
 
 
-# ── Failures on purpose ──
+# ── Scripted failures ──
 
 
 @pytest.mark.parametrize(
@@ -294,7 +293,7 @@ def test_error_directive_repeats_and_then_the_rest_plays(fake: FakeModel, client
         assert body["type"] == "error"
         assert body["error"]["type"] == kind
     assert client.says(script) == "recovered"
-    # Another prompt fails anew; a newline that the agent adds makes none.
+    # Another prompt fails again from the start. A newline that the agent adds does not make another prompt.
     assert client.says(script + "\n") == "recovered"
     client.ask(f"again\n{script}")
     assert client.answer()[0] == 529
@@ -331,7 +330,7 @@ def test_drop_cuts_a_stream(fake: FakeModel, client: Client) -> None:
 
     def hear() -> None:
         for event in client.events():
-            heard.append(event)  # noqa: PERF402 -- what came before the stream broke is kept
+            heard.append(event)  # noqa: PERF402 -- it keeps the events before the stream broke
 
     with pytest.raises(ConnectionResetError):
         hear()
@@ -347,7 +346,7 @@ def test_drop_cuts_a_whole_answer(fake: FakeModel, client: Client) -> None:
     assert outcomes(fake) == ["dropped"]
 
 
-# ── Waits, and those who leave during one ──
+# ── Waits, and clients that leave during a wait ──
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -387,7 +386,7 @@ def test_hang_sends_nothing_and_stall_sends_the_start(fake: FakeModel) -> None:
         assert stalled.head() == 200
         assert next(stalled.events())["type"] == "message_start"
         fake.close()
-        # All that ever came is an end.
+        # The connection got no bytes before its end.
         assert hung.is_over()
 
 
@@ -410,7 +409,7 @@ def test_close_ends_every_waiting_connection() -> None:
         for events in streams:
             with pytest.raises(EOFError):
                 next(events)
-        # A second time does nothing, and what was seen can still be looked at.
+        # A second close does nothing, and the requests stay available.
         fake.close()
         assert repr(fake).startswith("<FakeModel closed")
         assert fake.wait_request(6, 0).outcome == "stopped"
@@ -537,7 +536,7 @@ def test_body_is_limited_in_size(client: Client, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(http1, "BODY_BYTES_MAX", len(body))
     client.send("POST", "/v1/messages", body)
     assert said(client.stream()) == "fits"
-    # The answer comes though the body was sent and is not wanted.
+    # The server answers although it does not read the body.
     client.send("POST", "/v1/messages", body + b" ")
     status, answer = client.answer()
     assert (status, answer["error"]["type"]) == (413, "request_too_large")
@@ -547,7 +546,7 @@ def test_body_is_limited_in_size(client: Client, monkeypatch: pytest.MonkeyPatch
 def test_connections_are_limited_in_number(fake: FakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "CONNECTIONS_MAX", 2)
     with Client(fake.url) as first, Client(fake.url) as second:
-        # Answered, so they are accepted.
+        # An answer shows that the connection is accepted.
         assert first.says("hello") == "ok"
         assert second.says("hello") == "ok"
         with Client(fake.url) as third:
@@ -556,7 +555,7 @@ def test_connections_are_limited_in_number(fake: FakeModel, monkeypatch: pytest.
         assert first.says("hello") == "ok"
 
 
-# ── Around it ──
+# ── Environment and log ──
 
 
 def test_env_is_complete_and_repeatable(fake: FakeModel, tmp_path: Path) -> None:
@@ -577,7 +576,7 @@ def test_env_is_complete_and_repeatable(fake: FakeModel, tmp_path: Path) -> None
         "DISABLE_ERROR_REPORTING",
         "IS_SANDBOX",
     }
-    # Again, for the agent that comes back.
+    # Again, for an agent that is restarted.
     assert fake.env(str(home)) == environment
 
 

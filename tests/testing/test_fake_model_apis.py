@@ -1,4 +1,4 @@
-"""The four APIs of the fake model: that each plays every directive, and what each has of its own."""
+"""The four APIs of the fake model: every directive in each API, and the differences between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.testing.model_spellings import SPELLINGS, Spelling, Turn
 
 from banksman.testing.fake_model import FakeModel
 
-# Any will do, for nobody looks into them.
+# Any value works, because the server does not read it.
 TOOLS = ["a tool"]
 BOTH = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 
@@ -34,7 +34,7 @@ def api(request: pytest.FixtureRequest) -> Spelling:
     return SPELLINGS[request.param]
 
 
-# ── Each API, every directive ──
+# ── Every directive in each API ──
 
 
 def test_whole_answer_equals_the_streamed_one(api: Spelling, client: Client) -> None:
@@ -45,7 +45,7 @@ def test_whole_answer_equals_the_streamed_one(api: Spelling, client: Client) -> 
     assert streamed.calls == [("run", {"command": "ls"}), ("look", {"at": [1, {"é": None}]})]
     assert len(streamed.ids) == 2
     assert streamed.end == api.ends[1]
-    # The bodies differ by a letter or two: `stream` is true in the one.
+    # The bodies differ by a character or two, because `stream` is true in one of them.
     assert abs(streamed.tokens[0] - whole.tokens[0]) <= 1
     whole.tokens = (streamed.tokens[0], whole.tokens[1])
     assert streamed.same() == whole.same()
@@ -62,7 +62,7 @@ def test_text_reply_ends_with_the_text_stop_reason(api: Spelling, client: Client
 
 def test_script_plays_one_step_per_call_and_then_says_ok(api: Spelling, client: Client, fake: FakeModel) -> None:
     script = "@@text going\n@@tool run {}\n@@tool run {}\n@@text between\n@@next\n@@text last"
-    # Words and two calls are one answer of the model, and what the tools gave is no answer.
+    # Text and two calls are one answer of the model. Tool results are not answers.
     turns: list[Turn] = [("user", "hello"), ("model", "hi"), ("user", script)]
     assert api.ask(client, *turns).text == "going"
     turns += [("model", "going"), ("call", "run"), ("call", "run"), ("result", "@@text no"), ("result", "1")]
@@ -148,16 +148,16 @@ def test_hang_sends_nothing_and_stall_sends_the_start(api: Spelling, fake: FakeM
         api.send(hanging, ("user", "@@hang"))
         api.send(stalling, ("user", "@@stall"))
         assert stalling.head() == 200
-        if api.name != "gemini":  # Whose streams have no start.
+        if api.name != "gemini":  # Gemini's streams have no start event.
             assert next(stalling.raw_events())
         hung = fake.wait_request(1, SECONDS_MAX)
         assert hung.outcome is None
         assert not hanging.buffer
-    # Both clients left, and the server heard it.
+    # Both clients disconnected, and the server noticed.
     assert [fake.wait_request(n, SECONDS_MAX).wait_outcome(SECONDS_MAX) for n in (1, 2)] == ["client_gone"] * 2
 
 
-# ── What is no prompt of the user's ──
+# ── Content that is not a user prompt ──
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_codex_developer_message_is_not_taken_as_a_directive(client: Client) -> 
     body["input"].append({"type": "message", "role": "developer", "content": [patch]})
     body["input"].append({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "…"})
     client.send("POST", "/v1/responses", body)
-    # What was thought is an answer of the model, and the script is used up by it.
+    # Reasoning counts as an answer of the model, so the script is used up.
     assert _response_text(client.answer()[1]) == "ok"
     del body["input"][-1]
     client.send("POST", "/v1/responses", body)
@@ -229,7 +229,7 @@ def _response_text(response: Json) -> str:
     return "".join(part["text"] for item in response["output"] for part in item["content"])
 
 
-# ── The events themselves ──
+# ── The events of a stream ──
 
 
 def test_responses_stream_has_the_events_of_the_real_api(client: Client) -> None:
@@ -258,7 +258,7 @@ def test_responses_stream_has_the_events_of_the_real_api(client: Client) -> None
         "output_item.done",
         "completed",
     ]
-    # Each event of an item names it, by its place and by its id.
+    # Each event of an item names it by index and by id.
     places = [event["output_index"] for event in events if "output_index" in event]
     assert places == sorted(places)
     finished = events[-1]["response"]["output"]
@@ -289,7 +289,7 @@ def test_gemini_marks_thoughts_and_signs_calls(client: Client) -> None:
     assert parts[2] == {"text": ""}
 
 
-# ── Around them ──
+# ── Errors and other routes ──
 
 
 @pytest.mark.parametrize(

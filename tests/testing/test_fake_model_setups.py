@@ -1,4 +1,4 @@
-"""What each real agent is told so that it uses the fake model. That it is enough, the real ones show (tests/agents)."""
+"""Environment and arguments that make each real agent use the fake model; tests/agents checks them with real agents."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_env_is_complete_and_names_only_the_fake_model(fake: FakeModel, agent: s
     told = " ".join([*environment.values(), *fake.args(agent), *(path.read_text() for path in files)])
     addresses = set(re.findall(r"https?://[\w.:-]+", told))
     assert addresses == {fake.url}
-    # No word but the path says whom of two is meant.
+    # The agent also gets an API key, in a variable or in a file.
     keys = [value for name, value in environment.items() if "KEY" in name]
     assert keys or "fake-key" in told
 
@@ -47,7 +47,7 @@ def test_codex_is_configured_on_its_command_line(fake: FakeModel, tmp_path: Path
         assert (provider["base_url"], provider["wire_api"]) == (f"{fake.url}/v1", "responses")
         environment = fake.env(tmp_path, agent)
         assert environment[provider["env_key"]]
-        # It refuses a home that is not there.
+        # Codex refuses a home that does not exist.
         assert Path(environment["CODEX_HOME"]).is_dir()
 
 
@@ -60,7 +60,7 @@ def test_settings_file_is_written_only_when_it_differs(fake: FakeModel, tmp_path
     path = tmp_path / ".config/opencode/opencode.json"
     settings = json.loads(path.read_text())
     assert settings["provider"]["fake"]["options"]["baseURL"] == f"{fake.url}/v1"
-    # It cannot be written now, and need not be.
+    # The file is not writable now, and need not be written.
     path.chmod(0o400)
     before = path.stat()
     fake.env(tmp_path, "opencode")

@@ -1,4 +1,4 @@
-"""The script engine that the fake agents share, and the two JSON-RPC agents on it as plain processes."""
+"""The script engine of the fake agents, and the two JSON-RPC agents on it as plain processes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def codex(prompt: str) -> list[dict[str, Any]]:
 
 
 class Driven:
-    """A fake JSON-RPC agent that was given one prompt."""
+    """A fake JSON-RPC agent that got one prompt."""
 
     def __init__(self, command: list[str], messages: list[dict[str, Any]]) -> None:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -105,7 +105,7 @@ class Driven:
         self.process.stdin.flush()
 
     def rest(self) -> tuple[list[dict[str, Any]], bytes, int]:
-        """Close its stdin: what it still wrote on both pipes, and its code."""
+        """Close its stdin, and return its remaining messages, its stderr and its exit code."""
         out, err = self.process.communicate(timeout=SECONDS_MAX)
         return [json.loads(line) for line in out.splitlines()], err, self.process.returncode
 
@@ -138,7 +138,7 @@ def test_reached_steps_are_evidence(dialect: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dialect", ["acp", "codex"])
 def test_answer_is_written_in_full_when_stdin_has_ended(dialect: str) -> None:
-    """More than the pipe holds: the end of stdin is read before the last of it can be written."""
+    """The answer is larger than the pipe: the agent reads the end of stdin before it can write the rest."""
     prompt = f"@@text {'x' * 200_000}"
     driven = (
         Driven(fake_acp.command(), acp(prompt)) if dialect == "acp" else Driven(fake_codex.command(), codex(prompt))

@@ -1,4 +1,4 @@
-"""The nodes that other tests stand on: they start, die, come back with what they had, and leave nothing."""
+"""NATS nodes for other tests: they start, die, return with their data, and leave nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECONDS_MAX = 40.0
 
 
 class Talk:
-    """NATS by hand, on a plain socket: a test of the nodes must not need a client that they are to test."""
+    """NATS protocol on a plain socket, so that a test of the nodes does not depend on the client under test."""
 
     def __init__(
         self, servers: Servers, node: int = 0, *, tls: ssl.SSLContext | None = None, **options: object
@@ -36,12 +36,12 @@ class Talk:
         self._file = self._socket.makefile("rb")
         self.info: dict[str, Any] = json.loads(self._file.readline().split(b" ", 1)[1])
         if tls is not None:
-            # What it said in the clear is said again by TLS; nothing may be left in between.
+            # The server repeats its greeting over TLS. No plain-text bytes may be left in the buffer.
             self._file.close()
             self._socket = tls.wrap_socket(self._socket, server_hostname="127.0.0.1")
             self._file = self._socket.makefile("rb")
         if "password" in options:
-            options["pass"] = options.pop("password")  # No name that Python would take.
+            options["pass"] = options.pop("password")  # `pass` is a Python keyword.
         self._socket.sendall(f"CONNECT {json.dumps({'verbose': False, **options})}\r\nPING\r\n".encode())
         self.greeting = self._file.readline().decode().strip()
 
@@ -63,7 +63,7 @@ class Talk:
                 return json.loads(answer) if answer.strip() else {}
 
     def create(self, stream: str, replicas: int) -> dict[str, Any]:
-        """Again, while the nodes agree who leads."""
+        """Create a stream, with retries while the nodes elect a leader."""
         deadline = time.monotonic() + SECONDS_MAX
         while True:
             made = self.ask(
@@ -90,7 +90,7 @@ def wait_gone(pids: list[int]) -> None:
     deadline = time.monotonic() + SECONDS_MAX
     while any(is_alive(pid) for pid in pids):
         assert time.monotonic() < deadline, f"still there: {[pid for pid in pids if is_alive(pid)]}"
-        time.sleep(0.005)  # They are nobody's children here: there is nothing to wait on.
+        time.sleep(0.005)  # The processes are not children of this one, so there is nothing to wait on.
 
 
 def test_nats_node_answers_and_syncs_always() -> None:
@@ -106,7 +106,7 @@ def test_nats_node_answers_and_syncs_always() -> None:
 
 
 def test_nats_server_default_sync_is_lazy() -> None:
-    """What a test of the doctor needs; and if it changes one day, docs/cluster.md has to."""
+    """A test of `doctor` needs this default. If it changes, docs/cluster.md must change too."""
     with Servers(sync_interval=None) as servers:
         seen = servers.look(0, "/varz")
         assert seen is not None
@@ -152,13 +152,13 @@ def test_stopped_nats_node_does_not_answer_until_continued() -> None:
         servers.wait_ready()
         servers.stop(0)
         servers.stop(0)
-        servers.kill(0)  # Stopped or not.
+        servers.kill(0)  # `kill` works on a stopped and on a running node.
         with pytest.raises(ProcessLookupError):
             servers.cont(0)
 
 
 def test_stopped_nats_node_is_stopped_in_all_threads() -> None:
-    """A signal only asks them to. Without the wait for the last of them, one in ten of these finds one that runs."""
+    """A signal only requests the stop. Without a wait for all threads, one round in ten finds a running thread."""
     with Servers() as servers:
         threads = Path(f"/proc/{servers.pid(0)}/task")
         for _ in range(200):
@@ -185,7 +185,7 @@ def test_three_nats_nodes_elect_another_leader(nats_three: Servers, prefix: str)
 
 
 def test_shared_nats_node_is_no_leftover(nats_one: Servers) -> None:
-    """And neither is what is started of it in a test. `leaves_nothing` has the last word."""
+    """A restarted node is no leftover either. The `leaves_nothing` fixture checks this."""
     before = nats_one.pid(0)
     nats_one.restart(0)
     assert nats_one.pid(0) != before
@@ -208,7 +208,7 @@ def test_nats_node_does_not_outlive_a_killed_test(number: signal.Signals) -> Non
 
 
 def test_nats_node_is_not_kept_alive_by_a_fork() -> None:
-    """It has the pipe to the keeper open; the death of the one process is what counts."""
+    """The fork has the pipe to the keeper open, but only the death of the first process counts."""
     code = (
         "import os, sys, time; from banksman.testing.nats_servers import Servers\n"
         "s = Servers(); s.open(); fork = os.fork()\n"

@@ -1,4 +1,4 @@
-"""The agent that plays a recording: what was said is said again, to a host that makes up other names this time."""
+"""The agent that replays a recording: it repeats the recorded output to a host that uses other names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def player(path: Path) -> list[str]:
 
 
 def played(path: Path, told: Sequence[Frame] | bytes) -> tuple[list[Frame], int, bytes]:
-    """What it says when it is told all this at once and its stdin is closed; its code; its stderr."""
+    """Send all frames together, close stdin, and return the agent's frames, its exit code and its stderr."""
     data = told if isinstance(told, bytes) else b"".join(json.dumps(frame).encode() + b"\n" for frame in told)
     done = subprocess.run(player(path), input=data, capture_output=True, timeout=SECONDS_MAX, check=False)
     return [json.loads(line) for line in done.stdout.splitlines()], done.returncode, done.stderr
@@ -65,7 +65,6 @@ def said(word: str) -> Frame:
 # -- recordings ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", corpus.NAMES)
 def test_replay_says_the_whole_recording_under_new_names(name: str) -> None:
-    """To a host that calls everything by other names."""
     told = corpus.frames(name, "in")
     names = {frame["request_id"]: f"another-{n}" for n, frame in enumerate(told) if "request_id" in frame}
     uuids = {frame["uuid"]: f"another-uuid-{n}" for n, frame in enumerate(told) if "uuid" in frame}
@@ -106,7 +105,7 @@ def test_replay_matches_only_frames_of_the_same_kind(tmp_path: Path) -> None:
         ("in", answered("q1")),
         ("out", said("end")),
     )
-    # In another order, as far as that can be: each waits for its own.
+    # In another order, as far as possible: each step waits for its own input.
     told = [prompt("x", "v1"), answered("q1"), request("set_model", "s1")]
     assert played(path, told)[0] == [answered("s1", model="m"), {**said("init"), "user_message_uuids": ["v1"]}]
     assert played(path, [*told, answered("q2")])[0][-1] == said("end")
@@ -181,7 +180,7 @@ def test_replay_exits_1_on_a_line_that_is_no_frame(tmp_path: Path) -> None:
 
 
 def test_replay_starts_without_slow_imports() -> None:
-    """As the fake agent: what it imports is counted, since a time would be the machine's."""
+    """Like the fake agent: the test checks the imports, because a time would depend on the machine."""
     code = "import sys; from banksman.testing.fake_agent import replay; print(*sys.modules)"
     source = MAIN.parents[3]
     done = subprocess.run(
@@ -228,7 +227,7 @@ def test_replay_of_a_bundle_exits_only_if_its_process_did(lines: list[bytes], di
 
 # -- bundles of sessions ---------------------------------------------------------------------------------------------
 class Told:
-    """A session with its log, asked one thing after the other."""
+    """A session with its log, asked one prompt after the other."""
 
     def __init__(self, log: MemoryLog, session: Session) -> None:
         self.log = log
@@ -264,18 +263,18 @@ class Told:
         return [event async for event in self.session.events(0, waits=False)]
 
     async def shown(self) -> list[Any]:
-        """What a reader saw: every update, and what became of each turn and process."""
+        """The events that a reader sees: every update, and the kind of every other event."""
         seen = [event for event in await self.events() if event.kind != kinds.SENT]
         return [
             event.body["updates"] if event.kind == kinds.UPDATE else event.kind
             for event in seen
-            # When an answer is noted beside the frames that follow it is the host's own affair.
+            # The place of an answer between the frames depends on the host.
             if event.kind not in (kinds.QUESTION_ASKED, kinds.QUESTION_ANSWERED)
         ]
 
 
 async def told(command: list[str], path: Path | None, talk: Any, **how: Any) -> tuple[list[Outcome], list[Any]]:
-    """Have this talk with an agent, and make a bundle of it."""
+    """Have this talk with an agent, and write a bundle of it."""
     log: list[MemoryLog] = []
 
     def store() -> MemoryLog:
@@ -312,7 +311,7 @@ async def interrupted(told: Told) -> None:
 async def died(told: Told) -> None:
     await told.ask("hello")
     await told.ask("@@say last words\n@@exit 3")
-    # Its memory is gone with it: the next process cannot resume, and the one after begins anew.
+    # Its memory is lost with it: the next process cannot resume, and the process after that begins a new conversation.
     await told.ask("again")
     await told.ask("and again")
 
@@ -321,7 +320,7 @@ async def died(told: Told) -> None:
 @pytest.mark.parametrize("talk", [plain, asked, interrupted, died])
 async def test_replay_of_a_bundle_gives_the_same_outcomes(talk: Any, text: bool, tmp_path: Path) -> None:
     outcomes, shown = await told(fake_agent.command(), tmp_path / "bundle", talk, text=text)
-    # What is waited for in the talk is masked with the rest.
+    # The text that the talk waits for is masked, too.
     talk = _masked_talk if talk is interrupted and not text else talk
     again, shown_again = await told(player(tmp_path / "bundle"), tmp_path / "second", talk, text=text)
     assert [outcome.kind for outcome in again] == [outcome.kind for outcome in outcomes]
@@ -339,7 +338,7 @@ async def _masked_talk(told: Told) -> None:
 
 
 async def test_replay_of_a_replayed_bundle_is_the_same_talk(tmp_path: Path) -> None:
-    """And so it can be played for ever."""
+    """So a bundle can be replayed any number of times."""
     await told(fake_agent.command(), tmp_path / "first", died)
     await told(player(tmp_path / "first"), tmp_path / "second", died)
     first, second = [replay.read((tmp_path / name).read_bytes().split(b"\n")) for name in ("first", "second")]

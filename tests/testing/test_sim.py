@@ -1,4 +1,4 @@
-"""The simulated loop is asyncio's in all but time, and the explorer finds the races that were planted and no others."""
+"""The simulated loop equals asyncio's loop except for time, and the explorer finds exactly the planted races."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from banksman.testing import sim
 Program = Callable[[list[object]], Awaitable[None]]
 
 
-# In asyncio's order the simulated loop is asyncio's loop.
+# In asyncio's order, the simulated loop behaves as asyncio's loop.
 
 
 async def program_callbacks(said: list[object]) -> None:
@@ -123,7 +123,7 @@ async def program_generators(said: list[object]) -> None:
 
 
 def random_program(seed: int) -> Program:
-    """Callbacks, timers that are due at once and tasks, each starting others."""
+    """Callbacks, timers that are due immediately, and tasks, each of which starts others."""
 
     async def program(said: list[object]) -> None:
         rng, loop, numbers = random.Random(seed), asyncio.get_running_loop(), itertools.count()
@@ -195,7 +195,7 @@ def test_sim_loop_orders_random_programs_like_asyncio() -> None:
     assert max(lengths) > 80
 
 
-# Time
+# Virtual time
 
 
 def test_sim_loop_time_is_virtual() -> None:
@@ -238,7 +238,7 @@ def test_sim_loop_refuses_io_and_threads() -> None:
     sim.replay(main, "")
 
 
-# Counting: every schedule, and none twice.
+# Counting: every schedule runs, and none twice.
 
 
 def orders_of(
@@ -250,7 +250,7 @@ def orders_of(
     postponing: bool = False,
     schedules_max: int = 1000,
 ) -> tuple[sim.Explored, list[str]]:
-    """What was said in each schedule, as one word. `start` sets things going that say `expected` letters."""
+    """Return the letters of each schedule as one word. `start` begins work that says `expected` letters."""
     seen: list[str] = []
 
     async def scenario() -> None:
@@ -274,7 +274,7 @@ def orders_of(
         postponing=postponing,
         schedules_max=schedules_max,
     )
-    assert seen[0] == seen[1]  # asyncio's order is run twice, to see that it is always the same.
+    assert seen[0] == seen[1]  # asyncio's order runs twice, to check that it is deterministic.
     return explored, seen[1:]
 
 
@@ -283,7 +283,7 @@ def start_three(loop: sim.SimLoop, say: Callable[[str], None]) -> None:
         loop.outside(say, letter)
 
 
-# Three choices, then two: one departure is any of 2 + 1, two are one of 2 × 1, and there is no third.
+# Three choices, then two: one departure gives 2 + 1 schedules, two give 2 × 1, and there is no third.
 @pytest.mark.parametrize(("departures_max", "count"), [(0, 1), (1, 4), (2, 6), (3, 6)])
 def test_explorer_of_three_free_handles_runs_every_schedule(departures_max: int, count: int) -> None:
     explored, orders = orders_of(start_three, 3, departures_max=departures_max)
@@ -382,7 +382,7 @@ def test_sim_due_timer_comes_anywhere_among_the_ready() -> None:
 def test_sim_timer_due_soon_may_fire_early() -> None:
     def start(loop: sim.SimLoop, say: Callable[[str], None]) -> None:
         def fires() -> None:
-            assert loop.time() == 0.01  # Early for the others; for the timer it is time.
+            assert loop.time() == 0.01  # Early for the others, but on time for the timer.
             say("a")
 
         loop.call_soon(loop.call_soon, say, "x")
@@ -417,19 +417,20 @@ def test_explorer_postponing_doubles_alternatives_where_it_matters() -> None:
         loop.outside(say, "b")
         loop.call_later(0.01, say, "t")
 
-    # Step 1 has a, b, the early t, and a or b postponed. Then b and the early t: b has nothing else to wait for.
+    # Step 1 has a, b, the early t, and a or b postponed. The next step has b and the early t: b cannot be postponed,
+    # because there is nothing else to run before it.
     explored, orders = orders_of(start, 3, departures_max=1, jitter_seconds=0.05, postponing=True)
     assert explored.schedules == 1 + 4 + 1
     assert orders == ["abt", "bat", "tab", "bat", "abt", "atb"]
-    # One more: after b first, t early; after t first, b, a or b postponed; after a postponed, the early t, for a waits
-    # already; after b postponed, the early t.
+    # One more departure: after b first, t early; after t first, b, a or b postponed; after a postponed, the early t,
+    # because a waits already; after b postponed, the early t.
     assert orders_of(start, 3, departures_max=2, jitter_seconds=0.05, postponing=True)[0].schedules == 6 + 1 + 3 + 1 + 1
 
 
 def test_sim_postponed_handle_is_not_postponed_again() -> None:
-    # Six alternatives, then four: one departure is any of 5 + 3.
+    # Six alternatives, then four: one departure gives 5 + 3 schedules.
     assert orders_of(start_three, 3, departures_max=1, postponing=True)[0].schedules == 1 + 5 + 3
-    # Then three each after b or c first, and after a postponement one: to run what was postponed, all the same.
+    # Three more each after b or c first, and one after each postponement: to run the postponed handle anyway.
     assert orders_of(start_three, 3, departures_max=2, postponing=True)[0].schedules == 9 + 3 + 3 + 1 + 1 + 1
 
 
@@ -438,17 +439,17 @@ def test_explorer_beyond_schedules_max_runs_a_spread_and_counts_the_rest() -> No
         for letter in "abcdef":
             loop.outside(say, letter)
 
-    # One departure: 5 + 4 + 3 + 2 + 1 of them.
+    # One departure gives 5 + 4 + 3 + 2 + 1 schedules.
     explored, orders = orders_of(start, 6, departures_max=2, schedules_max=16)
     assert (explored.schedules, explored.is_complete) == (16, False)
     explored, orders = orders_of(start, 6, departures_max=2, schedules_max=6)
     assert (explored.schedules, explored.left) == (6, 10)
     assert len(set(orders)) == 6
-    assert orders[-1] == "abcdfe"  # The spread reaches the last.
+    assert orders[-1] == "abcdfe"  # The spread reaches the last schedule.
     assert orders_of(start, 6, departures_max=1, schedules_max=16)[0].is_complete
 
 
-# Planted races: each is hidden in asyncio's order, found, replayed, and gone when it is mended.
+# Planted races: each is hidden in asyncio's order. The explorer finds and replays it, and it is gone in the fixed code.
 
 
 def finds(broken: sim.Scenario, fixed: sim.Scenario, failure: type[BaseException]) -> sim.ScheduleFailed:
@@ -496,7 +497,7 @@ def test_explorer_finds_an_update_lost_across_an_await() -> None:
 
 
 class Permit:
-    """One permit. A waiter is granted it through a future, and may be cancelled before it wakes up."""
+    """One permit. A waiter gets it through a future, and may be cancelled before it wakes up."""
 
     def __init__(self, *, passes_on: bool) -> None:
         self.is_free = True
@@ -559,7 +560,7 @@ def test_explorer_finds_a_stale_timer_that_acts_on_a_newer_turn() -> None:
             drain.cancel()
 
         loop.call_at(5, boundary)
-        # The timer only tells the door, and there is room between the two.
+        # The timer only schedules the callback, and other callbacks may run between the two.
         drain = loop.call_at(5, loop.call_soon_threadsafe, drain_expired, turn)
         await asyncio.sleep(6)
         assert 2 not in killed
@@ -605,7 +606,7 @@ def test_shrink_reduces_a_schedule_to_what_it_needs() -> None:
         sim.shrink(scenario, "1:1")
 
 
-# What counts as a failure, and what it says
+# Kinds of failures, and their messages
 
 
 def fails(scenario: sim.Scenario, failure: type[BaseException], *words: str, steps_max: int = 1000) -> None:
@@ -726,7 +727,7 @@ def test_sim_unfinished_generator_is_closed() -> None:
     assert closed == [True]
 
 
-# A schedule means the same every time, or we are told
+# A schedule is deterministic, or the explorer reports an error.
 
 
 def test_explorer_reports_a_scenario_that_differs_between_runs() -> None:

@@ -1,5 +1,4 @@
-"""The simulated world keeps the promises of the real one: its process beside a real process, its log beside the others;
-and each of its faults is what it says."""
+"""The simulated world against the real one: process and log conformance, and each injected fault."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ class TestWorldProcess(ProcessConformance):
     stop_seconds_max = 1.5
 
     def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
-        # In every order of one departure: a promise holds in all of them.
+        # A promise must hold in every order with one departure.
         assert sim.explore(scenario, departures_max=1).is_complete
 
     def spawn(self, kind: str, on_event: OnReport) -> AgentProcess:
@@ -168,7 +167,7 @@ async def test_world_log_failing_advance_fails_its_followers() -> None:
     writer.append(b"b")
     writer.append(b"c", epoch=writer.epoch - 1, seq=1)
     assert await writer.answers.all() == [None, StoreError, NotOwner, NotOwner]
-    # It was told: it has the epoch that it had, and the next time it gets another.
+    # The writer got the error: its epoch is unchanged, and the next advance gets another one.
     writer.epoch -= 1
     writer.advance()
     writer.append(b"d", seq=1)

@@ -1,4 +1,4 @@
-"""The blocking face: real threads, real agents, and every race of theirs that has a name."""
+"""Blocking API with real threads and real agents, including every known race between them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def open_session(host: threads.Host, *steps: str, **how: Any) -> threads.Session
 
 
 def start(function: Callable[[], T]) -> Future[T]:
-    """Run it in a thread; its result is the thread's. Whoever takes it knows that the thread has ended."""
+    """Run a function in a thread. `result` also joins the thread."""
     future: Future[T] = Future()
     thread = threading.Thread(target=lambda: _settle(future, function))
     thread.start()
@@ -84,7 +84,7 @@ def _settle(future: Future[T], function: Callable[[], T]) -> None:
 
 
 class Mark:
-    """A fifo by which an agent says that it has come somewhere."""
+    """A FIFO by which an agent reports that it has reached a step."""
 
     def __init__(self, folder: Path, name: str = "reached") -> None:
         self.path = folder / name
@@ -95,12 +95,12 @@ class Mark:
 
 
 def hanging(mark: Mark, text: str = "so far") -> str:
-    """A prompt: the agent says something, says that it has come here, and waits to be interrupted."""
+    """A prompt: the agent says something, reports through the mark, and waits for an interrupt."""
     return f"@@say {text}\n@@touch {mark.path}\n@@hang"
 
 
 def ended(session: threads.Session) -> dict[str, str]:
-    """How each turn of a session ended, as its log has it, up to now."""
+    """Return the outcome of each ended turn, from the session's log."""
     async_session = session._inner  # pyright: ignore[reportPrivateUsage]
 
     async def read() -> list[banksman.Event]:
@@ -115,7 +115,7 @@ def bridge_of(face: threads.Host | threads.Session) -> LoopThread:
 
 
 def interrupt(call: Callable[[], object], after_seconds: float | None = None) -> None:
-    """Make a call of which the wait ends as by Ctrl-C: after its answer has come, or after so many seconds."""
+    """Make a call whose wait Ctrl-C ends: after the answer has come, or after `after_seconds`."""
     wait, thread = Latch.wait, threading.get_ident()
     left = [1]
 
@@ -132,8 +132,8 @@ def interrupt(call: Callable[[], object], after_seconds: float | None = None) ->
             call()
 
 
-# -- the same names --------------------------------------------------------------------------------------------------
-# What the shell awaits of its own objects, and callers do not.
+# -- same names as the async API -------------------------------------------------------------------------------------
+# Async methods that only the shell uses.
 INNER = {
     "Host": {"run", "wait_past", "ready", "take_over", "need_of", "has_waiting_asks"},
     "Session": {"events", "wait_past", "reconfigure", "find_turn"},
@@ -141,7 +141,7 @@ INNER = {
     "Command": {"wait_started", "wait_over", "wait_settled"},
     "OutputReader": {"read_lines"},
 }
-# What callers may use without waiting. The rest of what is not async is the shell's own.
+# Methods that callers use without waiting. The other methods that are not async belong to the shell.
 LOOKED_AT = {
     "Host": {"__init__", "session", "sessions", "commands", "command", "take_ended"},
     "Session": {
@@ -177,7 +177,7 @@ TIMEOUT = ("timeout", inspect.Parameter.KEYWORD_ONLY, None, "float | None")
 
 
 def parameters(function: Callable[..., object]) -> list[tuple[str, object, object, object]]:
-    """A blocking object has the name of the async one, so that their annotations are the same words."""
+    """Return the parameters. Both APIs use the same class names, so their annotations are equal as text."""
     shown = inspect.signature(function).parameters.values()
     return [(each.name, each.kind, each.default, each.annotation) for each in shown]
 
@@ -410,7 +410,7 @@ def test_ctrl_c_in_reader_loses_and_repeats_nothing(host: threads.Host) -> None:
     reader = session.follow()
     seqs: list[int] = []
     while len(seqs) < session.status().seq:
-        # Once after the item has come, once before there is one.
+        # Once after the item has come, and once before there is an item.
         interrupt(reader.__next__)
         interrupt(reader.__next__, after_seconds=0)
         seqs.append(next(reader).seq)
@@ -442,7 +442,7 @@ def open_session(host, *steps, **how):
 
 
 class Program:
-    """A program of its own that uses the blocking face; it speaks by lines of JSON."""
+    """A separate program that uses the blocking API and reports in lines of JSON."""
 
     def __init__(self, code: str, mark: Path | str = "", marker: str = "") -> None:
         self.process = subprocess.Popen(
@@ -459,7 +459,7 @@ class Program:
         return json.loads(self.process.stdout.readline())
 
     def end(self) -> None:
-        """It ends by itself, with nothing to complain about."""
+        """Wait until the program exits without errors."""
         _, errors = self.process.communicate()
         assert errors == ""
         assert self.process.returncode == 0
@@ -594,18 +594,18 @@ def test_abandoned_reader_leaves_nothing_in_loop(host: threads.Host) -> None:
     for _event in session.follow():
         break
     abandoned = session.follow(session.status().seq)
-    with pytest.raises(TimeoutError):  # It has something under way when it is left.
+    with pytest.raises(TimeoutError):  # It has a call pending when it is dropped.
         bridge_of(host).call(abandoned._feed.next, timeout=0.01)  # pyright: ignore[reportPrivateUsage]
     del abandoned
-    # There is no fact to wait for: nobody is told. Each look is a pass of the loop, and one task, as it was before.
+    # There is no event to wait for. Each look is a pass of the loop, and one task, as in the first count.
     while bridge_of(host).look(lambda: len(asyncio.all_tasks())) > before:
         pass
 
 
 def _wait_for_calls(host: threads.Host, count: int) -> None:
-    """Until so many calls wait in the loop."""
+    """Wait until this many calls wait in the loop."""
     bridge = bridge_of(host)
-    # Each look is a pass of the loop, and itself one of the calls.
+    # Each look is a pass of the loop, and counts as one call itself.
     while bridge.look(lambda: len(bridge._calls)) <= count:  # pyright: ignore[reportPrivateUsage]
         pass
 
@@ -625,7 +625,7 @@ def test_hold_belongs_to_its_thread_and_is_reentrant(host: threads.Host) -> None
         assert turn.state == "queued"
     assert turn.outcome().text == "other"
     assert session.status().hold is None
-    # The thread is out of it: its next ask waits like any other's.
+    # The thread has left its hold: its next ask waits like any other.
     assert session.ask_and_wait("after").text == "after"
 
 
@@ -796,7 +796,7 @@ def test_close_while_eight_threads_ask_gives_every_turn_an_outcome() -> None:
 
 @pytest.mark.parametrize("round_number", one_in(5, range(20)))
 def test_call_that_races_close_is_never_lost(round_number: int) -> None:
-    """What did not raise was done: each session that a thread was given is the host's, and was closed by it."""
+    """A call that did not raise has taken effect: the host owns each session that a thread got, and has closed it."""
     host = threads.Host(finished_max=100_000)
     opened: list[threads.Session] = []
     enough = threading.Semaphore(0)
@@ -838,13 +838,13 @@ async def _thread_number() -> int:
 
 
 def test_close_ends_calls_that_wait_forever(host: threads.Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridges, "SETTLE_SECONDS_MAX", 600.0)  # Not by the time that others are given.
+    monkeypatch.setattr(bridges, "SETTLE_SECONDS_MAX", 600.0)  # The time limit for other calls must not end them.
     session = open_session(host)
     seqs: list[int] = []
 
     def follow() -> None:
         for event in session.follow():
-            seqs.append(event.seq)  # noqa: PERF401 (it is told what came before the error)
+            seqs.append(event.seq)  # noqa: PERF401 (it keeps the events before the error)
 
     report, end, follower = start(host.wait_ended), start(session.wait_closed), start(follow)
     _wait_for_calls(host, 3)
@@ -852,7 +852,7 @@ def test_close_ends_calls_that_wait_forever(host: threads.Host, monkeypatch: pyt
     with pytest.raises(Closed):
         report.result()
     end.result()
-    # It comes to the end of the log, or is told that there is no more of it to be had.
+    # The follower reaches the end of the log, or gets an error that the rest cannot be read.
     assert follower.exception() is None or isinstance(follower.exception(), Closed)
     assert seqs == list(range(1, len(seqs) + 1))
 
@@ -937,7 +937,7 @@ def test_close_error_is_raised_and_loop_ends(monkeypatch: pytest.MonkeyPatch) ->
     host.close()
 
 
-# -- the end of the program, and its forks ---------------------------------------------------------------------------
+# -- exit and fork of the program ------------------------------------------------------------------------------------
 def test_exit_without_close_leaves_nothing(tmp_path: Path, marker: str) -> None:
     mark = Mark(tmp_path)
     arguments = (

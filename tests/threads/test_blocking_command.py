@@ -1,4 +1,4 @@
-"""Terminals and watches of the blocking face: the same as the async ones, waited for by any thread."""
+"""Terminals and watches of the blocking API: same behaviour as the async API, from any thread."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_terminal_is_typed_at_watched_and_resized(host: threads.Host) -> None:
 
 @pytest.mark.parametrize("unknown", ["no_such", "ends_input", "spill_bytes_max", "limits_wanted"])
 def test_unknown_keyword_is_type_error_and_starts_nothing(host: threads.Host, unknown: str) -> None:
-    """Also one that is none of the caller's, of the functions that check the others."""
+    """Parameters of internal functions count as unknown, too."""
     for function in (threads.execute, host.start):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{unknown}'"):
             function(["true"], **{unknown: 1})  # pyright: ignore[reportCallIssue, reportArgumentType]
@@ -75,7 +75,7 @@ def test_watch_finds_output_after_host_closed() -> None:
     assert match is not None
     assert (match.begin, match.next) == (0, 4)
     assert command.watch("not said", timeout=1) is None
-    # That one would need a process, and a loop.
+    # A pattern with a group would need a helper process, and so a loop.
     with pytest.raises(Closed):
         command.watch("(said)")
 
@@ -105,7 +105,7 @@ sys.stderr.write(digest.hexdigest())
 
 @pytest.mark.parametrize("how", ["read", "lines"])
 def test_reader_loses_nothing_of_fast_writer(host: threads.Host, how: str) -> None:
-    """More than is kept in memory and on disk together."""
+    """The output exceeds the limits of memory and disk together."""
     command = host.start([sys.executable, "-c", FLOOD % 1100], keep_output=how == "lines")
     digest = hashlib.sha256()
     for piece in command.stdout if how == "lines" else iter(lambda: command.stdout.read(1 << 20), b""):
@@ -133,7 +133,7 @@ def test_readline_buffer_is_shared_by_command_handles() -> None:
         assert host.command(command.id).stdout.readline(timeout=60) == b"two\n"
         with pytest.raises(UsageError):
             command.stdout.read(0)
-    # What is there needs no host.
+    # Stored output can be read without a host.
     assert command.stdout.read(2) == b"th"
     assert list(command.stdout) == [b"ree"]
 
@@ -167,7 +167,7 @@ def test_read_to_end_that_is_cut_short_loses_nothing(
             if threading.get_ident() != thread:
                 return wait(latch, seconds)
             if how == "Ctrl-C" and wait(latch, 0.05):
-                return True  # Answered at once. A later wait is interrupted.
+                return True  # The answer came immediately. A later wait is interrupted.
             monkeypatch.undo()
             if how == "Ctrl-C after the answer":
                 command.close_stdin()
@@ -202,11 +202,11 @@ def test_start_without_host_lives_until_stopped() -> None:
     assert first.stdout.readline() == b"said\n"
     assert (first.stop().ended, second.stop().ended) == (Ended.STOPPED, Ended.STOPPED)
     assert isinstance(threads.start(["true"], yield_after=60), Finished)
-    # For the look round after this test: the loop's thread stays until the program ends.
+    # For the leak check after this test: otherwise the loop's thread stays until the program ends.
     implicit = run_threads._default  # pyright: ignore[reportPrivateUsage]
     assert implicit is not None
     implicit.close()
-    # Closed, it is replaced.
+    # A closed default host is replaced.
     assert threads.start(["true"]).wait().code == 0
     implicit = run_threads._default  # pyright: ignore[reportPrivateUsage]
     assert implicit is not None

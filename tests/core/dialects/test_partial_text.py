@@ -1,4 +1,4 @@
-"""What one frame says of a text that is not complete, in each dialect: the deltas, and nothing that is said whole."""
+"""Partial text of a single frame in each dialect: its deltas, and no complete messages."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_event_partial_is_only_for_updates() -> None:
 
 
 def test_recorded_partial_texts_equal_streamed_ones() -> None:
-    """But for the name of the message, which is in another frame."""
+    """They differ only in the message id, which comes in another frame."""
     found = 0
     for name in corpus.NAMES:
         projector = CLAUDE.projector()

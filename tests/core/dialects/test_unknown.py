@@ -1,4 +1,4 @@
-"""Whose frames they are is seen by themselves: what was said can be read without the profile of who said it."""
+"""Detect the dialect of a frame from the frame alone, so that a log can be read without the agent's profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patterns of a schema: against Python's own matcher where that ends, and in a bounded time where it does not."""
+"""Regular expressions of a schema: same results as Python's `re`, and bounded time where `re` backtracks forever."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ patterns = st.recursive(repeated | st.sampled_from(ATOMS), grown, max_leaves=6)
 @settings(max_examples=sample(600), deadline=None)
 @given(st.sampled_from(["", "", "(?i)", "(?m)", "(?s)", "(?is)"]), patterns, st.text("abAB_1 \n.äZ", max_size=8))
 def test_regex_finds_what_python_finds(flags: str, text: str, subject: str) -> None:
-    # In a schema `$` is the end of the text alone. None of the atoms has one in a class or behind a backslash.
+    # In a schema, `$` matches only at the end of the text. No atom has a `$` in a class or after a backslash, so the
+    # plain replacement is correct.
     text = f"{flags}{text}"
     try:
         wanted = re.compile(text.replace("$", "\\Z"), re.ASCII)
@@ -110,7 +111,7 @@ def test_regex_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _OtherTree:
-    """A parser of a later Python: its tree has one more value for each repeat, and a node that is new."""
+    """A parser as a later Python could have it: its tree has one more value for each repeat, and an unknown node."""
 
     def __init__(self, parse: Callable[..., Any]) -> None:
         self._parse = parse

@@ -1,4 +1,4 @@
-"""The validator: what a schema says is held to, what it cannot hold to is refused, and no value makes it raise."""
+"""JSON Schema validator: it enforces what it supports, refuses what it cannot enforce, and never raises for a value."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NODE: dict[str, Any] = {
     "additionalProperties": False,
 }
 
-# A schema, values that fit it, values that do not.
+# Each case: a schema, values that fit it, values that do not fit it.
 CASES: list[tuple[Any, list[Any], list[Any]]] = [
     (True, [None, 1, {}], []),
     (False, [], [None, 1, {}]),
@@ -124,7 +124,7 @@ def test_schema_accepts_fitting_values_only(given_schema: Any, fitting: list[Any
             "a: matches no alternative (must be text, not 3; must be null, not 3)",
         ),
         (6, {"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]}, "must match one alternative, but matches 2"),
-        # The type comes first, wherever it stands.
+        # The type is checked first, independent of its place in the schema.
         ("", {"minLength": 1, "type": "integer"}, "must be a whole number, not ''"),
     ],
 )
@@ -244,7 +244,7 @@ def test_deepest_check_leaves_stack_room() -> None:
     value: Any = {}
     for _ in range(VALUE_DEPTH_MAX - 1):
         value = {"next": value}
-    # Three schemas for each level, and at the bottom a comparison of something deep.
+    # The check uses three schemas for each level, and compares a deep value at the bottom.
     assert 3 * VALUE_DEPTH_MAX <= NESTED_MAX
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(len(inspect.stack(0)) + 600)
@@ -265,12 +265,12 @@ def test_schema_nesting_beyond_bound_is_fault_even_under_not() -> None:
 
 
 def _set_steps_max(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    # Each file has its own name for it.
+    # Each module imports the constant under its own name.
     monkeypatch.setattr(json_value, "STEPS_MAX", steps)
     monkeypatch.setattr(validator, "STEPS_MAX", steps)
 
 
-# Each level is looked at twice, and the bottom is a fault for both.
+# Each level is checked twice, and the bottom is a fault for both alternatives.
 _BOTH: dict[str, Any] = {"items": {"$ref": "#"}, "minItems": 1}
 DOUBLING: dict[str, Any] = {"anyOf": [_BOTH, dict(_BOTH)]}
 DEEPEST = _list(VALUE_DEPTH_MAX - 1, [])
@@ -288,14 +288,14 @@ def test_value_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fault([1] * 99, numbers) is None
     assert fault([1] * 100, numbers) == "cannot be checked in 100 steps"
     assert fault([1] * 101, numbers) == "must not have more than 100 parts"
-    # It holds itself twice: a million million parts, were they looked at one by one.
+    # The list contains itself twice: a traversal of each part would visit about 10^12 parts.
     twice: list[Any] = []
     twice += [twice, twice]
     assert fault(twice, True) == "must not have more than 100 parts"
 
 
 def _calls(value: Any, given_schema: Any) -> tuple[str | None, int]:
-    """The answer, and how many functions were called for it, of Python or of C: the same on every machine."""
+    """Return the fault and the number of function calls, Python and C: a cost that is the same on every machine."""
     calls = 0
 
     def count(_: object, event: str, __: object) -> None:
@@ -331,12 +331,13 @@ _TWICE.extend([_TWICE, _TWICE])
         (DEEPEST, DOUBLING, f"cannot be checked in {STEPS_MAX} steps"),
         (_TWICE, True, f"must not have more than {STEPS_MAX} parts"),
     ],
-    # The values are too long to be names.
+    # The values are too long to be test ids.
     ids=["fits", "a step more", "a part more", "objects", "alternatives", "doubling", "itself"],
 )
 def test_largest_check_is_bounded_by_steps(value: Any, given_schema: Any, reason: str | None) -> None:
-    # A check holds the loop of every session. Counted and not timed: this many steps, and so many calls for each. Left
-    # out are the steps whose own length is the schema's: a comparison with something large, a pattern that tries again.
+    # A check blocks the event loop of every session. The test counts instead of measuring time: a maximum of steps, and
+    # a maximum of calls for each step. It leaves out the steps whose length the schema determines: a comparison with a
+    # large value, and a pattern that retries.
     assert STEPS_MAX <= 100_000
     check(given_schema)
     found, calls = _calls(value, given_schema)
@@ -366,13 +367,13 @@ def test_fault_reason_is_printable_with_lone_surrogates() -> None:
 
 
 def test_unique_items_with_equal_hashes_are_compared_quickly() -> None:
-    # As hashes of numbers these take the square of their count: minutes.
+    # Hashed as numbers, these items would take the square of their count: minutes.
     items = [number * sys.hash_info.modulus for number in range(1, 20_001)]
     assert fault(items, {"uniqueItems": True}) is None
     assert fault([*items, items[5]], {"uniqueItems": True}) is not None
 
 
-# -- laws ------------------------------------------------------------------------------------------------------------
+# -- properties ------------------------------------------------------------------------------------------------------
 _scalars = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3)
 )
@@ -407,7 +408,7 @@ _schemas = st.recursive(_leaves, _within, max_leaves=6)
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """As JSON Schema has it, the long way round."""
+    """Equality as JSON Schema defines it, as a simple recursive reference."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     match one, other:
@@ -424,7 +425,7 @@ def test_fault_is_printable_for_every_value(value: Any, given_schema: Any) -> No
     check(given_schema)
     found = fault(value, given_schema)
     assert found is None or found.isprintable()
-    # What comes back from the wire is the same value.
+    # The value after a round trip through JSON gives the same result.
     assert fault(json.loads(json.dumps(value)), given_schema) == found
 
 
@@ -474,7 +475,7 @@ def _deep(depth: int, width: int) -> list[Any]:
     ],
 )
 def test_comparison_and_count_cost_steps(value: object, held_to: object) -> None:
-    """Each of these took seconds, and one of them most of a minute, with the loop standing still."""
+    """Each of these values once blocked the event loop for seconds, one of them for most of a minute."""
     calls = 0
 
     def count(*_: object) -> None:
@@ -488,5 +489,5 @@ def test_comparison_and_count_cost_steps(value: object, held_to: object) -> None
         sys.setprofile(None)
     assert found is not None
     assert str(STEPS_MAX) in found
-    # Events and not calls: each call is two, and those into the library count too.
+    # The profiler counts events: each call is two events, and library calls count too.
     assert calls < 100 * STEPS_MAX

@@ -1,16 +1,19 @@
-"""Every order of facts: a search over the very `session.step` that the driver runs.
+"""Explore every order of facts: a breadth-first search over the `session.step` that the driver runs.
 
-A `Scenario` says who asks what, how the agent behaves, and how often something nasty may happen. From the first state
-on, everything that the world could deliver next is delivered, breadth first, so that what is found is found by the
-shortest way. What happened is watched from outside: the effects, the log, and the truth about the agent, which is a
-model of ours (see toy.py). A state that was seen before, but for what does not matter (how many events the log has, the
-number of a process, the name of a question), is not looked at again.
+A `Scenario` fixes the asks, the agent's behaviour, and how often each fault may happen. From the first state on, the
+search delivers everything that the world could deliver next. Breadth first finds the shortest path to a violation. The
+checks look from outside: at the effects, the log, and the true state of the agent, which is a model (see toy.py). The
+search skips a state that it has seen before, apart from irrelevant values: the number of events in the log, the number
+of a process, the name of a question.
 
-Two questions are asked of the whole graph afterwards. From every state in which somebody waits, do time, the log and
-the process alone lead to an end, or to a turn that runs and may take its time? And with an agent that does its work, do
-they lead to an end for everybody? A state from which they do not is a wedge.
+Two checks cover the whole graph afterwards:
 
-Time stands still at 0.0: each timer that was started may fire at any moment, which is more than any clock would do.
+- From every state in which a caller waits, time, the log and the process alone lead to an end, or to a running turn.
+- If the agent does its work, too, they lead to an end for all callers.
+
+A state without such a path is a wedge.
+
+Time stands still at 0.0. Each started timer may fire at any moment, which covers more orders than a clock would.
 """
 
 from __future__ import annotations
@@ -108,16 +111,16 @@ BROKEN_PIPE, NO_START, NO_STORE = (
     StoreError("the disk is full"),
 )
 
-# What may happen, and how often at most.
+# Events that may happen, with a maximum count in each scenario.
 BUDGETS = (
     *("own", "stray", "unacknowledged", "missing", "merge", "question", "task", "unanswered"),  # the agent
-    *("exit", "cut", "unstartable"),  # its process and its pipe
+    *("exit", "cut", "unstartable"),  # the agent's process and pipe
     *("fail", "fenced"),  # the log
-    *("late",),  # a fact that comes when its subject is gone
+    *("late",),  # a fact that arrives after the end of its subject
     *("withdraw", "interrupt", "move", "release", "setting", "reconfigure"),  # callers
     *("drain", "close", "leave", "hurry"),
     *("evict",),  # other sessions
-    *("crash", "claim"),  # our own host; another
+    *("crash", "claim"),  # this host; another host
 )
 
 
@@ -130,7 +133,7 @@ class Scenario:
     manners: toy.Manners = toy.POLITE
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     acknowledges: bool = True
-    # What is done before anything else can happen: less to see, and fewer states.
+    # Parts that act before everything else: fewer orders, and fewer states.
     eager: frozenset[str] = frozenset()
     states_max: int = 1_000_000
 
@@ -153,13 +156,13 @@ class Scenario:
 
 
 class Life:
-    """What became of an ask, an interrupt or a hold, as its owner sees it."""
+    """State of an ask, an interrupt or a hold, as its caller sees it."""
 
     UNASKED, ASKED, ACCEPTED, OVER, REJECTED, PASSED_ON = range(6)
 
 
 class Unlogged(NamedTuple):
-    """An append that is not durable yet."""
+    """A pending append."""
 
     seq: int
     ledger: Ledger
@@ -172,13 +175,13 @@ class World(NamedTuple):
     budget: tuple[int, ...]
     asks: tuple[int, ...]
     holds: tuple[int, ...]
-    # The log as it is durable, and after each append that is under way, as the ledger and as the fold read it.
+    # The durable log, and the log after each pending append, as the ledger and as the fold read it.
     mirror: SessionHistory
     durable_mirror: SessionHistory
     ledger: Ledger = Ledger()
     durable: Ledger = Ledger()
     unlogged: tuple[Unlogged, ...] = ()
-    # The process: which, and how it is.
+    # The current process.
     process: int = 0
     is_asked_for: bool = False
     is_alive: bool = False
@@ -186,16 +189,16 @@ class World(NamedTuple):
     is_told_to_stop: bool = False
     is_writing: bool = False
     is_cut: bool = False
-    # What an interrupted turn's tools have left is being ended.
+    # A sweep of an interrupted turn's tools is running.
     is_sweeping: bool = False
-    # The names of the prompts that were sent.
+    # Names of the prompts that were sent.
     sent: frozenset[str] = frozenset()
     timers: frozenset[Subject] = frozenset()
-    # Interrupts by the turn they are for, and whose end a caller wanted.
+    # Interrupts by turn, and the turns that a caller wants to end.
     interrupts: tuple[tuple[str, int], ...] = ()
     unwanted: frozenset[str] = frozenset()
-    # The generation of the process, which is never another's; the question that somebody looks at, all that anybody
-    # ever looked at, and those that are over and whose answer was not told yet.
+    # The unique generation of the process; the question that a caller sees; all questions that a caller ever saw; and
+    # the closed questions whose answer was not reported yet.
     epoch: int = 0
     question: str = ""
     seen: frozenset[str] = frozenset()
@@ -210,18 +213,21 @@ class World(NamedTuple):
 
 
 class Move(NamedTuple):
-    """One thing that may happen. `by`: "world" (time, the log, the process), "agent", or "other": who need not act.
-    "late": it happened before, and is told again."""
+    """One possible event.
+
+    `by`: "world" (time, the log, the process), "agent", or "other" (a party that need not act). "late": the fact has
+    happened before and is delivered again.
+    """
 
     by: str
     fact: Fact | None
     world: World
 
 
-# -- what may happen -------------------------------------------------------------------------------------------------
+# -- possible events -------------------------------------------------------------------------------------------------
 def moves(scenario: Scenario, world: World) -> Iterator[Move]:
     if world.is_finished:
-        # It has left: another host goes on, with what the log says and nothing else.
+        # The session has left its host. Another host continues from the log alone.
         if world.session.mode is Mode.LEFT and world.budget[BUDGETS.index("claim")]:
             yield _crash(scenario, world.spend("claim"))
         return
@@ -237,7 +243,7 @@ def moves(scenario: Scenario, world: World) -> Iterator[Move]:
     if budget["crash"] and world.session.store is not Store.LOST:
         yield _crash(scenario, world.spend("crash"))
     for subject in sorted(world.timers, key=_timer_order):
-        # An agent that names prompts says so as soon as it has one: what it has not read yet is not late.
+        # An agent that names prompts does so when it reads one: a prompt that it has not read is not late.
         is_early = subject[0] is Timer.SETTLE and (
             any(frame.startswith(b"P") for frame in world.agent.inbox) or any(b"over" in o for o in world.agent.owed)
         )
@@ -303,7 +309,7 @@ def _by_callers(scenario: Scenario, world: World, budget: Mapping[str, int]) -> 
     if budget["leave"]:
         yield Move("other", LeaveAsked(AT), world.spend("leave"))
     if budget["hurry"]:
-        # In time, and at once.
+        # A deadline in the future, and one that is reached already.
         yield Move("other", LeaveAsked(AT, AT + 1.0), world.spend("hurry"))
         yield Move("other", LeaveAsked(AT, AT), world.spend("hurry"))
 
@@ -327,8 +333,7 @@ def _by_log(world: World, budget: Mapping[str, int]) -> Iterator[Move]:
 
 
 def _crash(scenario: Scenario, world: World) -> Move:
-    """The host dies, with all that was not durable and everybody who waited in it; another one settles what the log
-    says, and goes on."""
+    """The host dies, with all pending appends and its callers. Another host settles the log and continues."""
     entries = crash_recovery.settle(world.durable_mirror)
     past = _folded(world.durable_mirror, entries)
     ledger = world.durable
@@ -362,7 +367,7 @@ def _crash(scenario: Scenario, world: World) -> Move:
         question="",
         untold=frozenset(),
         change=Life.UNASKED if world.change == Life.UNASKED else Life.OVER,
-        # What somebody looked at, elsewhere, is still on their screen.
+        # A caller that saw the question elsewhere can still answer it.
         late=frozenset(f for f in _closed(world, world.question).late if isinstance(f, QuestionAnswered)),
         is_finished=is_closed,
     )
@@ -370,14 +375,14 @@ def _crash(scenario: Scenario, world: World) -> Move:
 
 
 def _closed(world: World, question: str) -> World:
-    """Nobody wants to know it any more; but whoever looked at it may still answer."""
+    """Close the question. A caller that saw it may still answer."""
     if question and world.budget[BUDGETS.index("late")]:
         world = world._replace(late=world.late | {QuestionAnswered(AT, question, DENIED)})
     return world._replace(question="")
 
 
 def _life_after(ledger: Ledger, id: str, life: int) -> int:
-    """What becomes of an ask when its host dies. Who asked has died too, so one that was not durable was never made."""
+    """State of an ask after its host died. The caller died too, so an ask that was not durable was never made."""
     if life in (Life.UNASKED, Life.REJECTED):
         return life
     return Life.OVER if id in ledger.ended else Life.ACCEPTED if id in ledger.queued else Life.REJECTED
@@ -448,7 +453,7 @@ def _gone(world: World) -> World:
 def _by_agent(scenario: Scenario, world: World, budget: Mapping[str, int]) -> Iterator[Move]:
     if not world.is_alive and not world.has_exited:
         return
-    # After its exit it reads nothing more, but what it had said is still on its way.
+    # After its exit the agent reads nothing, but its last lines are still on their way.
     agent = world.agent if world.is_alive else world.agent._replace(inbox=())
     for said in toy.moves(agent, scenario.manners, budget):
         if said.struck is not None:
@@ -460,13 +465,13 @@ def _by_agent(scenario: Scenario, world: World, budget: Mapping[str, int]) -> It
 
 
 def _check_struck(scenario: Scenario, world: World, request: str, current: tuple[str, ...]) -> None:
-    """An interrupt that was sent for one turn must not end another."""
+    """Check that an interrupt of one turn does not end another turn."""
     id = request.removeprefix("interrupt-").split("#")[0]
     ask = scenario.by_id.get(id)
     by_itself = {toy.OWN, *(other.ref for other in scenario.asks if other.on_busy == "steer")}
     if by_itself & set(current) or len(current) > 1 or ask is None:
-        # One of the two was begun by the agent itself, or it is several at once. It has ours in its queue then, and
-        # goes on to it when it likes: nobody could have known.
+        # One of the two turns is agent-initiated, or the turn has several prompts. The agent then has the prompt in its
+        # queue and begins it at any time, so the session cannot know which turn the interrupt will hit.
         return
     is_same = all(ref[:-4] == ask.ref[:-4] for ref in current)
     check(is_same, "G4", f"{request} struck {current}")
@@ -487,9 +492,9 @@ def _with(lives: tuple[int, ...], index: int, life: int) -> tuple[int, ...]:
     return (*lives[:index], life, *lives[index + 1 :])
 
 
-# -- what is done, watched -------------------------------------------------------------------------------------------
+# -- apply a move and check its effects ------------------------------------------------------------------------------
 def take(scenario: Scenario, move: Move) -> tuple[World, list[Effect]]:
-    """What the world is after this, or `Violation`."""
+    """Return the world after the move, or raise `Violation`."""
     world, fact = move.world, move.fact
     if fact is None:
         return world, []
@@ -510,7 +515,7 @@ def take(scenario: Scenario, move: Move) -> tuple[World, list[Effect]]:
 
 
 def _is_too_late(scenario: Scenario, world: World, fact: Fact) -> bool:
-    """Whether a caller speaks of an ask that is over."""
+    """Whether the fact is a caller's request about an ask that is over."""
     match fact:
         case AskWithdrawn(turn=id) | InterruptAsked(turn=id) | AskMoved(turn=id):
             index = next((i for i, ask in enumerate(scenario.asks) if ask.id == id), None)
@@ -521,7 +526,7 @@ def _is_too_late(scenario: Scenario, world: World, fact: Fact) -> bool:
 
 def _check_late(world: World, fact: Fact, effects: list[Effect]) -> None:
     if isinstance(fact, TimerFired) and fact.subject in world.timers:
-        return  # It was started again, and so it is not late.
+        return  # The timer was started again, so this fact is not late.
     for effect in effects:
         check(isinstance(effect, GiveReceipt | CancelTimer), "G4", f"{fact} is late, and does {effect}")
 
@@ -576,7 +581,7 @@ def _perform(scenario: Scenario, world: World, fact: Fact, effect: Effect) -> Wo
 
 
 def _answer(scenario: Scenario, world: World, effect: Effect) -> World:
-    """What callers get: each of it once."""
+    """Check a result for a caller: each comes once."""
     match effect:
         case Accept(turn=id):
             check(id in world.durable.queued, "G7", f"{id} is accepted before it is durable")
@@ -590,7 +595,7 @@ def _answer(scenario: Scenario, world: World, effect: Effect) -> World:
             waiting = [other.id for other in world.durable.waiting]
             check(world.session.mode is Mode.LEFT, "G2", f"{id} is passed on by who has not left")
             check(id in waiting, "G2", f"{id} is passed on, and in the log only {waiting} wait")
-            # One of several that share a turn goes where the others go.
+            # An ask that shares a turn is passed on with the other asks of that turn.
             sharing = ask_queue.find(world.session.queue, id)
             is_wanted = sharing is not None and any(ask.id not in world.unwanted for ask in sharing.asks)
             check(is_wanted, "G2", f"{id} is passed on, and nobody wants it")
@@ -627,7 +632,7 @@ def _answer(scenario: Scenario, world: World, effect: Effect) -> World:
 
 
 def _check_left(scenario: Scenario, world: World) -> None:
-    """Whoever comes next finds nothing that it would have to settle, and nobody who was told something else."""
+    """The next host finds nothing to settle, and no ask whose caller got another result."""
     if world.session.store is not Store.WORKING:
         may_go = world.session.store is Store.LOST or world.session.is_overdue
         check(may_go, "G2", "it has left, and the log does not have what callers were told")
@@ -652,7 +657,7 @@ def _check_outcome(scenario: Scenario, world: World, id: str, outcome: Outcome) 
         check(id in world.durable.ended, "G7", f"{id} has its outcome before it is durable")
     text = outcome.text
     if outcome.kind is Kind.DONE:
-        # What the agent did by itself is looked for where the turn ends: see `_check_end`.
+        # `_check_end` looks for the text of agent-initiated turns where the turn ends.
         is_its_own = text is not None and (text == toy.OWN or text[:-4] in _answers_to(scenario, id))
         check(is_its_own, "G4", f"{id} is done with the answer {text!r}")
     elif outcome.kind in (Kind.INTERRUPTED, Kind.PREEMPTED) and scenario.acknowledges:
@@ -660,7 +665,7 @@ def _check_outcome(scenario: Scenario, world: World, id: str, outcome: Outcome) 
 
 
 def _answers_to(scenario: Scenario, id: str) -> set[str]:
-    """The beginnings of the answers that may be this ask's: its own, and those that it may share a turn with."""
+    """Prefixes of the answers that may belong to this ask: its own, and those of asks that may share a turn with it."""
     ask = scenario.by_id[id]
     shares = ask.on_busy in ("steer", "collect")
     return {other.ref[:-4] for other in scenario.asks if other is ask or shares or other.on_busy == "steer"}
@@ -721,18 +726,18 @@ def _append(scenario: Scenario, world: World, fact: Fact, entries: tuple[Any, ..
         ledger = fold(ledger, entry, may_pass)
     mirror = _folded(mirror, entries)
     unlogged = (*world.unlogged, Unlogged(session.head, ledger, mirror))
-    # Between two appends on which nothing rests there is nothing to see.
+    # Appends without waiting effects between two others need no separate states.
     awaited = {seq for seq, _ in session.deferred}
     unlogged = tuple(u for u in unlogged if u.seq in awaited or u is unlogged[-1])
     return world._replace(ledger=ledger, mirror=mirror, unlogged=unlogged)
 
 
 def _check_end(scenario: Scenario, world: World, fact: Fact, id: str, data: bytes) -> None:
-    """Why it ended, against what was wanted of it."""
+    """Check the reason of an end against the requests of the callers."""
     ask = scenario.by_id.get(id)
     if ask is None:
         return
-    # A process that goes before it could say whose boundary it was has said one for all that: it is believed.
+    # A process that exits before it can name the turn of its boundary has sent a boundary anyway: it is believed.
     is_going = world.has_exited or (isinstance(fact, ProcessReported) and isinstance(fact.report, ProcessGone))
     if b'"outcome":"done"' in data and b'"text":"own' in data and not is_going:
         raise Violation("G4", f"{id} is done with what the agent did by itself")
@@ -752,7 +757,7 @@ def _check_end(scenario: Scenario, world: World, fact: Fact, id: str, data: byte
         check(any(p > ask.priority and p > 0 for p in urgent), "G5", f"{id} was preempted, by nobody more urgent")
 
 
-# -- what must hold in every state -----------------------------------------------------------------------------------
+# -- invariants of every state ---------------------------------------------------------------------------------------
 def _check_state(scenario: Scenario, world: World, before: Session) -> None:
     session = world.session
     if session.store is not Store.WORKING:
@@ -760,7 +765,7 @@ def _check_state(scenario: Scenario, world: World, before: Session) -> None:
     if session.mode is Mode.OPEN:
         _check_urgency(world)
     for turn in (session.turn, session.own):
-        # One of several that share a turn is not heard: the others want it.
+        # A request to end one ask of a shared turn has no effect: the other asks need the turn.
         if turn is not None and turn.id in world.unwanted and len(turn.asks) <= 1:
             is_going = turn.phase is TurnPhase.INTERRUPTING or turn.boundary is not None
             check(is_going, "G5", f"{turn.id} is not wanted any more, and goes on")
@@ -784,7 +789,7 @@ def _check_questions(scenario: Scenario, world: World) -> None:
     open_ones = [(question.id, question.turn) for question in world.session.questions]
     logged = [(question.id, question.turn) for question in world.mirror.questions]
     if world.budget[BUDGETS.index("fail")] < scenario.budget.get("fail", 0):
-        # What was asked while the log was broken is not in it. But nobody waits there who does not wait here.
+        # A question from the time when the log failed is not in the log. But no question is open only in the log.
         is_same = {id for id, _ in logged} <= {id for id, _ in open_ones}
     else:
         is_same = logged == open_ones
@@ -812,7 +817,7 @@ def _check_urgency(world: World) -> None:
 
 
 def projection(session: Session) -> tuple[object, ...]:
-    """What of a session is in its log."""
+    """The part of a session that its log contains."""
     turns = [waiting for waiting in session.queue if isinstance(waiting, Turn)]
     queue = sorted(turns, key=lambda turn: turn.priority)
     return (
@@ -832,9 +837,9 @@ def _open_asks(world: World) -> bool:
     return Life.ASKED in world.asks or Life.ACCEPTED in world.asks
 
 
-# -- states that are the same ----------------------------------------------------------------------------------------
+# -- equal states ----------------------------------------------------------------------------------------------------
 def key(world: World) -> tuple[object, ...]:
-    """What makes a state this one. Numbers that only grow are taken relative to where they are."""
+    """Identity of a state. Numbers that only grow are relative to their current value."""
     session = world.session
     seqs = [unlogged.seq for unlogged in world.unlogged]
     deferred = tuple((seqs.index(seq) if seq in seqs else None, _brief_deferred(d)) for seq, d in session.deferred)
@@ -847,7 +852,7 @@ def key(world: World) -> tuple[object, ...]:
             session.hold,
             session.own_count,
             session.resume_failures,
-            # From the second crash on only the wait grows.
+            # From the second crash on, only the backoff grows.
             *(session.settings, min(session.crashes, 2), session.is_backing_off, session.idle_since, session.overflows),
         ),
         tuple(_turn_key(waiting) if isinstance(waiting, Turn) else waiting for waiting in session.queue),
@@ -861,7 +866,7 @@ def key(world: World) -> tuple[object, ...]:
         *(world.interrupts, world.unwanted, world.change, world.is_finished),
         *(_question_key(session, world.question), len(world.untold)),
         frozenset(_fact_key(session, fact) for fact in world.late),
-        # What another host would find, as long as one may have to look.
+        # The state that another host would find, as long as a crash is possible.
         *(map(_past_key, _mirrors(world)) if world.budget[BUDGETS.index("crash")] else ()),
     )
 
@@ -884,7 +889,7 @@ def _turn_key(turn: Turn | None) -> tuple[object, ...] | None:
         *(tuple(ask.id for ask in turn.joined), tuple(ask.id for ask in turn.steered), frozenset(turn.heard)),
         *(turn.is_opened, turn.names_prompts, turn.can_interrupt, turn.is_acknowledged, turn.settled),
         None if turn.boundary is None else (turn.boundary.text, turn.boundary.refs, turn.boundary.is_error),
-        # What a later version of it may know besides.
+        # Members that a later version of `Turn` adds.
         *(getattr(turn, name) for name in _OTHER_MEMBERS),
     )
 
@@ -899,8 +904,8 @@ _KNOWN_MEMBERS = frozenset(
 _OTHER_MEMBERS = tuple(name for name in Turn.__struct_fields__ if name not in _KNOWN_MEMBERS)
 
 
-# All that it knows, but for numbers that only grow and words that only explain.
-# What a toy was told is told by the rest.
+# Members that do not distinguish states: numbers that only grow, texts that only explain, and the toy's protocol state,
+# which the other members determine.
 _UNIMPORTANT = ("number", "frames_sent", "exit", "error", "schema", "protocol")
 _PROCESS_MEMBERS = tuple(name for name in ProcessState.__struct_fields__ if name not in _UNIMPORTANT)
 
@@ -942,8 +947,10 @@ def _timer_key(session: Session, subject: Subject) -> Subject | tuple[object, ..
 
 
 def _question_key(session: Session, question: str) -> object:
-    """Which one it is of those that are open; else how far ahead the place is that its name speaks of. Only there could
-    another come by the same one."""
+    """Identify an open question by its request, and another one by the distance of its place from the log's head.
+
+    The name of a question contains its place in the log. Only at that place could a new question get the same name.
+    """
     requests = tuple(waiting.asked.request for waiting in session.questions if waiting.id == question)
     seq = question.rpartition(".")[2]
     return requests or (max(0, int(seq) - session.head) if seq.isdecimal() else question)
@@ -966,7 +973,7 @@ def _fact_key(session: Session, fact: Fact) -> object:
 # -- the search ------------------------------------------------------------------------------------------------------
 @dataclass
 class Found:
-    """What a search has seen."""
+    """Result of a search."""
 
     scenario: Scenario
     states: int = 0
@@ -985,9 +992,9 @@ class Found:
 
 
 def explore(scenario: Scenario) -> Found:
-    """Everything that may happen, and the first thing that must not."""
+    """Explore everything that may happen, up to the first violation."""
     search = _Search(scenario)
-    # Everything that is made here stays until the end: looking for garbage in it takes half the time.
+    # All objects live until the end of the search: garbage collection would take half the time.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -1003,7 +1010,7 @@ class _Search:
         self.scenario = scenario
         self.found = Found(scenario)
         self.seen: dict[tuple[object, ...], int] = {}
-        # By number of state: where it was first come from and by which move, and where time and the agent lead.
+        # By state number: the first parent and its move, and the states to which time and the agent lead.
         self.parents: list[tuple[int, int]] = []
         self.by_world: list[list[int]] = []
         self.by_agent: list[list[int]] = []
@@ -1084,7 +1091,7 @@ class _Search:
                     if before not in reached:
                         reached.add(before)
                         stack.append(before)
-        # Numbers were given breadth first, so the first is one of the nearest.
+        # States are numbered breadth first, so the first one is among the nearest.
         wedge = next((number for number in range(len(self.parents)) if number not in reached), None)
         if wedge is not None:
             self._fail(Violation("G5", f"a wedge: {message}"), self._moves_to(wedge), None)
@@ -1126,9 +1133,9 @@ def _possible(scenario: Scenario, world: World) -> Iterator[Move | Violation]:
         yield violation
 
 
-# -- what was found, to be read and to be pasted -----------------------------------------------------------------------
+# -- a violation as a readable test ------------------------------------------------------------------------------------
 def told(found: Found) -> str:
-    """The shortest way to what was found, as a test that shows it."""
+    """The shortest path to the violation, as a test that can be pasted."""
     lines = [f"# {found.scenario.name}: {found.violation}", "state = Session(config=config)"]
     state = found.scenario.first().session
     for fact in found.trace:

@@ -1,8 +1,10 @@
-"""Logs as sessions really write them, append by append: a corpus for whatever reads logs.
+"""Corpus of realistic session logs, append by append, for the tests of log readers.
 
-Some are of walks at random through the worlds of the exploration, some of talks by hand, in which is what those worlds
-have not (a price, a conversation from elsewhere, a session that is opened again), and some of the recordings of a real
-agent. Each is the same every time it is made.
+There are three kinds of logs, and each log is the same every time:
+
+- Random walks through the scenarios of the exploration.
+- Talks by hand, with parts that the scenarios lack: a cost, an imported conversation, a session that is reopened.
+- Recordings of a real agent.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ STEPS_MAX = 400
 
 
 class Seen(NamedTuple):
-    """What the session was, by itself, when its log had so many appends and nothing was on its way there."""
+    """The live session when its log had `appends` appends and no append was pending."""
 
     appends: int
     session: Session
@@ -64,7 +66,7 @@ class Seen(NamedTuple):
 class History(NamedTuple):
     name: str
     config: Config
-    # Only what became durable.
+    # Only durable appends.
     appends: tuple[Sequence[Entry], ...]
     seen: tuple[Seen, ...] = ()
 
@@ -73,7 +75,7 @@ class History(NamedTuple):
         return [entry for append in self.appends for entry in append]
 
     def borders(self) -> Iterator[tuple[int, SessionHistory]]:
-        """After each append, and before the first: how many there are, and what they fold to."""
+        """Yield the number of appends and their fold, before the first append and after each."""
         past = pasts.beginning(self.config)
         yield 0, past
         for number, append in enumerate(self.appends, 1):
@@ -83,7 +85,7 @@ class History(NamedTuple):
 
 # -- walks -----------------------------------------------------------------------------------------------------------
 _RULES = (("Bash", Verdict.DENY), ("mcp__*", Verdict.ASK))
-# All at once, and everything that can go wrong. Asks have all that an ask can have.
+# All features together, with every fault. The asks use every option of an ask.
 EVERYTHING = scenarios.scenario(
     "everything",
     replace(scenarios.LOW, key="k-low"),
@@ -99,7 +101,7 @@ EVERYTHING = scenarios.scenario(
     **dict.fromkeys(("task", "evict"), 2),
     **dict.fromkeys(("withdraw", "interrupt", "move", "release"), 3),
 )
-# The same without what ends most of it early, and with an agent that takes several prompts into one turn.
+# The same features without the faults that end most walks early, and with an agent that merges several prompts.
 GOING_WELL = scenarios.scenario(
     "going well",
     *(scenarios.LOW, scenarios.ALSO_LOW, scenarios.PATIENT, scenarios.URGENT, scenarios.STEER),
@@ -108,7 +110,7 @@ GOING_WELL = scenarios.scenario(
     setting=1,
     **dict.fromkeys(("own", "question", "interrupt", "withdraw", "move"), 2),
 )
-# Worlds in which something is that the two above come to seldom.
+# Scenarios with situations that the two above reach seldom.
 _OTHERS = (
     *("an own turn and a log that fails", "a log that fails while collecting", "a hold and others", "collected"),
     *("steered while the log takes its time", "steered, interrupted", "steered, merged", "a question", "three asks"),
@@ -122,7 +124,7 @@ WALKS = {
 }
 
 
-# What would end most walks before they have begun is rare, as it is in life.
+# Facts that would end most walks early are rare.
 _CHANCES: dict[type, float] = {
     **dict.fromkeys((CloseAsked, DrainAsked, LeaveAsked, AppendFailed), 0.02),
     **dict.fromkeys((Exited, StartFailed, WriteFailed, TimerFired, EvictAsked), 0.1),
@@ -135,7 +137,7 @@ def _kind(fact: Fact | None) -> type:
 
 
 def walk(name: str) -> History:
-    """One way through a world, chosen by lot at each step."""
+    """Take one random path through a scenario."""
     world_of, seed = WALKS[name]
     lot = random.Random(f"{world_of.name} {seed}")
     world = world_of.first()
@@ -167,12 +169,12 @@ def _appends(effects: Iterable[Effect]) -> list[Sequence[Entry]]:
 
 # -- talks -----------------------------------------------------------------------------------------------------------
 def opened(resume: str | None = None, *, fork: bool = False) -> Entry:
-    """As a host writes it when it opens a session."""
+    """The entry that a host writes when it opens a session."""
     return entry(None, kinds.SESSION_OPENED, agent="toy", cwd="/srv", args=["-v"], resume=resume, fork=fork)
 
 
 class Told(Talk):
-    """A talk whose log is kept."""
+    """A talk that keeps its log."""
 
     def __init__(self, past: SessionHistory | None = None, config: Config = TELLING) -> None:
         super().__init__(config, None if past is None else past.session)
@@ -187,7 +189,7 @@ class Told(Talk):
 
 
 def open_talk(resume: str | None = None, *, fork: bool = False, before: Iterable[Sequence[Entry]] = ()) -> Told:
-    """One that is opened, after what is in the log already."""
+    """Open a session whose log already has the appends of `before`."""
     appends = [*before, [opened(resume, fork=fork)]]
     past = pasts.beginning(TELLING)
     for append in appends:
@@ -206,14 +208,14 @@ def _costs_and_settings() -> Told:
         talk.mean(Replied(f"setting-1-{number}"))
     talk.mean(TurnOpened(origin="task", can_interrupt=True))
     talk.mean(TurnOver(origin="task", text="own", spent=2.5))
-    # The conversation is at its end: the next begins with nothing.
+    # The conversation overflows: the next one begins empty.
     talk.serve(ask("c", NORMAL), is_error=True, is_overflow=True)
     talk.ask(ask("d", NORMAL, key="k-a"))
     return talk
 
 
 def _imported() -> Told:
-    """A copy: how it was opened elsewhere, what waited there, and its conversation, are not this one's."""
+    """An imported log: its original opening, queue and conversation do not belong to the new session."""
     first = open_talk()
     first.serve(ask("a", NORMAL, key="k-a"), spent=1.25)
     first.tell(SettingAsked(0.0, "c1", "model", "x"))
@@ -227,7 +229,7 @@ def _imported() -> Told:
 
 
 def _kept() -> Told:
-    """A question that outlived its process, and one that did not."""
+    """A question that outlived its process, and a question that did not."""
     about = {"wants": "permission", "tool": "saw", "input": {"depth": 3}, "details": {}}
     asked = [entry(None, kinds.QUESTION_ASKED, question=id, **about) for id in ("q-1", "q-2")]
     settled = [
@@ -268,7 +270,7 @@ def _opened_again() -> Told:
 
 
 def _left() -> Told:
-    """By one host, with somebody who waits, and gone on with by another."""
+    """One host leaves with an ask in the queue, and another host continues."""
     talk = open_talk()
     talk.serve(ask("a", NORMAL, key="k"), spent=1.0)
     talk.ask(ask("b", NORMAL, key="k-b"))
@@ -285,7 +287,7 @@ def _left() -> Told:
 
 
 def _asked_and_added() -> Told:
-    """A turn with all that a turn can have, and a queue in an order that only the log knows."""
+    """A turn that uses every option, and a queue whose order only the log has."""
     talk = open_talk()
     talk.ask(ask("a", NORMAL))
     talk.begin()
@@ -323,7 +325,7 @@ def talked(name: str) -> History:
 
 # -- all -------------------------------------------------------------------------------------------------------------
 def recorded(name: str) -> History:
-    """Of a recording: its entries, each by itself, because a cut may be anywhere."""
+    """The history of a recording, one append for each entry, because a cut may be anywhere."""
     entries = Rehearsal(name, corpus.whole).entries
     return History(name, Config(dialect=CLAUDE), tuple((entry,) for entry in entries))
 

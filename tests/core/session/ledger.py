@@ -1,7 +1,7 @@
-"""An independent reader of the log: what it says about turns, and whether it may say so.
+"""Independent reader of the log: it derives the state of all turns, and checks each entry.
 
-It shares nothing with `replay` or the arbiter but the names of the events, so that a mistake there is not made here,
-too. `Violation` names the rule that was broken.
+It shares only the event names with `replay` and the scheduler, so that it does not repeat their mistakes. `Violation`
+names the broken rule.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from banksman.core.session.event import Entry
 
 
 class Violation(AssertionError):
-    """A guarantee did not hold: which, and how."""
+    """A broken guarantee, with the rule and a description."""
 
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(f"{rule}: {message}")
@@ -31,13 +31,13 @@ def check(is_so: object, rule: str, message: str) -> None:
 class Waiting(NamedTuple):
     id: str
     priority: int
-    # The ask that it was collected into.
+    # The ask into which this ask was collected.
     leader: str | None
 
 
 class Ledger(NamedTuple):
     waiting: tuple[Waiting, ...] = ()
-    # The asks of the open turn, the one that it is called after first.
+    # The asks of the open turn. The first one names the turn.
     turn: tuple[Waiting, ...] = ()
     own: str | None = None
     queued: frozenset[str] = frozenset()
@@ -48,12 +48,12 @@ class Ledger(NamedTuple):
         return self.queued - self.ended
 
 
-# Whether this one may be granted before that one, if the class does not decide: holds and open windows.
+# Whether the first ask may be granted before the second if the priority class does not decide: holds and open windows.
 MayPass = Callable[[str, str], bool]
 
 
 def fold(ledger: Ledger, entry: Entry, may_pass: MayPass) -> Ledger:
-    """The ledger with one entry more."""
+    """Return the ledger after one more entry."""
     id, kind, data = entry
     if kind == kinds.UPDATE:
         return ledger
@@ -62,7 +62,7 @@ def fold(ledger: Ledger, entry: Entry, may_pass: MayPass) -> Ledger:
             check(ledger.turn and ledger.turn[0].id == id, "log", f"a prompt is sent outside its turn: {entry}")
         return ledger
     if kind == kinds.SESSION_IMPORTED:
-        # What was open, or waited, is served where it came from.
+        # Turns that were open or waiting are served by the session that the log was imported from.
         return ledger._replace(waiting=(), turn=(), own=None, ended=ledger.queued)
     if not kind.startswith(("turn.", "queue.")):
         return ledger
@@ -78,11 +78,11 @@ def fold(ledger: Ledger, entry: Entry, may_pass: MayPass) -> Ledger:
         case kinds.TURN_REQUEUED:
             check(any(member.id == id for member in ledger.turn), "log", f"{id} is requeued and was not granted")
             if ledger.turn[0].id != id:
-                # It was to be added to the turn, and was not sent before that was over: an ask like any other again.
+                # The ask was to be added to the turn, and was not sent before its end. It is an ordinary ask again.
                 unsent = tuple(member for member in ledger.turn if member.id == id)
                 rest = tuple(member for member in ledger.turn if member.id != id)
                 return ledger._replace(turn=rest, waiting=_at_head_of_class(ledger.waiting, unsent))
-            # What was added to it stays with the agent.
+            # Prompts that were added to it stay with the agent.
             added = tuple(member for member in ledger.turn[1:] if member.leader != id)
             group = tuple(member for member in ledger.turn if member not in added)
             return ledger._replace(turn=added, waiting=_at_head_of_class(ledger.waiting, group))
@@ -102,7 +102,7 @@ def _start(ledger: Ledger, id: str, body: dict[str, Any], may_pass: MayPass) -> 
         check(ledger.own is None, "log", f"{id} began in the middle of {ledger.own}")
         return ledger._replace(own=id)
     if any(member.id == id for member in ledger.turn):
-        # Added to a turn that is over, and now one of its own.
+        # The ask was added to a turn that has ended, and now has a separate turn.
         first = next(member for member in ledger.turn if member.id == id)
         return ledger._replace(turn=(first, *(member for member in ledger.turn if member.id != id)))
     check(id in ledger.open, "log", f"{id} began and was not waiting")
@@ -139,7 +139,7 @@ def _end(ledger: Ledger, id: str) -> Ledger:
     check(id in ledger.queued, "log", f"{id} ended and was never queued")
     check(id not in ledger.ended, "log", f"{id} ended twice")
     led = [waiting for waiting in ledger.waiting if waiting.leader == id]
-    # Those that were collected stay where the first of them was, under the next one's name.
+    # Collected asks keep the place of the first ask, and the next ask leads them.
     heirs = [other._replace(leader=led[0].id if other is not led[0] else None) for other in led]
     waiting = tuple(
         kept for other in ledger.waiting if other not in led for kept in (heirs if other.id == id else [other])

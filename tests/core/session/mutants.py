@@ -1,8 +1,7 @@
-"""Mistakes that a careful programmer could have made in the core, one by one: each must be found.
+"""Mutants of the core: plausible mistakes of a careful programmer, each of which a test must find.
 
-A mutant replaces one function of the core by one that is wrong in a plausible way. It names the scenario, as small as
-may be, in which the exploration finds it; or, where what it does wrong is not seen from outside of a single order of
-facts, the test that fails. The core without it passes the same.
+A mutant replaces one function of the core by a wrong one. It names the smallest scenario in which the exploration finds
+it. If the exploration cannot observe the mistake, it names a test that fails. The original core passes both.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ from banksman.core.session.turn import Ask, Cause, Move, Turn, TurnPhase
 from banksman.core.session.watchdogs import ClockName
 from banksman.errors import Closed
 
-# Given the right function, the wrong one.
+# Takes the right function and returns the wrong one.
 Wrong = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -102,7 +101,7 @@ def _mutant(name: str, where: object, function: str, found_by: str | Callable[[]
     return register
 
 
-# -- whose boundary it is --------------------------------------------------------------------------------------------
+# -- assignment of boundaries ----------------------------------------------------------------------------------------
 @_mutant("boundary not matched to its turn", agent_output, "_may_be_of", "a boundary twice")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def may_be_of(work: Transition, turn: Turn, over: TurnOver) -> bool:
@@ -225,7 +224,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return requeued
 
 
-# -- who is next -----------------------------------------------------------------------------------------------------
+# -- scheduling ------------------------------------------------------------------------------------------------------
 @_mutant("background preempts", ask_queue, "preempts", "an own turn")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def preempts(priority: int, running: int) -> bool:
@@ -275,7 +274,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def withdraw(work: Transition, id: str) -> None:
         turn = work.state.turn
         if turn is not None and turn.id == id and turn.phase is TurnPhase.STARTING:
-            # Its outcome is given, and what it was granted stays with it.
+            # The outcome is given, but the grant is kept.
             outcome = Outcome(kind=Kind.WITHDRAWN)
             turn_end.log_ended(work, id, outcome, By.WITHDRAWN)
             work.after_commit(Resolve(id, outcome))
@@ -302,7 +301,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return refuse_queue
 
 
-# -- what a turn leaves running ----------------------------------------------------------------------------------------
+# -- tools that outlive their turn -------------------------------------------------------------------------------------
 @_mutant("a prompt beside what the turn before has left", grants, "_is_free", "tools that live on")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def is_free(state: Session) -> bool:
@@ -480,7 +479,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return stop
 
 
-# -- a process that nobody needs -------------------------------------------------------------------------------------
+# -- idle processes --------------------------------------------------------------------------------------------------
 @_mutant("eviction of a process with a running task", idle_process, "_is_idle", "tasks in the background")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def is_idle(state: Session) -> bool:
@@ -586,7 +585,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return look
 
 
-# -- a process that is replaced --------------------------------------------------------------------------------------
+# -- replaced processes ----------------------------------------------------------------------------------------------
 @_mutant(
     "stale process given the next turn",
     idle_process,
@@ -673,7 +672,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return on_old
 
 
-# -- processes that come to nothing ----------------------------------------------------------------------------------
+# -- processes that fail to start ------------------------------------------------------------------------------------
 @_mutant("start timer never armed", process_life, "started", "an exit")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def started(work: Transition, fact: Any) -> None:
@@ -814,7 +813,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 @_mutant("a question has the agent's own name", questioning, "_name", "a late answer")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def name(work: Transition) -> str:
-        return "q1"  # By that the toy asks.
+        return "q1"  # The toy's request id.
 
     return name
 
@@ -1038,7 +1037,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return wind
 
 
-# -- a host that has died ----------------------------------------------------------------------------------------------
+# -- crash recovery ----------------------------------------------------------------------------------------------------
 _dies = test_crash_recovery.test_host_crash_at_any_point_keeps_every_guarantee
 _settles = test_crash_recovery.test_log_cut_anywhere_leaves_begun_turns_unknown_and_others_queued
 
@@ -1109,7 +1108,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return settle
 
 
-# -- a session that leaves ---------------------------------------------------------------------------------------------
+# -- a session that leaves its host ------------------------------------------------------------------------------------
 @_mutant("a withdrawal at the last moment is lost", shutdown, "takes_back", "a leave, interrupted")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def takes_back(work: Transition, fact: object) -> bool:
@@ -1191,12 +1190,12 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return nothing
 
 
-# -- what a log folds to, and snapshots of it --------------------------------------------------------------------------
+# -- folding and snapshots ---------------------------------------------------------------------------------------------
 _snapshot = test_history.test_history_from_any_snapshot_equals_history_from_start
 
 
 def _forgets(name: str, history: str, **members: Any) -> None:
-    """A snapshot that has no such member."""
+    """Register a mutant whose snapshots lack a member."""
 
     @_mutant(f"a snapshot without {name}", pasts, "encode", partial(_snapshot, history))
     def _(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -1242,7 +1241,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unlike(kind: str) -> Wrong:
-    """What this kind says of questions is not heard."""
+    """A fold that ignores what this event kind says about questions."""
 
     def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
         def fold(past: SessionHistory, event: Event) -> SessionHistory:

@@ -1,8 +1,8 @@
-"""The worlds that a session is explored in: who asks, how the agent behaves, what may go wrong.
+"""Scenarios for the exploration of a session: its asks, the agent's behaviour, and the possible faults.
 
-Each varies a few things and keeps the rest in order, so that each can be explored to its end. What is *eager* happens
-before anything else does: the log (each append is durable at once), the pipe (each frame is taken at once), the start
-(a process is ready at once).
+Each scenario varies a few things and keeps the rest fixed, so that it can be explored completely. An *eager* part acts
+before everything else: the log (each append is durable immediately), the pipe (each frame is written immediately), the
+start (a process is ready immediately).
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ MERGING = Manners(merges=True, ends=("over,settled",))
 
 
 def scenario(name: str, *asks: Ask, lazy: str = "", config: dict[str, Any] | None = None, **others: Any) -> Scenario:
-    """`lazy`: what is not eager. Numbers are budgets; the rest is the scenario's own."""
+    """Make a scenario.
+
+    `lazy`: the parts that are not eager. Integers in `others` are budgets; the rest are scenario fields.
+    """
     budget = {name: value for name, value in others.items() if type(value) is int}
     rest = {name: value for name, value in others.items() if type(value) is not int}
     return Scenario(name=name, asks=asks, eager=ALL - set(lazy.split()), budget=budget, config=config or {}, **rest)
@@ -114,7 +117,7 @@ SCENARIOS = {
         scenario("steered, preempted", PATIENT, STEER, URGENT, manners=SLOW),
         scenario("steered, merged", PATIENT, STEER, URGENT, manners=MERGING),
         scenario("a question", LOW, URGENT, question=1, exit=1),
-        # The toy asks by the same request id again and again, in every process.
+        # The toy uses the same request id for each question, in every process.
         scenario("a late answer", LOW, USUAL, question=2, exit=1, late=1),
         scenario("a late answer, and a log that fails", USUAL, lazy="log", question=2, fail=1, late=1),
         scenario("late facts", PATIENT, URGENT, late=1),
@@ -146,7 +149,7 @@ SCENARIOS = {
     )
 }
 
-# Half a second each at most. `make test` has these alone; `make prove`, which CI runs too, has them all.
+# Half a second each at most. `make test` runs only these; `make prove`, which CI also runs, runs all.
 QUICK = frozenset(
     (
         *("a hold, closed", "a leave, steered and merged", "a question that nobody answers", "an exit"),
@@ -155,7 +158,7 @@ QUICK = frozenset(
 )
 assert SCENARIOS.keys() > QUICK
 
-# Ten seconds to a minute and a half each, and up to a GB: for when there is time. Each of them comes to its end.
+# Ten seconds to a minute and a half each, and up to 1 GB: for `make explore`. Each can be explored completely.
 LARGE = {
     each.name: each
     for each in (

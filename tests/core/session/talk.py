@@ -1,4 +1,4 @@
-"""A session driven by hand: appends are durable at once, frames are taken at once, and time goes when it is told to."""
+"""Drive a session by hand: appends commit and frames are written immediately, and time advances on request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from banksman.core.session.turn import Ask
 
 
 class Telling(toy.ToyDialect):
-    """The toy dialect, with frames that tell what is in them."""
+    """The toy dialect, with frames that show their content."""
 
     def handshake(self, request: str, setup: Setup = PLAIN) -> bytes:
         return f"H {request} {[hook.id for hook in setup.hooks]} {list(setup.servers)} {setup.schema}\n".encode()
@@ -64,7 +64,7 @@ class Telling(toy.ToyDialect):
 CONFIG = Config(dialect=toy.ToyDialect())
 TELLING = Config(dialect=Telling())
 E = TypeVar("E", bound=Effect)
-# What one fact leads to, at most: commits, and frames that are taken.
+# Maximum of facts that follow from one fact: commits and written frames.
 FACTS_MAX = 1000
 
 
@@ -75,9 +75,9 @@ class Talk:
         self.at: float = 0.0
         self.epoch = 0
         self.timers: dict[Subject, float] = {}
-        # What is appended is durable when `commit` says so, and not at once.
+        # If true, appends wait for `commit` instead of becoming durable immediately.
         self.is_log_slow = False
-        # Likewise: a frame is taken when somebody says so.
+        # If true, frames stay unwritten until the test reports them as written.
         self.is_pipe_full = False
 
     def tell(self, fact: Fact) -> list[Effect]:
@@ -115,13 +115,13 @@ class Talk:
         return self.tell(FramesRead(self.at, self.state.process.number, lines, meanings))
 
     def mean(self, *meanings: Meaning) -> list[Effect]:
-        """It says what means this, one line each."""
+        """Let the agent send one line for each meaning."""
         return self.tell(
             FramesRead(self.at, self.state.process.number, (b"?",) * len(meanings), [*enumerate(meanings)])
         )
 
     def begin(self) -> None:
-        """The process that was asked for is there, and ready."""
+        """Start the requested process, and complete its handshake."""
         number = self.state.process.number
         self.epoch += 1
         self.tell(ProcessReported(self.at, number, Started(77, self.at), epoch=self.epoch))
@@ -131,7 +131,7 @@ class Talk:
         return self.hear(b"taken " + ref.encode(), b"init " + ref.encode())
 
     def over(self, ref: str, **how: Any) -> list[Effect]:
-        """A whole turn; `how`: what else its boundary says."""
+        """Play a whole turn. `how`: further fields of its boundary."""
         refs = ref.encode()
         effects = self.opens(ref)
         if how:
@@ -142,13 +142,13 @@ class Talk:
         return effects + self.hear(b"settled " + refs)
 
     def die(self, *, code: int | None = None, signal: int | None = None, stderr: str = "") -> list[Effect]:
-        """The process ends: by itself with a code, or by the signal of the ladder."""
+        """End the process: by an exit code, or by the ladder's signal."""
         number = self.state.process.number
         exited = self.tell(ProcessReported(self.at, number, Exited(code, signal, self.at)))
         return exited + self.tell(ProcessReported(self.at, number, ProcessGone(stderr=Stderr(stderr))))
 
     def serve(self, ask: Ask, **how: Any) -> list[Effect]:
-        """Ask, and let the agent answer, whatever that takes."""
+        """Ask, start a process if one is needed, and let the agent answer."""
         effects = self.ask(ask)
         if self.state.process.phase is ProcessPhase.STARTING:
             self.begin()
@@ -156,7 +156,7 @@ class Talk:
 
     # -- time --------------------------------------------------------------------------------------------------------
     def wait(self, seconds: float) -> list[Effect]:
-        """Let time go by: what is due in it fires when it is."""
+        """Advance the time, and fire each timer when it is due."""
         effects: list[Effect] = []
         end = self.at + seconds
         while self.timers:
@@ -174,14 +174,14 @@ class Talk:
         return self.tell(TimerFired(self.at, subject))
 
     def named(self, request: str = "q") -> str:
-        """Our name for what the agent has asked, the last time that it asked by this request id."""
+        """Return the session's id for the latest question with this request id."""
         return [body["question"] for body in self.logged(kinds.QUESTION_ASKED) if body["request"] == request][-1]
 
     def waits_for(self, timer: Timer) -> list[str]:
-        """The subjects of those timers that are set."""
+        """Return the subjects of the running timers of this kind."""
         return [name for kind, name in self.timers if kind is timer]
 
-    # -- what came of it ---------------------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------------------------
     def logged(self, kind: str) -> list[dict[str, Any]]:
         entries = [entry for append in of(Append, self.effects) for entry in append.entries]
         return [msgspec.json.decode(data) for _, name, data in entries if name == kind]

@@ -1,4 +1,4 @@
-"""A few words more, after the boundary: they are the turn's, and it is over when there are no more of them."""
+"""Output after the boundary belongs to the turn. The turn ends after a quiet time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUIET = replace(CONFIG, quiet_seconds=0.1)
 
 
 def _bounded() -> Talk:
-    """The agent has said that it is over."""
+    """The agent has sent the boundary."""
     talk = Talk(QUIET)
     talk.ask(A)
     talk.begin()

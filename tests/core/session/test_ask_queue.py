@@ -1,4 +1,4 @@
-"""Who speaks next, against a list that is sorted anew each time."""
+"""Scheduling of asks, against a reference list that is sorted for each choice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _choose(queue: Queue, *, at: float = 0.0, hold: Hold | None = None, collecti
 
 @dataclass
 class Naive:
-    """Each with a number: the smaller, the earlier in its class."""
+    """Reference queue. Each ask has a number; within its class, the smaller number is first."""
 
     waiting: list[tuple[int, str, int]] = field(default_factory=list[tuple[int, str, int]])
     last: int = 0
@@ -122,7 +122,7 @@ def test_hold_admits_its_own_and_more_urgent_asks() -> None:
     assert _choose(queue[:2], hold=hold) is None
     assert _choose((*queue, _turn("urgent", INTERACTIVE)), hold=hold) == "urgent"
     assert _choose((*queue, Hold("more", INTERACTIVE, 0.0)), hold=hold) == "more"
-    # Age does not lift anybody over a hold: it ends by its own clock.
+    # Aging does not raise an ask above a hold: the hold ends by its own clock.
     assert _choose(queue[:2], at=1e6, hold=hold) is None
 
 

@@ -1,5 +1,4 @@
-"""The conversation over several turns and processes: what it costs, when it is at its end, what its answers look like,
-where it began."""
+"""The conversation over several turns and processes: its cost, its overflow, structured answers, and its origin."""
 
 from __future__ import annotations
 
@@ -38,12 +37,12 @@ def stopped(effects: list[Effect]) -> bool:
     return bool(of(StopProcess, effects))
 
 
-# -- what it costs ---------------------------------------------------------------------------------------------------
+# -- cost ------------------------------------------------------------------------------------------------------------
 def test_turn_cost_is_growth_of_conversation_total() -> None:
     talk = Talk(TELLING)
     talk.serve(A, spent=1.0)
     talk.serve(B, spent=1.5)
-    talk.serve(C)  # It says nothing.
+    talk.serve(C)  # No cost reported.
     talk.serve(ask("d", NORMAL), spent=1.5)
     assert costs(talk) == {"a": 1.0, "b": 0.5, "c": None, "d": 0.0}
     assert talk.state.spent == 1.5
@@ -66,7 +65,7 @@ def test_turn_cost_is_unknown_for_first_turn_of_adopted_conversation() -> None:
 
 
 def test_turn_cost_restarts_when_total_went_back() -> None:
-    """After a kill the agent counts from what it had last written down, or from nothing."""
+    """After a kill, the agent counts from its last saved total, or from zero."""
     talk = Talk(TELLING)
     talk.serve(A, spent=2.0)
     talk.die(signal=9)
@@ -100,7 +99,7 @@ def test_session_cost_sums_what_was_reported() -> None:
     talk.mean(TurnOpened(origin="task", can_interrupt=True), TurnOver(origin="task", spent=1.5))
     talk.serve(C, spent=9.0, cost=0.25)
     assert talk.state.cost == 1.75
-    # A new conversation goes on with the account: it is the session's.
+    # The total continues in a new conversation: it belongs to the session.
     talk.serve(ask("d", NORMAL), **TOO_LONG)
     talk.die(signal=15)
     talk.serve(ask("e", NORMAL), spent=0.25)
@@ -108,7 +107,7 @@ def test_session_cost_sums_what_was_reported() -> None:
     assert [body["cost_in_all"] for body in talk.logged(kinds.TURN_ENDED)] == [None, 1.0, 1.5, 1.75, 1.75, 2.0]
 
 
-# -- when it is at its end -------------------------------------------------------------------------------------------
+# -- overflow --------------------------------------------------------------------------------------------------------
 def test_overflow_of_small_prompt_ends_conversation_at_once() -> None:
     talk = Talk(TELLING)
     talk.serve(A, spent=3.0)
@@ -119,7 +118,7 @@ def test_overflow_of_small_prompt_ends_conversation_at_once() -> None:
     assert talk.state.conversation is None
     [lost] = talk.logged(kinds.SESSION_CONTEXT_LOST)
     assert lost == {"conversation": "talk", "error": "Prompt is too long"}
-    # The process that holds it is not the one that the next turn gets.
+    # The next turn does not get the process of the overflowed conversation.
     assert stopped(effects)
     talk.die(signal=15)
     effects = talk.ask(C)
@@ -127,7 +126,7 @@ def test_overflow_of_small_prompt_ends_conversation_at_once() -> None:
     talk.begin()
     talk.over("c0000", spent=0.5)
     assert talk.kinds["c"] is Kind.DONE
-    # A new one, which has a new name and has cost nothing before.
+    # The new conversation has a new name and no earlier cost.
     assert talk.state.conversation == "talk"
     assert of(HoldConversation, talk.effects)[-1] == HoldConversation("talk")
     assert costs(talk)["c"] == 0.5
@@ -158,7 +157,7 @@ def test_overflow_of_large_prompt_is_forgiven_once(is_text: bool) -> None:
     assert talk.state.conversation == "talk"
     assert not stopped(effects)
     assert not talk.logged(kinds.SESSION_CONTEXT_LOST)
-    # The next one too: it is not the prompt.
+    # The next ask overflows too, so the prompt is not the reason.
     effects = talk.serve(replace(C, prompt=prompt), **TOO_LONG)
     assert talk.state.conversation is None
     assert len(talk.logged(kinds.SESSION_CONTEXT_LOST)) == 1
@@ -185,7 +184,7 @@ def test_overflow_is_forgiven_after_success_and_not_after_error() -> None:
     assert again.state.conversation is None
 
 
-# -- what its answers look like --------------------------------------------------------------------------------------
+# -- structured answers ----------------------------------------------------------------------------------------------
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 EXACT = replace(A, schema=SCHEMA)
 
@@ -210,7 +209,7 @@ def test_unfitting_answer_fails_turn(structured: Any) -> None:
     assert outcome.kind is Kind.FAILED
     assert isinstance(outcome.error, AgentError)
     assert "schema" in str(outcome.error)
-    # What was said is kept, and what is no answer is not given as one.
+    # The text is kept, but an invalid value is not returned as an answer.
     assert outcome.text == "in words"
     assert outcome.structured is None
 
@@ -218,7 +217,7 @@ def test_unfitting_answer_fails_turn(structured: Any) -> None:
 def test_changed_schema_starts_new_process() -> None:
     talk = Talk(TELLING)
     talk.serve(A)
-    # The first process was not told.
+    # The first process was started without the schema.
     effects = talk.ask(replace(B, schema=SCHEMA))
     assert stopped(effects)
     assert sent(effects) == []
@@ -226,11 +225,11 @@ def test_changed_schema_starts_new_process() -> None:
     talk.begin()
     talk.over("b0000", structured={"n": 1})
     assert talk.kinds["b"] is Kind.DONE
-    # The same again, in other words.
+    # An equal schema with another member order.
     talk.serve(replace(C, schema=dict(reversed(SCHEMA.items()))), structured={"n": 2})
     assert talk.kinds["c"] is Kind.DONE
     assert len(talk.starts) == 2
-    # And none: an agent that was told one answers in it.
+    # An ask without a schema: an agent with a schema answers in that form.
     assert stopped(talk.ask(ask("d", NORMAL)))
     assert [body["reason"] for body in talk.logged(kinds.PROCESS_RETIRED)] == ["schema", "schema"]
 
@@ -239,7 +238,7 @@ def test_process_is_started_for_ask_served_first() -> None:
     talk = Talk(TELLING)
     talk.ask(A)
     talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
-    # A more urgent one with a schema comes before the process is ready.
+    # A more urgent ask with a schema arrives before the process is ready.
     talk.ask(replace(ask("u", 20), schema=SCHEMA))
     effects = talk.hear(b"ok handshake-1")
     assert stopped(effects)
@@ -250,13 +249,13 @@ def test_process_is_started_for_ask_served_first() -> None:
     assert talk.kinds == {"u": Kind.DONE}
 
 
-# -- where it began --------------------------------------------------------------------------------------------------
+# -- origin of the conversation --------------------------------------------------------------------------------------
 def test_fork_begins_as_copy_and_becomes_its_own() -> None:
     talk = Talk(state=Session(config=TELLING, fork_of="theirs", spent=None))
     talk.ask(A)
     assert talk.starts == [StartProcess(1, "theirs", forks=True)]
     talk.begin()
-    # Before it has a name of its own, a new process forks again.
+    # Until the conversation has its own name, a new process forks again.
     talk.die(signal=9)
     talk.ask(B)
     assert talk.starts[-1] == StartProcess(2, "theirs", forks=True)
@@ -291,11 +290,11 @@ def test_unknown_adopted_conversation_fails_its_ask(how: str) -> None:
     talk.ask(A)
     talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
     talk.die(code=1, stderr="forgotten")
-    # They are not answered out of an empty one.
+    # The asks are not answered from an empty conversation.
     assert talk.kinds == {"a": Kind.FAILED}
     assert "'theirs'" in str(talk.outcomes["a"].error)
     assert of(HoldConversation, talk.effects) == [HoldConversation(None)]
-    # Who asks now knows that, and begins anew.
+    # A later ask knows that, and begins a new conversation.
     assert of(StartProcess, talk.ask(B)) == [StartProcess(2, None)]
 
 
@@ -333,7 +332,8 @@ def test_next_process_does_not_resume_conversation_of_another_session(held: str 
     talk.die(signal=15)
     talk.wait(100.0)
     assert of(StartProcess, talk.ask(B)) == [StartProcess(2, held)]
-    # If it is the same again, it must be held again: else nobody would know.
+    # If the agent names the same conversation again, it must be leased again. Otherwise the conflict would stay
+    # unnoticed.
     talk.begin()
     assert of(HoldConversation, talk.opens("b0000")) == [HoldConversation("talk")]
 

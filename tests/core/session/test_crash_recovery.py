@@ -1,6 +1,6 @@
-"""What becomes of a session whose host died: at every event at which it could have, and what the next host makes of it.
+"""Recovery of a session whose host died, at every event, and its continuation by the next host.
 
-The ledger reads the log by itself (see ledger.py), so what was sent and what was not is told twice, independently.
+The ledger reads the log independently (see ledger.py), so two readers agree about which prompts were sent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from banksman.core.session.state import Mode, ProcessPhase
 from banksman.core.session.turn import Turn
 from banksman.core.wire.redaction import REDACTED
 
-# What a host that goes on needs, at most, for all that waits: a start, a turn, an exit for each.
+# Maximum of steps of the next host for the whole queue: a start, a turn and an exit for each ask.
 STEPS_MAX = 100
 
 
@@ -38,37 +38,37 @@ def body(entry: Entry) -> dict[str, Any]:
 
 
 def read(found: Ledger, entries: Iterable[Entry], *, is_strict: bool = False) -> Ledger:
-    """`is_strict`: nobody may be served before whoever is more urgent or was there before, whatever the reason."""
+    """`is_strict`: no ask may be served before a more urgent or an older one, for any reason."""
     for entry in entries:
         found = ledger.fold(found, entry, lambda granted, other: not is_strict)
     return found
 
 
 def asks(past: SessionHistory) -> list[tuple[str, int]]:
-    """Who waits, in which order, and for which attempt."""
+    """Return the waiting asks in order, each with its attempt."""
     return [(ask.id, turn.attempt) for turn in past.session.queue if isinstance(turn, Turn) for ask in turn.asks]
 
 
 def savers(past: SessionHistory) -> set[str]:
-    """Who only wants a process to put down what it knows goes with that process."""
+    """Return the asks that only tell a process to save: they end with that process."""
     return {turn.id for turn in past.session.queue if isinstance(turn, Turn) and turn.ask and turn.ask.is_last}
 
 
-# -- wherever the log ends ---------------------------------------------------------------------------------------------
+# -- the log ends at any event -----------------------------------------------------------------------------------------
 def check_settled(past: SessionHistory, before: Ledger) -> list[Entry]:
-    """What is written of a session that was found like this, and that it may be."""
+    """Settle a session, check the settling entries, and return them."""
     settled = crash_recovery.settle(past)
     after = pasts.fold(past, settled)
-    # What was kept before is kept.
+    # Questions that were kept before stay kept.
     assert after.questions == tuple(question for question in past.questions if question.is_kept)
     assert (after.session.turn, after.session.own) == (None, None)
-    # What waits is not touched, but for whom it was to save: that process is gone.
+    # The queue is unchanged, except for asks to save: their process is gone.
     saving = savers(past)
     assert after.session.queue == tuple(turn for turn in past.session.queue if turn.id not in saving)
     told = read(before, settled)
     assert told.waiting == tuple(waiting for waiting in before.waiting if waiting.id not in saving)
     assert (told.turn, told.own) == ((), None)
-    # All that had begun has an end, one, and nobody can say which; nothing else has one.
+    # Every begun turn gets exactly one end, with outcome UNKNOWN. No other turn ends.
     withdrawn = [entry for entry in settled if entry[1] == kinds.TURN_ENDED and entry[0] in saving]
     assert [outcome_of(body(entry)).kind for entry in withdrawn] == [Kind.WITHDRAWN] * len(saving)
     ended = [entry for entry in settled if entry[1] == kinds.TURN_ENDED and entry not in withdrawn]
@@ -76,7 +76,7 @@ def check_settled(past: SessionHistory, before: Ledger) -> list[Entry]:
     assert sorted(id or "" for id, _, _ in ended) == sorted(begun)
     assert all(outcome_of(body(entry)).kind is Kind.UNKNOWN for entry in ended)
     assert told.open == before.open - begun - saving
-    # Each question is answered, once, and as long as its turn is still open.
+    # Each question is answered once, before the end of its turn.
     answered = [(body(entry)["question"], entry[0]) for entry in settled if entry[1] == kinds.QUESTION_ANSWERED]
     assert answered == [(question.id, question.turn) for question in past.questions if not question.is_kept]
     assert all(turn is None or turn in begun for _, turn in answered)
@@ -90,10 +90,10 @@ def check_settled(past: SessionHistory, before: Ledger) -> list[Entry]:
         recovered = body(settled[-1])
         assert sorted(recovered["unknown"]) == sorted(begun)
         assert recovered["queued"] == [id for id, _ in asks(past) if id not in saving]
-    # What it has cost is known as far as it was; what it goes on to cost is not, if something was open.
+    # The known cost stays. The conversation total is unknown if a turn was open.
     assert after.session.cost == past.session.cost
     assert after.session.spent == (None if ended else past.session.spent)
-    # Settled is settled.
+    # Settling is idempotent.
     assert crash_recovery.settle(after) == []
     if past.session.mode is Mode.CLOSED:
         assert settled == []
@@ -107,7 +107,7 @@ def test_log_cut_anywhere_leaves_begun_turns_unknown_and_others_queued(name: str
     check_settled(past, before)
     for entry in one.entries:
         past, before = pasts.fold(past, (entry,)), read(before, (entry,))
-        # From a snapshot, too: that is how it is found.
+        # Recovery usually reads a snapshot: the result is the same.
         assert check_settled(past, before) == check_settled(pasts.decode(pasts.encode(past), one.config), before)
 
 
@@ -120,7 +120,7 @@ def test_settle_logs_swept_processes_without_open_turns() -> None:
 
 
 def test_settle_answers_question_of_ended_turn_outside_any_turn() -> None:
-    """It was of a task in the background. An event of a turn that has ended would come after its end."""
+    """The question belongs to a background task. An event of an ended turn would come after the end of that turn."""
     one = history("asked and added")
     settled = check_settled(pasts.fold(pasts.beginning(one.config), one.entries), read(Ledger(), one.entries))
     asked = [body(entry) for entry in one.entries if entry[1] == kinds.QUESTION_ASKED]
@@ -130,7 +130,7 @@ def test_settle_answers_question_of_ended_turn_outside_any_turn() -> None:
 
 
 def test_settle_refuses_redacted_ask_and_keeps_others_queued() -> None:
-    """The log does not keep it, and what is left of the prompt is not what was asked for."""
+    """The log does not store the secret, and the rest of the prompt is not the caller's prompt."""
     talk = histories.open_talk()
     talk.serve(ask("a", NORMAL), spent=1.5, cost=1.0)
     talk.ask(ask("b", NORMAL))
@@ -152,14 +152,14 @@ def test_settle_refuses_redacted_ask_and_keeps_others_queued() -> None:
     assert body(settled[-1])["queued"] == ["d", "e"]
     assert (after.session.spent, after.session.cost) == (None, 1.0)
     assert crash_recovery.settle(after) == []
-    # Alone it has cost nothing, and that is known.
+    # The refused ask alone has no cost, so the total stays known.
     ended = pasts.fold(past, settled[1:2])
     assert ended.session.spent == 1.5
 
 
-# -- and then --------------------------------------------------------------------------------------------------------
+# -- the next host ---------------------------------------------------------------------------------------------------
 def go_on(past: SessionHistory) -> Told:
-    """Another host begins where the log is, with an agent that does its work, until nobody waits any more."""
+    """Start another host from the log, with an agent that does its work, until the queue is empty."""
     talk = Told(past)
     talk.tell(Begun(0.0))
     for _ in range(STEPS_MAX):
@@ -179,7 +179,7 @@ def go_on(past: SessionHistory) -> Told:
 
 
 def same_place(past: SessionHistory) -> SessionHistory:
-    """But for how many events there are."""
+    """Ignore the number of events."""
     return replace(past, session=replace(past.session, head=0, committed=0))
 
 
@@ -194,24 +194,24 @@ def test_next_host_serves_queue_in_order_and_once(name: str) -> None:
         settled = crash_recovery.settle(past)
         found = pasts.fold(past, settled)
         if same_place(found) == last:
-            continue  # Only frames have come since.
+            continue  # Only frames were added since.
         last = same_place(found)
         talk = go_on(found)
-        # Who waited has one outcome; who had begun has none from this host.
+        # Each waiting ask has one outcome. A begun turn has no outcome from this host.
         waited = [ask for ask, _ in asks(found)]
         assert sorted(talk.outcomes) == sorted(waited)
-        # The log of both hosts, as one: each ask ends once in it, and nobody was passed over.
+        # In the combined log of both hosts, each ask ends once, and no ask was overtaken.
         after = read(read(before, settled), (entry for append in talk.appends for entry in append), is_strict=True)
         assert after.open == frozenset()
         assert after.ended == before.queued
         by_class = sorted(found.session.queue, key=lambda turn: -turn.priority)
         served = [entry[0] for append in talk.appends for entry in append if entry[1] == kinds.TURN_STARTED]
         assert served == [turn.id for turn in by_class]
-        # And it is told as of the session that it is: nothing of what was settled comes back.
+        # Nothing that was settled comes back in the continued log.
         assert crash_recovery.settle(pasts.fold(found, [entry for append in talk.appends for entry in append])) == []
 
 
-# The host dies at any moment: see `exploration._crash` for what is settled then, and for who is left to be served.
+# The host dies at any moment. `exploration._crash` settles the session and checks the remaining queue.
 CRASHES = {
     each.name: each
     for each in (
@@ -236,7 +236,7 @@ CRASHES = {
 }
 
 
-# Small worlds, for `make test`. The others take seconds each.
+# Small scenarios, for `make test`. The others take seconds each.
 SMALL = ("a log that fails", "an own turn", "a question")
 
 

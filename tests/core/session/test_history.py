@@ -1,4 +1,4 @@
-"""A log, folded, and the fold written down: from a snapshot and from the first event on, it is the same session."""
+"""Fold of a log, and its snapshots: a fold from a snapshot equals a fold from the first event."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from banksman.core.session.state import Mode, ProcessState, Session
 from banksman.core.session.turn import Ask, Turn, TurnPhase
 from banksman.errors import StoreTooNew
 
-# What of a session is in its log besides its turns, by the names of its members.
+# Session members, besides the turns, that the log contains.
 LOGGED = ("fork_of", "is_adopted", "spent", "cost", "own_count")
 SAVED = {field.name for field in msgspec.structs.fields(pasts._Saved)}  # pyright: ignore[reportPrivateUsage]
 
@@ -42,7 +42,7 @@ def queued(id: str, key: str | None = None) -> Entry:
 
 
 def prefixes(of: History) -> list[SessionHistory]:
-    """What the log folds to after each of its entries, and before the first."""
+    """The fold before the first entry and after each entry."""
     folded = [pasts.beginning(of.config)]
     for one in of.entries:
         folded.append(pasts.fold(folded[-1], (one,)))
@@ -50,11 +50,11 @@ def prefixes(of: History) -> list[SessionHistory]:
 
 
 def written(past: SessionHistory) -> SessionHistory:
-    """The same, from its snapshot."""
+    """The same history, decoded from its snapshot."""
     return pasts.decode(pasts.encode(past), past.session.config)
 
 
-# -- from a snapshot as from the first event --------------------------------------------------------------------------
+# -- a snapshot equals the fold ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", one_in(8, histories.NAMES))
 def test_history_from_any_snapshot_equals_history_from_start(name: str) -> None:
     one = history(name)
@@ -76,20 +76,20 @@ def test_history_folds_events_like_entries() -> None:
 
 @pytest.mark.parametrize("name", one_in(8, histories.TOYS))
 def test_history_matches_live_session_at_every_event(name: str) -> None:
-    """The exploration shows it of the turns, in every order. Here is the rest, and what its worlds have not."""
+    """The exploration checks the turns in every order. This test checks the rest, and situations without a scenario."""
     one = history(name)
     borders = dict(one.borders())
     for appends, live in one.seen:
         past = borders[appends]
         assert projection(past.session) == projection(live)
-        if live.turn is None and live.own is None:  # What a turn costs is logged with its end.
+        if live.turn is None and live.own is None:  # The cost of a turn is logged with its end.
             assert [getattr(past.session, member) for member in LOGGED] == [getattr(live, member) for member in LOGGED]
         assert [(q.id, q.turn) for q in past.questions] == [(q.id, q.turn) for q in live.questions]
         assert (past.session.mode is Mode.CLOSED) == (live.mode is Mode.CLOSED)
 
 
 def test_snapshot_has_every_member_that_folding_changes() -> None:
-    """A member that a later fold changes, and that nobody saves, is found here: its value would be lost."""
+    """Find a member that a fold changes and that snapshots lack: its value would be lost."""
     fresh = Session(config=TELLING)
     members = set(Session.__struct_fields__) - {"config"}
     changed: set[str] = set()
@@ -99,10 +99,10 @@ def test_snapshot_has_every_member_that_folding_changes() -> None:
             again = written(past).session
             assert {member for member in found if getattr(again, member) == getattr(past.session, member)} == found
             changed |= found
-    # And the corpus has each of them, or the tests above would say nothing about it.
+    # The corpus contains each of them. Otherwise the tests above would not cover it.
     of_past = set(SessionHistory.__struct_fields__) - {"session"}
     assert of_past < SAVED
-    # The process is saved as its number, and what is committed is the head.
+    # The process is saved as its number, and the committed position as the head.
     assert changed - {"process", "committed"} == SAVED - of_past - {"version", "processes"}
 
 
@@ -118,11 +118,11 @@ def test_histories_contain_every_folded_kind() -> None:
     assert folded <= told
 
 
-# -- what is folded ----------------------------------------------------------------------------------------------------
+# -- the fold ----------------------------------------------------------------------------------------------------------
 @pytest.mark.thorough
 @given(st.lists(st.tuples(st.none() | st.text(max_size=3), st.sampled_from([kinds.UPDATE, kinds.SENT]), st.binary())))
 def test_history_counts_frames_without_reading_them(frames: list[Entry]) -> None:
-    """Nearly all of a log is frames, and an agent may say what is no JSON."""
+    """Most of a log is frames, and a frame need not be JSON."""
     past = pasts.fold(pasts.beginning(CONFIG), [queued("a"), *frames, (None, kinds.SENT, b"\xff{"), queued("b", "k")])
     assert past.session.head == past.session.committed == len(frames) + 3
     assert past.keys == IdempotencyKeys([IdempotencyKey("k", "b", len(frames) + 2)])
@@ -133,7 +133,7 @@ def test_history_keys_are_bounded() -> None:
     past = pasts.fold(pasts.beginning(CONFIG), [queued(f"t{n}", f"k{n}") for n in range(KEYS_MAX)])
     assert len(past.keys) == KEYS_MAX
     assert past.keys[0] == IdempotencyKey("k0", "t0", 0)
-    # Used once more, it is the newest; one that is new takes the place of the oldest.
+    # A key that is used again becomes the newest. A new key replaces the oldest.
     past = pasts.fold(past, [queued("again", "k0"), queued("plain"), queued("new", "k-new")])
     assert len(past.keys) == KEYS_MAX
     assert past.keys[0].key == "k2"
@@ -153,7 +153,7 @@ def test_history_does_not_copy_keys_for_each_turn() -> None:
         past = pasts.fold(past, turn)
         kept.append(past)
         lists.add(id(past.keys._over))  # pyright: ignore[reportPrivateUsage]
-    # One copy whenever as many were forgotten as are kept.
+    # The list is copied once for every KEYS_MAX dropped keys.
     assert len(lists) == 2
     assert [key.key for key in past.keys] == [f"k{number}" for number in range(2 * KEYS_MAX, 3 * KEYS_MAX)]
     assert [key.key for key in kept[5].keys] == [f"k{number}" for number in range(6)]
@@ -190,7 +190,7 @@ def test_question_outlives_its_turn_without_a_turn() -> None:
 
 
 def test_questions_end_when_store_returns() -> None:
-    """Its answer may have been lost with the rest, and its process was ended."""
+    """The answer may be lost, and the process was ended."""
     asked = entry(None, kinds.QUESTION_ASKED, question="q", wants="permission", tool="Bash", input={}, details={})
     past = pasts.fold(pasts.beginning(CONFIG), [asked])
     assert [(question.id, question.turn) for question in past.questions] == [("q", None)]
@@ -202,15 +202,15 @@ def test_history_process_is_the_last_one_started() -> None:
     started = [entry(None, kinds.PROCESS_STARTED, process=1, pid=77, born=born)]
     past = pasts.fold(pasts.beginning(CONFIG), started)
     assert past.process == written(past).process == LastProcess(*born)
-    # One of which nobody knows by what it could be known is not the one before.
+    # A process without a birth record does not count as the process before it.
     started.append(entry(None, kinds.PROCESS_STARTED, process=2, pid=78, born=None))
     past = pasts.fold(pasts.beginning(CONFIG), started)
     assert past.process is None
     assert past.session.process == ProcessState(number=2)
 
 
-# -- the form of a snapshot --------------------------------------------------------------------------------------------
-# As it was written when the form was new, and as files hold it: if it cannot be read, the form has changed.
+# -- the snapshot format -----------------------------------------------------------------------------------------------
+# A snapshot as written by the first version, and as files hold it. If it cannot be read, the format has changed.
 _WAITING = (
     '"priority":10,"origin":null,"phase":"%s","attempt":2,"restarts":0,"standing":null,"granted_at":0.0,"joined":[%s],'
     '"steered":[],"unsent":[],"unwanted":[],"cause":null,"clock":null,"wish":null,"interrupts":[],"may_write":false,'
@@ -266,9 +266,9 @@ def _old() -> SessionHistory:
 def test_snapshot_of_old_version_is_read() -> None:
     found = pasts.decode(OLD, CONFIG)
     assert found == _old()
-    # An enum and its word are equal, and not the same.
+    # A string enum equals its text, so `==` alone would not find a wrong type.
     assert repr(found) == repr(_old())
-    # Whole: a member that was given another name since is passed over without a word where it is a turn's or an ask's.
+    # The old snapshot has every member: decoding ignores a renamed member of a turn or an ask silently.
     names = set(msgspec.json.decode(OLD))
     assert names == SAVED
     old_turn = msgspec.json.decode(OLD)["turn"]
@@ -278,7 +278,7 @@ def test_snapshot_of_old_version_is_read() -> None:
 
 @pytest.mark.parametrize("version", [VERSION + 1, 0, -1, 10**30])
 def test_snapshot_of_newer_version_is_refused(version: int) -> None:
-    # Whatever else it has.
+    # The rest of the content does not matter.
     with pytest.raises(StoreTooNew):
         pasts.decode(b'{"version":%d,"head":"?","more":[]}' % version, CONFIG)
 

@@ -1,4 +1,4 @@
-"""The log, folded. That it says at every moment what the session was, the exploration shows; here are its edges."""
+"""Edge cases of `replay`. The exploration checks that a replay agrees with the session after every event."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_replay_restores_open_turn_and_closed_session() -> None:
 
 
 def test_replay_restores_conversation_when_store_returns() -> None:
-    """Its name was in an append that failed: a resume would have begun a new conversation."""
+    """The name of the conversation was in a failed append: a resume would begin a new conversation."""
     written: list[Entry] = []
     state = Session(config=CONFIG)
 
@@ -180,9 +180,9 @@ def test_replay_restores_conversation_when_store_returns() -> None:
     assert exploration.projection(again) == exploration.projection(state)
 
 
-# -- what was asked for besides, and what was changed ------------------------------------------------------------------
+# -- options of asks, and settings -------------------------------------------------------------------------------------
 def _folded(talk: Talk, after: Session | None = None) -> Session:
-    """What the log of a session says that the session was."""
+    """Replay the log of a session."""
     appended = [entry for effect in of(Append, talk.effects) for entry in effect.entries]
     return replay(_events(*appended), talk.state.config, after)
 
@@ -213,11 +213,11 @@ def test_replay_restores_last_setting_of_each_name() -> None:
     for number, (name, value) in enumerate((("model", "x"), ("permission_mode", "plan"), ("model", "y")), 1):
         talk.tell(SettingAsked(0.0, f"c{number}", name, value))
         talk.mean(Replied(f"setting-1-{number}"))
-    # One that the agent refused was never had.
+    # A setting that the agent refused never applies.
     talk.tell(SettingAsked(0.0, "c4", "model", "z"))
     talk.mean(Replied("setting-1-4", error="no"))
     assert _folded(talk).settings == talk.state.settings == (("permission_mode", "plan"), ("model", "y"))
-    # Opened again with a model of its own: what it was changed to is over.
+    # The session is opened again with another model: the change of the model ends.
     talk.tell(Reconfigured(0.0, TELLING, False, ("model",)))
     assert _folded(talk).settings == talk.state.settings == (("permission_mode", "plan"),)
 

@@ -1,4 +1,4 @@
-"""A process that nobody needs, one that is old, and those that come to nothing."""
+"""Idle processes, old processes, and processes that fail."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def retired(talk: Talk) -> list[str]:
     return [body["reason"] for body in talk.logged(kinds.PROCESS_RETIRED)]
 
 
-# -- nobody needs it -------------------------------------------------------------------------------------------------
+# -- idle ------------------------------------------------------------------------------------------------------------
 def test_process_reports_ready_and_idle_to_pool() -> None:
     talk = Talk(TELLING)
     talk.ask(A)
@@ -70,7 +70,7 @@ def test_process_reports_ready_and_idle_to_pool() -> None:
     talk.at = 3.0
     assert len(of(ReportIdle, talk.over("a0000"))) == 1
     assert talk.state.idle_since == 3.0
-    # Told once for each rest, and not for each fact in it.
+    # The session reports once for each idle period, not for each fact in it.
     talk.at = 4.0
     assert not of(ReportIdle, talk.hear(b"text"))
     assert talk.state.idle_since == 3.0
@@ -139,7 +139,7 @@ def test_process_is_evicted_only_while_idle() -> None:
     assert talk.state.idle_since is None
 
 
-# How somebody comes to need it, and how that ends.
+# The needs of a process: how each begins, and how it ends.
 NEEDS: dict[str, tuple[Callable[[Talk], object], Callable[[Talk], object]]] = {
     "task": (lambda talk: talk.mean(TasksChanged(("t",))), lambda talk: talk.mean(TasksChanged(()))),
     "question": (lambda talk: talk.mean(SAW), lambda talk: talk.tell(QuestionAnswered(talk.at, talk.named(), DENIED))),
@@ -166,7 +166,7 @@ NEEDS: dict[str, tuple[Callable[[Talk], object], Callable[[Talk], object]]] = {
 @pytest.mark.parametrize("need", NEEDS)
 def test_needed_process_is_neither_evicted_nor_idle(need: str) -> None:
     begin, end = NEEDS[need]
-    # So short that nothing else is due in it: a hold and a setting have times of their own.
+    # A short time in which no other timer fires: a hold and a setting have their own timers.
     talk = rested(replace(IDLE, idle_seconds=0.25))
     begin(talk)
     assert talk.state.idle_since is None
@@ -178,7 +178,7 @@ def test_needed_process_is_neither_evicted_nor_idle(need: str) -> None:
 
 
 def test_process_with_unacknowledged_interrupt_is_not_idle() -> None:
-    """It would hit whatever comes next: the process is watched until it has answered."""
+    """The interrupt would hit the next turn, so the session watches the process until it has answered."""
     talk = Talk(IDLE)
     talk.ask(A)
     talk.begin()
@@ -210,7 +210,7 @@ def test_closed_session_is_not_idle() -> None:
     assert talk.tell(EvictAsked(0.0)) == []
 
 
-# -- it is old -------------------------------------------------------------------------------------------------------
+# -- old -------------------------------------------------------------------------------------------------------------
 OLD = replace(TELLING, recycle_seconds=60.0)
 
 
@@ -221,7 +221,7 @@ def test_old_process_is_replaced_when_idle() -> None:
     assert stopped(talk.wait(0.1))
     talk.die(signal=15)
     assert of(StartProcess, talk.ask(B)) == [StartProcess(2, "talk")]
-    # The next one has an age of its own.
+    # The next process has its own age.
     talk.begin()
     assert talk.waits_for(Timer.AGE) == ["2"]
 
@@ -278,7 +278,7 @@ def test_reconfigured_process_is_replaced_despite_background_tasks() -> None:
     talk.mean(TasksChanged(("t",)))
     talk.tell(Reconfigured(0.0, TELLING, True))
     assert talk.state.process.stale is Replacement.NOW
-    # But not for nothing: nobody has asked yet.
+    # Without an ask there is no reason to replace the process yet.
     assert not of(StopProcess, talk.effects)
     assert stopped(talk.ask(B))
     assert retired(talk) == ["stale"]
@@ -318,7 +318,7 @@ def test_age_timer_of_dead_process_is_ignored() -> None:
     assert talk.fire((Timer.AGE, "1")) == []
 
 
-# -- it may save first -----------------------------------------------------------------------------------------------
+# -- save before the replacement -------------------------------------------------------------------------------------
 SAVING = replace(OLD, save_prompt="put it down")
 
 
@@ -368,7 +368,7 @@ def test_save_that_is_queued_is_not_asked_for_again() -> None:
 
 
 def test_save_is_refused_when_its_process_is_gone() -> None:
-    """The next one has nothing to put down, and would be replaced for it."""
+    """The next process has nothing to save, and would be replaced for it."""
     talk = Talk(SAVING)
     talk.ask(A)
     talk.begin()
@@ -396,13 +396,13 @@ def test_save_that_was_withdrawn_is_asked_for_again() -> None:
     assert len(of(AskToSave, talk.wait(30.0))) == 1
 
 
-# -- nobody wants it any more before it is there ---------------------------------------------------------------------
+# -- withdrawn before the start --------------------------------------------------------------------------------------
 def test_start_is_cancelled_when_its_ask_is_withdrawn() -> None:
     talk = Talk(TELLING)
     talk.ask(A)
     effects = talk.tell(AskWithdrawn(0.0, "a"))
     assert of(StopProcess, effects) == [StopProcess(1)]
-    # Who comes now is served by the next one, and nothing was wrong with the first.
+    # A new ask is served by the next process. The first process does not count as a crash.
     talk.ask(B)
     effects = talk.tell(ProcessReported(0.0, 1, ProcessGone()))
     assert of(StartProcess, effects) == [StartProcess(2, None)]
@@ -420,12 +420,12 @@ def test_started_process_becomes_ready_though_its_ask_is_withdrawn() -> None:
     assert len(of(ReportIdle, talk.hear(b"ok handshake-1"))) == 1
 
 
-# -- it came to nothing ----------------------------------------------------------------------------------------------
+# -- crashes ---------------------------------------------------------------------------------------------------------
 CRASHING = replace(TELLING, backoff_seconds=1.0, backoff_seconds_max=5.0)
 
 
 def _crash(talk: Talk, number: int) -> list[Effect]:
-    """A process that is asked for dies before it has served anybody; the ask that it was for is told."""
+    """Let a requested process die before it has served a turn. Its ask fails."""
     talk.ask(ask(f"t{number}", NORMAL))
     talk.tell(ProcessReported(talk.at, talk.state.process.number, Started(77, talk.at)))
     return talk.die(code=1)
@@ -442,7 +442,8 @@ def test_crashes_back_off_longer_after_the_first() -> None:
         waits.append(seconds)
         if seconds:
             assert talk.state.is_backing_off
-            # Nobody starts before it is over; who asks waits, and is served by the first after it.
+            # No process starts before the end of the backoff. An ask waits, and the first process after it serves the
+            # ask.
             assert not of(StartProcess, talk.ask(ask(f"w{number}", NORMAL)))
             assert not of(StartProcess, talk.wait(seconds - 0.1))
             assert len(of(StartProcess, talk.wait(0.1))) == 1
@@ -463,10 +464,10 @@ def test_ask_during_backoff_is_served_after_it() -> None:
     talk.begin()
     talk.over("a0000")
     assert talk.kinds["a"] is Kind.DONE
-    # A boundary forgives: the next crash is the first again.
+    # A boundary resets the count: the next crash is the first again.
     assert talk.state.crashes == 0
     talk.die(code=1)
-    assert talk.state.crashes == 0  # One that has served did not come to nothing.
+    assert talk.state.crashes == 0  # A process that has served a turn does not count.
     _crash(talk, 9)
     assert talk.state.crashes == 1
     assert not talk.state.is_backing_off
@@ -501,7 +502,7 @@ def test_failed_start_counts_as_crash_and_stopped_one_does_not() -> None:
 def test_process_not_ready_in_time_counts_as_crash() -> None:
     talk = Talk(replace(CRASHING, start_seconds=7.0))
     talk.ask(A)
-    # While it waits for its place nothing is due.
+    # No timer runs while the process waits for its place in the pool.
     assert not stopped(talk.wait(100.0))
     talk.tell(ProcessReported(talk.at, 1, Started(77, talk.at)))
     assert not stopped(talk.wait(6.9))

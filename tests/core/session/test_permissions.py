@@ -1,4 +1,4 @@
-"""The rules for tools: which one counts, and what cannot be one."""
+"""Permission rules for tools: which rule applies, and which values are invalid."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ALLOW, DENY, ASK = Verdict.ALLOW, Verdict.DENY, Verdict.ASK
         ("bash", ((("Bash", DENY),),), None),
         ("BashOutput", ((("Bash", DENY),),), None),
         ("Bash", ((("Bas", DENY),),), None),
-        # Within a layer the first that fits counts, however narrow the next one is.
+        # Within a layer the first match applies, even if a later rule is narrower.
         ("Bash", ((("*", ASK), ("Bash", DENY)),), ASK),
         ("Bash", ((("Bash", DENY), ("*", ASK)),), DENY),
-        # The rules of an ask before those of the session; where none of them fits, the session's.
+        # The rules of an ask come before those of the session. If none matches, the session's rules apply.
         ("Bash", ((("Bash", ALLOW),), (("Bash", DENY),)), ALLOW),
         ("Read", ((("Bash", ALLOW),), (("*", DENY),)), DENY),
         ("Bash", ((("*", ASK),), (("Bash", DENY),)), ASK),
-        # A star stands for any rest, an empty one too.
+        # A star matches any rest, including an empty one.
         ("mcp__github__issue", ((("mcp__github__*", DENY),),), DENY),
         ("mcp__github__", ((("mcp__github__*", DENY),),), DENY),
         ("mcp__github", ((("mcp__github__*", DENY),),), None),
@@ -53,7 +53,7 @@ def test_rules_keep_their_order() -> None:
     [
         *([("Bash", "deny")], "Bash", 5, {"Bash"}),
         *({"": "deny"}, {5: "deny"}, {None: "deny"}, {"*sh": "deny"}, {"B*h": "deny"}, {"**": "deny"}),
-        # What no tool is called: whoever wrote it would believe that it holds.
+        # Names that no tool has: the author of such a rule would believe that it applies.
         *({"Bash(ls)": "deny"}, {"Bash ": "deny"}, {"Bash, Read": "deny"}, {"Bash\n": "deny"}, {"Bäsh": "deny"}),
         *({"Bash": "DENY"}, {"Bash": "never"}, {"Bash": ""}, {"Bash": True}, {"Bash": None}, {"Bash": ["deny"]}),
     ],

@@ -1,4 +1,4 @@
-"""The end of a process, as the log has it."""
+"""The end of a process, as the log records it."""
 
 from __future__ import annotations
 

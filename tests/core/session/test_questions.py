@@ -1,4 +1,4 @@
-"""What the agent asks of us, and that each request has one answer."""
+"""Questions and callbacks of the agent: each request gets exactly one answer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def asks(request: str = "q", tool: str = "Bash", wants: RequestPurpose = Request
 
 
 def running(config: Config = TELLING, first: Ask = A) -> Talk:
-    """A turn of one ask is open."""
+    """Open a turn of one ask."""
     talk = Talk(config)
     talk.ask(first)
     talk.begin()
@@ -56,11 +56,11 @@ def running(config: Config = TELLING, first: Ask = A) -> Talk:
 
 
 def answers(effects: list[Effect]) -> list[str]:
-    """What the agent is told, but for prompts and interrupts."""
+    """Frames to the agent, except for prompts and interrupts."""
     return [data.decode().strip() for data in sent(effects) if data[:1] in b"AVCR"]
 
 
-# -- somebody is asked -----------------------------------------------------------------------------------------------
+# -- a caller answers ------------------------------------------------------------------------------------------------
 def test_question_is_logged_answered_once_and_closed() -> None:
     talk = running()
     effects = talk.mean(asks())
@@ -96,7 +96,7 @@ def test_answer_lost_by_log_is_reported_as_lost() -> None:
 
 
 def test_failed_log_ends_questions_at_once() -> None:
-    """The process is on its way out: neither could it hear an answer, nor is there anything to write one to."""
+    """The process is stopping: it cannot read an answer, and the log cannot store one."""
     talk = running()
     talk.mean(asks())
     talk.is_log_slow = True
@@ -114,7 +114,7 @@ def test_question_name_is_unique_across_processes() -> None:
         talk.mean(asks())
         asked.append(talk.named())
         talk.die(code=1)
-        # The agent asks by the same request in its next process; who saw the last question answers now.
+        # The next process uses the same request id. A caller that saw the previous question answers now.
         talk.wait(1e3)
         talk.ask(ask(name, NORMAL))
         talk.begin()
@@ -129,7 +129,7 @@ def test_question_name_is_unique_across_processes() -> None:
 
 @pytest.mark.parametrize("how", ["the log fails", "the host dies"])
 def test_question_name_lost_by_log_is_never_reused(how: str) -> None:
-    """Somebody has seen it, and may answer when another question is where it would have been."""
+    """A caller has seen the question, and may answer when another question takes its place in the log."""
     talk = running()
     talk.is_log_slow = True
     durable = talk.state.committed
@@ -146,7 +146,7 @@ def test_question_name_lost_by_log_is_never_reused(how: str) -> None:
     else:
         epoch = talk.epoch
         talk = Talk(TELLING, Session(config=TELLING, head=durable, committed=durable))
-        talk.epoch = epoch  # The store gives none twice.
+        talk.epoch = epoch  # The store never gives an epoch twice.
     talk.ask(ask("b", NORMAL))
     talk.begin()
     talk.opens("b0000")
@@ -158,7 +158,7 @@ def test_question_name_lost_by_log_is_never_reused(how: str) -> None:
 
 
 def test_stopping_process_asks_no_more_questions() -> None:
-    """After a log that failed and is back, its questions would have the places of those that were lost."""
+    """After the log returned, new questions of the process would get the places of the lost ones in the log."""
     talk = running()
     talk.is_log_slow = True
     talk.mean(asks("lost"))
@@ -187,7 +187,7 @@ def test_question_outside_turns_survives_interrupt() -> None:
     talk = Talk(TELLING)
     talk.serve(A)
     assert of(AskHuman, talk.mean(asks())) == [AskHuman(talk.named(), asks(), None)]
-    # An interrupt of a turn has nothing to do with it.
+    # An interrupt of a turn does not affect it.
     talk.ask(ask("b", NORMAL))
     talk.opens("b0000")
     effects = talk.tell(InterruptAsked(0.0, "b", "i"))
@@ -203,7 +203,7 @@ def test_withdrawn_question_needs_no_answer() -> None:
     assert answers(effects) == []
     assert [body["answer"] for body in talk.logged(kinds.QUESTION_ANSWERED)] == ["withdrawn"]
     assert talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED)) == []
-    # And one that nobody asked cannot be.
+    # A withdrawal of an unknown question has no effect.
     assert not of(CloseQuestion, talk.mean(RequestWithdrawn("other")))
 
 
@@ -211,7 +211,7 @@ def test_stopping_turn_closes_its_questions_and_takes_no_more() -> None:
     talk = running()
     talk.mean(asks())
     effects = talk.tell(InterruptAsked(0.0, "a", "i"))
-    # First the interrupt: told "cancelled" before it, the agent takes that for an answer and goes on.
+    # The interrupt comes first. An agent that reads "cancelled" before it takes that as an answer and continues.
     assert sent(effects) == [b"I interrupt-a#1-1\n", b"R q cancelled\n"]
     assert answers(talk.mean(asks("later"))) == ["R later cancelled"]
     assert not talk.state.questions
@@ -246,7 +246,7 @@ def test_question_outside_turns_ends_with_its_process() -> None:
     assert talk.tell(QuestionAnswered(0.0, talk.named(), ALLOWED)) == []
 
 
-# -- the rules decide ------------------------------------------------------------------------------------------------
+# -- rules decide ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("session", "of_ask", "answer"),
     [
@@ -269,7 +269,7 @@ def test_rule_answers_permission(session: Rules, of_ask: Rules, answer: str | No
     assert answers(effects) == [answer]
     assert not of(AskHuman, effects)
     assert not talk.waits_for(Timer.QUESTION)
-    # Whoever reads the log sees both, and by whom.
+    # The log has the question and the answer, with the source of the answer.
     assert len(talk.logged(kinds.QUESTION_ASKED)) == 1
     assert [body["by"] for body in talk.logged(kinds.QUESTION_ANSWERED)] == ["rule"]
 
@@ -294,7 +294,7 @@ def test_ruling_is_answered_at_once_without_question(session: Rules, of_ask: Rul
 
 @pytest.mark.parametrize("session", [(), (("*", Verdict.ALLOW),)])
 def test_ruling_without_tool_name_denies(session: Rules) -> None:
-    """It was too large to be read: no rule can be known to fit, and a hook that is not answered forbids nothing."""
+    """The request was too large to read, so no rule can match. An unanswered hook would allow the call."""
     talk = running(replace(TELLING, rules=session))
     assert answers(talk.mean(asks(tool="", wants=RequestPurpose.RULING))) == ["V q deny"]
 
@@ -305,12 +305,12 @@ def test_rules_of_ask_apply_to_its_turn_only() -> None:
     talk.ask(ask("b", NORMAL))
     talk.opens("b0000")
     assert answers(talk.mean(asks(wants=RequestPurpose.RULING))) == ["V q None"]
-    # Nor a turn's of the agent's own.
+    # The rules do not apply to an agent-initiated turn either.
     talk.hear(b"over b0000 b0000", b"settled b0000", b"own")
     assert answers(talk.mean(asks("r", wants=RequestPurpose.RULING))) == ["V r None"]
 
 
-# -- nobody answers --------------------------------------------------------------------------------------------------
+# -- no answer -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("default", ["allow", "deny"])
 def test_question_gets_default_answer_when_it_expires(default: str) -> None:
     talk = running(replace(TELLING, question_seconds=5.0, question_default=default))
@@ -347,7 +347,7 @@ def test_reopened_session_without_limit_lets_questions_wait() -> None:
     assert answers(talk.tell(QuestionAnswered(9.0, talk.named(), ALLOWED))) == ["A q allow: None"]
 
 
-# -- no, and stop ----------------------------------------------------------------------------------------------------
+# -- a denial that interrupts ----------------------------------------------------------------------------------------
 STOPS = Decision(allows=False, message="stop", interrupts=True)
 
 
@@ -385,7 +385,7 @@ def test_interrupting_denial_of_answered_question_is_ignored() -> None:
 
 
 def test_question_of_background_task_outlives_turn_and_stops_no_other() -> None:
-    """It is of a task in the background, which was begun in that turn and goes on."""
+    """The question belongs to a background task, which began in that turn and continues."""
     talk = running()
     talk.mean(asks("late"))
     assert answers(talk.hear(b"over a0000 a0000", b"settled a0000")) == []
@@ -415,7 +415,7 @@ def test_callback_is_called_and_its_result_sent_once(wants: RequestPurpose) -> N
     effects = talk.mean(asks("c", "h", wants))
     assert of(CallBack, effects) == [CallBack(1, asks("c", "h", wants))]
     assert answers(effects) == []
-    # Asked again it is not called again.
+    # A repeated request does not call it again.
     assert not of(CallBack, talk.mean(asks("c", "h", wants)))
     effects = talk.tell(CallbackAnswered(0.0, 1, "c", {"x": 1}))
     assert answers(effects) == ["C c {'x': 1}"]
@@ -478,7 +478,7 @@ def test_late_callback_answer_does_not_reach_same_request_of_next_process() -> N
 
 
 def test_callback_outlives_its_turn() -> None:
-    """The agent may still wait for it: a hook at the end of a turn, a task in the background."""
+    """The agent may still wait for it: a hook at the end of a turn, a background task."""
     talk = running()
     talk.mean(asks("c", "h", RequestPurpose.HOOK))
     effects = talk.hear(b"over a0000 a0000", b"settled a0000")
@@ -496,7 +496,7 @@ def test_stopping_process_gets_no_answers() -> None:
     assert answers(talk.mean(asks("late"))) == []
 
 
-# -- what we are to do for it ------------------------------------------------------------------------------------------
+# -- workspace requests ------------------------------------------------------------------------------------------------
 RUN = Requested("7", RequestPurpose.WORKSPACE, "terminal/create", "execute", {"command": "make"})
 
 

@@ -1,4 +1,4 @@
-"""Questions that are kept through a crash: shown again, answered, and the answer given when the same is asked again."""
+"""Questions kept through a crash: shown again, answered, and the answer used when the agent asks the same again."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def opened(policy: str | None) -> list[Entry]:
 
 
 def crashed(policy: str | None) -> SessionHistory:
-    """A session whose host died while its agent waited for an answer, as the next one finds it."""
+    """A session whose host died while its agent waited for an answer, as the next host finds it."""
     talk = open_talk(before=[opened(policy)])
-    # The talk opens it once more, without options: what was opened last counts.
+    # The talk opens the session once more, without options: the last opening counts.
     talk.appends.append(opened(policy))
     talk.state = replace(talk.state, head=talk.state.head + 1, committed=talk.state.head + 1)
     talk.ask(ask("a", NORMAL))
@@ -48,7 +48,7 @@ def crashed(policy: str | None) -> SessionHistory:
 
 
 def named(past: SessionHistory) -> str:
-    """The one that was kept."""
+    """Return the id of the kept question."""
     [question] = past.questions
     return question.id
 
@@ -67,7 +67,7 @@ def asks_again(talk: Told, asked: Requested) -> None:
 
 
 def requests(talk: Told) -> list[str]:
-    """Of the questions that wait."""
+    """Return the request ids of the open questions."""
     return [question.asked.request for question in talk.state.questions]
 
 
@@ -106,14 +106,15 @@ def test_kept_question_is_shown_again_and_answers_same_request() -> None:
     assert of(CloseQuestion, effects) == [CloseQuestion(kept)]
     assert of(TellAnswer, effects) == [TellAnswer(kept, "allow", "answer")]
     assert [body["question"] for body in logged(talk, kinds.QUESTION_ANSWERED)] == [kept]
-    # A second answer, and another question, are not this one's; not even if the next process asks by the same request.
+    # A second answer, or another question, does not belong to this one, even if the next process uses the same request
+    # id.
     assert not of(TellAnswer, talk.tell(QuestionAnswered(0.0, kept, Decision(allows=False))))
     asks_again(talk, SAW)
     answered = [(body["question"], body["answer"], body["by"]) for body in logged(talk, kinds.QUESTION_ANSWERED)]
     assert answered == [(kept, "allow", "answer"), (talk.named("r-1"), "allow", "kept")]
     assert talk.named("r-1") != kept
     assert talk.state.questions == ()
-    # It is used up.
+    # The kept answer is used only once.
     talk.mean(replace(SAW, request="r-3"))
     assert requests(talk) == ["r-3"]
 
@@ -135,7 +136,7 @@ def test_kept_question_waits_on_when_log_cannot_take_its_answer() -> None:
     talk.is_log_slow = True
     talk.tell(QuestionAnswered(0.0, kept, Decision(allows=True)))
     effects = talk.tell(AppendFailed(0.0, FULL))
-    # Whoever gave it is told, and it can be answered again: but not before the log is back.
+    # The caller gets the error. The question can be answered again, but only when the log is back.
     assert of(TellAnswer, effects) == [TellAnswer(kept, "allow", "answer", None, FULL)]
     assert [shown.question for shown in of(AskHuman, effects)] == [kept]
     effects = talk.tell(QuestionAnswered(0.0, kept, Decision(allows=False)))
@@ -186,7 +187,7 @@ def test_rule_precedes_kept_answer() -> None:
 
 @pytest.mark.parametrize(("wants", "key"), [("permission", REDACTED), ("elicitation", "plain")])
 def test_question_that_cannot_be_recognised_is_withdrawn_by_crash(wants: str, key: str) -> None:
-    """One with a secret in it; and one in words, to which another that is asked in other words would be the same."""
+    """A question with a secret cannot be compared. A free-text question may come back in other words."""
     past = crashed("keep")
     about = f'{{"wants":"{wants}","tool":"saw","input":{{"key":"{key}"}},"details":{{}}}}'
     past = replace(past, questions=(OpenQuestion("q-9", None, about),))

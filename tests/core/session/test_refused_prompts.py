@@ -1,4 +1,4 @@
-"""A prompt that was added to a turn, and that the agent did not take: an ask like any other again."""
+"""Steered prompts that the agent refuses: each becomes an ordinary ask again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_refused_prompt_waits_for_end_of_running_turn() -> None:
     assert not sent(talk.mean(PromptRefused("steer0000")))
     heard = talk.hear(b"over a0000 a0000", b"settled a0000")
     assert talk.kinds == {"a": Kind.DONE}
-    # Another attempt is another prompt.
+    # Each attempt has its own prompt ref.
     assert sent(heard) == [b"P steer0002\n"]
     talk.over("steer0002")
     assert talk.kinds["steer"] is Kind.DONE
@@ -44,7 +44,7 @@ def test_refused_prompt_is_sent_as_own_turn_after_turn_end() -> None:
     assert sent(talk.ask(LATER)) == [b"P later0000\n"]
     assert not sent(talk.hear(b"over a0000 a0000", b"settled a0000"))
     assert sent(talk.mean(PromptRefused("steer0000"))) == [b"P steer0002\n"]
-    # Those that were added after it went the same way, and keep their order.
+    # Prompts that were added later are refused, too, and keep their order.
     assert not sent(talk.mean(PromptRefused("later0000")))
     assert sent(talk.over("steer0002")) == [b"P later0002\n"]
     talk.over("later0002")
@@ -75,7 +75,7 @@ def test_refusal_of_unknown_prompt_is_ignored() -> None:
 
 
 def test_steered_prompt_waits_when_agent_does_not_name_its_work() -> None:
-    """It may come to it only after the turn: its answer would be the next one's."""
+    """The agent may begin it only after the turn: its answer would be taken for the next turn's."""
     talk = Talk()
     talk.ask(A)
     talk.begin()
@@ -84,7 +84,7 @@ def test_steered_prompt_waits_when_agent_does_not_name_its_work() -> None:
 
 
 class Narrow(toy.ToyDialect):
-    """It takes prompts of a few characters, and says so too late."""
+    """A dialect that accepts only short prompts, and refuses a long one only when it is sent."""
 
     def prompt(self, ref: str, prompt: Prompt) -> bytes:
         if len(prompt) > 10:
@@ -93,7 +93,7 @@ class Narrow(toy.ToyDialect):
 
 
 def test_unsendable_prompt_fails_only_its_turn() -> None:
-    """Each of those that are collected is checked by itself; together they may be too much."""
+    """Each collected prompt is checked alone, but together they may be too long."""
     talk = Talk(replace(CONFIG, dialect=Narrow()))
     talk.ask(replace(A, prompt="far too long a prompt"))
     talk.begin()

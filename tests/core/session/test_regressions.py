@@ -1,4 +1,4 @@
-"""What was wrong once: the smallest order of facts that shows each."""
+"""Regressions of the session state machine: the shortest order of facts for each bug."""
 
 from __future__ import annotations
 

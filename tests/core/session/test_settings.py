@@ -1,4 +1,4 @@
-"""Another model, or another permission mode: told, answered, or had by another process."""
+"""Change of the model or the permission mode: sent to the process, answered, or applied by another process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LARGE = (("model", "large"),)
 
 
 def ready() -> Talk:
-    """A process that has served a turn, and has nothing to do."""
+    """A process that has served a turn and is idle."""
     talk = Talk(TELLING)
     talk.serve(A)
     return talk
@@ -56,10 +56,10 @@ def test_setting_is_sent_to_running_process_and_answered() -> None:
     assert not talk.waits_for(Timer.SETTING)
     assert talk.state.settings == LARGE
     assert talk.logged(kinds.SESSION_SETTING) == [{"name": "model", "value": "large", "by": "reply"}]
-    # A second answer, or a late timer, is about nothing.
+    # A second answer, or a late timer, has no effect.
     assert taken(talk.mean(Replied("setting-1-1", error="no"))) == []
     assert talk.fire((Timer.SETTING, "setting-1-1")) == []
-    # The next process is started that way, and the one that was told is not replaced for it.
+    # The next process starts with the setting. The process that has it already is not replaced.
     talk.serve(B)
     assert len(talk.starts) == 1
     talk.die(code=1)
@@ -85,7 +85,7 @@ def test_unanswered_setting_replaces_process() -> None:
     effects = talk.wait(0.1)
     assert taken(effects) == [("c", None)]
     assert [body["by"] for body in talk.logged(kinds.SESSION_SETTING)] == ["respawn"]
-    # Nobody needs it, and it is not what the next turn needs.
+    # The process is idle, and does not fit the next turn.
     assert of(StopProcess, effects) == [StopProcess(1)]
     talk.die(signal=15)
     effects = talk.ask(B)
@@ -93,7 +93,7 @@ def test_unanswered_setting_replaces_process() -> None:
     talk.begin()
     talk.over("b0000")
     assert talk.kinds["b"] is Kind.DONE
-    # A late answer of the old one changes nothing in the new one.
+    # A late answer of the old process does not affect the new one.
     before = talk.state.settings
     talk.mean(Replied("setting-1-1", error="no"))
     assert talk.state.settings == before
@@ -123,7 +123,7 @@ def test_setting_blocks_prompts_until_answered() -> None:
 
 
 def test_setting_blocks_granted_prompt_until_answered() -> None:
-    """Between the grant and the first byte: the intent is on its way to the log."""
+    """The setting comes between the grant and the first byte: the append of the turn's start is pending."""
     talk = ready()
     talk.is_log_slow = True
     talk.ask(B)
@@ -146,7 +146,7 @@ def test_granted_prompt_moves_to_next_process_when_setting_is_unanswered() -> No
     talk.is_log_slow = False
     assert of(StartProcess, talk.die(signal=15)) == [StartProcess(2, "talk", settings=LARGE)]
     talk.begin()
-    # Another attempt is another prompt.
+    # Each attempt has its own prompt ref.
     talk.over("b0002")
     assert talk.kinds["b"] is Kind.DONE
 
@@ -174,9 +174,9 @@ def test_setting_is_sent_to_starting_process_before_first_prompt() -> None:
     assert sent(change(talk)) == []
     talk.tell(ProcessReported(0.0, 1, Started(77, 0.0)))
     assert sent(change(talk, "plan", name="permission_mode", id="d")) == []
-    # Nothing is due before it was told.
+    # No timer runs before the setting was sent.
     assert not talk.waits_for(Timer.SETTING)
-    # The first it may have been started with already, and is told all the same.
+    # The process may have started with the first setting already. It is sent anyway.
     assert taken(talk.effects) == [("c", None)]
     effects = talk.hear(b"ok handshake-1")
     assert sent(effects) == [b"S setting-1-1 model=large\n", b"S setting-1-2 permission_mode=plan\n"]
@@ -226,7 +226,7 @@ def test_unanswered_settings_are_bounded() -> None:
     assert taken(change(talk, id="more")) == [("more", QueueFull)]
     talk.mean(Replied("setting-1-1"))
     assert taken(change(talk, id="again")) == []
-    # The process dies: each of them is answered, once.
+    # The process dies: each setting is answered once.
     ids = [id for id, error in taken(talk.die(code=1)) if error is None]
     assert ids == [*(f"c{number}" for number in range(1, CHANGES_MAX)), "again"]
 
@@ -263,12 +263,12 @@ def test_pending_setting_ends_when_session_is_reopened() -> None:
     change(talk, "plan", name="permission_mode", id="d")
     effects = talk.tell(Reconfigured(0.0, TELLING, True, ("model",)))
     assert taken(effects) == [("c", None)]
-    # Whatever is answered to it now, it is not what is wished for; the other one is.
+    # An answer to the dropped setting has no effect. The other setting still applies.
     talk.mean(Replied("setting-1-1"))
     assert talk.fire((Timer.SETTING, "setting-1-1")) == []
     assert taken(talk.mean(Replied("setting-1-2"))) == [("d", None)]
     assert talk.state.settings == (("permission_mode", "plan"),)
-    # A drop of nothing is an opening like any other.
+    # An opening without dropped settings has no effect here.
     assert taken(talk.tell(Reconfigured(0.0, TELLING, False))) == []
 
 

@@ -1,6 +1,6 @@
-"""A session that leaves its host: what is passed on, what is not, and what comes at the very moment of it.
+"""A session that leaves its host: which asks are passed on, and requests that arrive during the leave.
 
-Every order of it is explored in test_step.py (the scenarios that begin with "a leave"); here is what is seen of one.
+test_step.py explores every order (the scenarios that begin with "a leave"). This file checks single orders in detail.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def passed_on(effects: list[Effect]) -> list[str]:
 
 
 def folded(talk: Talk) -> Session:
-    """What the log says of it."""
+    """Replay the log."""
     entries = [entry for append in of(Append, talk.effects) for entry in append.entries]
     events = [Event("s", 1, seq, 0.0, *entry) for seq, entry in enumerate(entries, 1)]
     return replay(events, talk.state.config)
@@ -73,7 +73,7 @@ def waiting(state: Session) -> list[str]:
 
 
 def running() -> Talk:
-    """With a turn that runs, and two that wait."""
+    """A session with a running turn and two waiting asks."""
     talk = Talk(TELLING)
     talk.ask(ask("a", NORMAL))
     talk.begin()
@@ -84,7 +84,7 @@ def running() -> Talk:
 
 
 def granted() -> Talk:
-    """With a turn of which the log does not have the intent to send it, and nothing was sent."""
+    """A session with a granted turn whose start is not durable, so no prompt was sent."""
     talk = Talk(TELLING)
     talk.serve(ask("z", NORMAL))
     talk.is_log_slow = True
@@ -94,7 +94,7 @@ def granted() -> Talk:
     return talk
 
 
-# -- what runs, and what waits ---------------------------------------------------------------------------------------
+# -- running and waiting turns ---------------------------------------------------------------------------------------
 def test_leaving_session_finishes_running_turn_and_passes_queue_on() -> None:
     talk = running()
     assert not of(StopProcess, talk.tell(LeaveAsked(0.0)))
@@ -148,7 +148,7 @@ def test_leaving_session_stops_starting_process_and_passes_its_ask_on(is_there: 
     assert of(StopProcess, talk.tell(LeaveAsked(0.0)))
     gone = talk.die(signal=15) if is_there else talk.tell(ProcessReported(0.0, 1, ProcessGone()))
     assert passed_on(gone) == ["a"]
-    # Nor is it charged with a start that fails.
+    # A failed start does not count against the ask either.
     fails = Talk(TELLING)
     fails.ask(ask("a", NORMAL))
     fails.tell(LeaveAsked(0.0))
@@ -223,7 +223,7 @@ def test_leaving_session_withdraws_questions_with_its_process() -> None:
     assert of(Finish, gone)
 
 
-# -- its deadline ----------------------------------------------------------------------------------------------------
+# -- the deadline ----------------------------------------------------------------------------------------------------
 def test_leave_uses_earliest_of_several_deadlines() -> None:
     talk = running()
     for by in (None, 9.0, 5.0, 7.0):
@@ -261,9 +261,9 @@ def test_drain_of_leaving_session_refuses_nobody() -> None:
     assert waiting(talk.state) == ["b", "c"]
 
 
-# -- who comes at the last moment ------------------------------------------------------------------------------------
+# -- requests at the last moment -------------------------------------------------------------------------------------
 def leaving_now(*asks: str) -> Talk:
-    """`session.left` is on its way to the log."""
+    """The append of `session.left` is pending."""
     talk = Talk(TELLING)
     for id in asks:
         talk.ask(ask(id, NORMAL))
@@ -299,7 +299,7 @@ def test_close_counts_until_leave_is_durable() -> None:
 
 
 def test_leave_waits_until_last_ask_is_acknowledged() -> None:
-    """Else it could be cancelled with nobody left who could withdraw it."""
+    """Otherwise the ask could be cancelled when no host is left to withdraw it."""
     talk = Talk(TELLING)
     talk.is_log_slow = True
     talk.ask(ask("a", NORMAL))
@@ -327,7 +327,7 @@ def test_left_session_rejects_later_facts_unchanged() -> None:
         assert isinstance(told.error, Moving)
     silent: list[Fact] = [
         *(AskWithdrawn(0.0, "a"), CloseAsked(0.0), DrainAsked(0.0), LeaveAsked(0.0, 0.0), EvictAsked(0.0)),
-        # An answer that was under way to nobody: whoever waits is another's now.
+        # The append of an answer without a caller: the waiting asks belong to another host now.
         *(AppendFailed(0.0, FULL), AppendFailed(0.0, NotOwner("another has it"), is_final=True)),
     ]
     for fact in silent:
@@ -349,7 +349,7 @@ def test_leaving_session_rejects_new_asks_with_reason() -> None:
 
 # -- a log that fails ------------------------------------------------------------------------------------------------
 def test_leave_waits_until_failed_outcomes_are_logged() -> None:
-    """Else whoever has it next would serve those who were told that they failed."""
+    """Otherwise the next host would serve asks whose callers got a failure."""
     talk = leaving_now("a")
     talk.tell(AppendFailed(0.0, FULL))
     assert talk.kinds == {"a": Kind.FAILED}
@@ -369,7 +369,7 @@ def test_leave_with_failed_log_ends_at_deadline() -> None:
     talk.tell(LeaveAsked(0.0, 5.0))
     talk.at = 5.0
     assert len(of(Finish, talk.fire(LEAVE))) == 1
-    # And at once, where it had passed before.
+    # If the deadline has passed already, the session ends immediately.
     late = running()
     late.tell(LeaveAsked(0.0, 0.0))
     late.tell(AppendFailed(0.0, FULL))

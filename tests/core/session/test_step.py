@@ -1,5 +1,7 @@
-"""The session, in every order of facts. See exploration.py for what is watched, scenarios.py for the worlds, and
-mutants.py for the mistakes that must be found."""
+"""The session state machine in every order of facts.
+
+See exploration.py for the checks, scenarios.py for the scenarios, and mutants.py for the mistakes that must be found.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ from banksman.errors import AgentError, Closed, MachineError, StoreError
 
 pytestmark = pytest.mark.explored
 
-# A minute more: `make prove`. And minutes, and up to a GB, more, for when there is time: `make explore`.
+# `make prove` runs a minute longer. `make explore` runs minutes longer and needs up to 1 GB.
 IS_WHOLE = "BANKSMAN_EXPLORE" in os.environ
 IS_LARGE = "BANKSMAN_EXPLORE_LARGE" in os.environ
 USUAL = {name: each for name, each in SCENARIOS.items() if IS_WHOLE or name in QUICK}
@@ -102,7 +104,7 @@ def test_exploration_finds_planted_mistake(mutant: Mutant) -> None:
         print(exploration.told(found))
 
 
-# -- any order, longer, and with what makes no sense -----------------------------------------------------------------
+# -- random longer orders, with meaningless facts --------------------------------------------------------------------
 EVERYTHING = scenarios.scenario(
     "everything",
     *(scenarios.LOW, scenarios.USUAL, scenarios.PATIENT, scenarios.URGENT, scenarios.STEER),
@@ -142,7 +144,7 @@ ABSURD: st.SearchStrategy[Fact] = st.one_of(
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """What may happen, at random and for longer than can be explored; between it, what makes no sense."""
+    """Random possible events, for longer than the exploration can run, mixed with meaningless facts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,14 +174,14 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.world.session.committed <= self.world.session.head
 
     def teardown(self) -> None:
-        """However it went, it can be closed, and time, the log and the process bring that to its end."""
+        """After any run, a close ends through time, the log and the process alone."""
         world = self.world
         if world.session.mode in (Mode.OPEN, Mode.DRAINING, Mode.LEAVING):
             world, _ = exploration.take(EVERYTHING, Move("other", CloseAsked(exploration.AT), world))
         for _ in range(200):
             if world.is_finished:
                 return
-            # Time is last: what is under way is done first, as it is by those who are in no hurry.
+            # Timers are last: pending work completes first, as it does when there is enough time.
             ways = [move for move in exploration.moves(EVERYTHING, world) if move.by == "world"]
             move = next((way for way in ways if not isinstance(way.fact, TimerFired)), None) or ways[0]
             world, _ = exploration.take(EVERYTHING, move)
@@ -196,7 +198,7 @@ AnyOrder.TestCase.settings = settings(
 TestAnyOrder = AnyOrder.TestCase
 
 
-# -- what the search leaves out: time, and a closed session ------------------------------------------------------------
+# -- outside the exploration: time, and a closed session ---------------------------------------------------------------
 def _outcomes(effects: list[Effect]) -> Iterator[tuple[str, Kind]]:
     return ((e.turn, e.outcome.kind) for e in effects if isinstance(e, Resolve))
 
@@ -208,11 +210,11 @@ def test_aged_ask_is_chosen_one_class_up_and_preempts_nobody() -> None:
     talk.ask(ask("low", BACKGROUND))
     talk.at = 299.9
     talk.ask(ask("b", NORMAL))
-    assert sent(talk.over("a0000")) == [b"P b0000\n"]  # Not yet.
+    assert sent(talk.over("a0000")) == [b"P b0000\n"]  # Not aged yet.
     talk.at = 300.0
-    assert not sent(talk.ask(ask("c", NORMAL)))  # Aged, it stops nobody.
+    assert not sent(talk.ask(ask("c", NORMAL)))  # An aged ask preempts no turn.
     assert sent(talk.over("b0000")) == [b"P low0000\n"]
-    # Those that it was chosen before do not stop it, but it is still what it was: a newcomer does.
+    # Asks that waited when it was chosen do not preempt it. But its class is unchanged: a new ask preempts it.
     assert not sent(talk.hear(b"taken low0000", b"init low0000"))
     talk.at = 301.0
     assert sent(talk.ask(ask("d", NORMAL))) == [b"I interrupt-low#1-1\n"]
@@ -287,14 +289,14 @@ def test_full_queue_ranks_ask_of_hold_by_class_of_hold() -> None:
     talk.ask(ask("a", BACKGROUND, hold="hold"))
     talk.begin()
     talk.ask(ask("low", BACKGROUND))
-    # By itself it would be the more urgent one, and "low" would make place for it.
+    # On its own it would be more urgent, and would displace "low".
     rejected = talk.ask(ask("b", NORMAL, hold="hold"))
     assert [effect.turn for effect in rejected if isinstance(effect, Reject)] == ["b"]
     assert not list(_outcomes(talk.effects))
 
 
 def _resuming() -> Talk:
-    """One whose first process has died, and whose second is being started for another ask."""
+    """The first process has died, and the second is being started for another ask."""
     talk = Talk()
     talk.ask(ask("a", NORMAL))
     talk.begin()
@@ -369,7 +371,7 @@ def test_settled_prompt_without_result_fails_when_agent_begins_another_turn() ->
     talk.begin()
     talk.hear(b"taken a0000", b"init a0000", b"settled a0000", b"own")
     assert list(_outcomes(talk.effects)) == [("a", Kind.FAILED)]
-    # A boundary that it did give is believed, whatever it begins then.
+    # A boundary that the agent sent is believed, whatever it begins next.
     said = Talk()
     said.ask(ask("a", NORMAL))
     said.begin()

@@ -1,4 +1,4 @@
-"""What an interrupted turn leaves running: looked for once, before anything else is begun."""
+"""Cleanup of the processes that an interrupted turn leaves: one sweep, before the next turn begins."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_agent_initiated_turns_during_sweep_are_swept_too(count: int) -> None:
     talk = _interrupted()
     talk.ask(ask("urgent", INTERACTIVE))
     for number in range(count):
-        # Whoever is more urgent has waited for the sweep, and waits for this one's end too.
+        # A more urgent ask has waited for the sweep, and waits for the end of this turn too.
         talk.hear(b"own")
         request = [data for data in sent(talk.effects) if data.startswith(b"I ")][-1].split()[1]
         talk.hear(b"ok " + request, b"ownover own!")

@@ -1,4 +1,4 @@
-"""The turn machine: its table, and what a turn is called and says of itself."""
+"""The turn machine: its transition table, and the name and representation of a turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ARCHITECTURE = Path(__file__).resolve().parents[3] / "docs" / "architecture.md"
 
 
 def _diagram() -> str:
-    """The table as Mermaid draws it."""
+    """The transition table as a Mermaid diagram."""
     moves = [f"    {phase} --> {end}: {move.name.lower()}" for phase in TABLE for move, end in TABLE[phase].items()]
     return "\n".join(["stateDiagram-v2", "    [*] --> queued", *moves, "    ended --> [*]"])
 

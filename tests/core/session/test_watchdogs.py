@@ -1,4 +1,4 @@
-"""The watchdogs: when they stand still, when they warn, when they run out. Against a second-by-second model."""
+"""Watchdogs: when they pause, warn and expire, against a second-by-second model."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_question_stops_all_other_clocks() -> None:
     ran_out = watchdogs.expired(them, 13.0)
     assert ran_out is not None
     assert ran_out.name is ClockName.HUMAN
-    # And they go on where they were.
+    # The clocks resume where they stopped.
     after = watchdogs.attend(them, 100.0, has_tool=False, has_question=False)
     assert _by_name(after)[ClockName.BYTES].elapsed(101.0) == 4.0
-    assert watchdogs.next_at(after) == 101.0  # Half of eight seconds, three of which had passed.
+    assert watchdogs.next_at(after) == 101.0  # Half of eight seconds, of which three had passed.
 
 
 def test_tool_stops_silence_clocks() -> None:
@@ -98,7 +98,7 @@ def test_watchdogs_agree_with_model_that_counts_seconds(deeds: list[tuple[str, i
                 has_tool = not has_tool
             case "question":
                 passed["human"] = 0 if not has_question else passed["human"]
-                # The tool that waits for the answer is watched from its beginning again.
+                # The clock of the tool that waits for the answer restarts.
                 passed["tool"] = 0 if has_question and has_tool else passed["tool"]
                 has_question = not has_question
             case _:
@@ -125,7 +125,7 @@ def _runs(name: str, has_tool: bool, has_question: bool) -> bool:
 
 @given(since=st.floats(0, 1e9), seconds=st.floats(0.001, 1e6))
 def test_watchdog_timer_never_fires_too_early(since: float, seconds: float) -> None:
-    """Whatever is lost in the sum: at the very number that the timer was set to, the clock has something to say."""
+    """Despite rounding, at exactly the time of the timer the clock warns or expires."""
     them = watchdogs.wound({"overall": seconds}, since)
     half = watchdogs.next_at(them)
     assert half is not None

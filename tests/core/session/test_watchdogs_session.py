@@ -1,4 +1,4 @@
-"""The clocks of a turn, as the session winds them: what counts as life, as progress, as a tool."""
+"""The clocks of a turn in a session: which output counts as life, as progress, or as a tool."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def running() -> Talk:
 
 
 def ended_by(talk: Talk) -> str | None:
-    """The clock that ends the turn, when it is left alone from here on."""
+    """Return the clock that ends the turn if nothing else happens."""
     talk.wait(5000.0)
     talk.die(signal=15)
     return talk.outcomes["a"].clock
@@ -54,7 +54,7 @@ def runs(talk: Talk) -> set[str]:
 
 
 def seconds_left(talk: Talk) -> float:
-    """How long until the turn is told to stop."""
+    """Return the seconds until the turn is interrupted."""
     begin = talk.at
     while not sent(talk.wait(0.5)):
         assert talk.at < begin + 5000
@@ -114,9 +114,9 @@ def test_question_inside_tool_pauses_its_clock() -> None:
 @pytest.mark.parametrize(
     ("meaning", "clock"),
     [
-        # It lives and gets on: whatever ends the turn at last is not silence.
+        # The agent makes progress: no silence clock ends the turn.
         (None, None),
-        # It lives, and only thinks.
+        # The agent is alive, but only thinks.
         (Thought(), "progress"),
         (Noise(), "progress"),
     ],
@@ -167,7 +167,7 @@ def test_tools_end_with_their_turn() -> None:
     assert talk.state.turn is not None
     assert talk.state.turn.tools == ()
     assert runs(talk) == {"bytes", "progress"}
-    # That of the turn before ends now: nobody's clock is touched.
+    # The tool of the turn before ends now, and affects no clock.
     talk.mean(TOOL_OVER)
     assert runs(talk) == {"bytes", "progress"}
 

@@ -1,9 +1,9 @@
-"""A toy dialect, and a model of an agent that speaks it: small enough that everything it could do can be tried.
+"""Toy dialect, and a model of an agent that speaks it: small enough to try everything that the agent could do.
 
-A frame is a few words. To the agent: `H request` (handshake), `P ref` (a prompt), `I request` (interrupt), `S request`
-(a setting), `A request` and `R request` (a question answered, refused). From it: see `ToyDialect.read`. The text of a
-boundary is the name of the prompt that it ends, with a `!` if it was aborted, so that an answer that reaches the wrong
-ask is seen at once.
+A frame is a few words. Frames to the agent: `H request` (handshake), `P ref` (a prompt), `I request` (interrupt),
+`S request` (a setting), `A request` and `R request` (a question answered, refused). For frames from the agent, see
+`ToyDialect.read`. The text of a boundary is the name of the prompt that it ends, with a `!` if the turn was aborted. So
+a test sees when an answer reaches the wrong ask.
 """
 
 from __future__ import annotations
@@ -127,11 +127,14 @@ class ToyDialect:
 
 
 class Manners(NamedTuple):
-    """How an agent behaves.
+    """Behaviour of an agent.
 
-    `names`: it says which prompt it works on. `begins`: it says so before its init, too. `announces`: it says that a
-    turn opens. `ends`: the ways in which it may end a turn, each a row of boundary ("over") and settlement
-    ("settled"), with a "+" between what it says in one breath. `labels`: it says of its own turns that they are.
+    - `names`: it says which prompt it works on.
+    - `begins`: it says so before its init, too.
+    - `announces`: it says that a turn opens.
+    - `ends`: the ways in which it may end a turn. Each is a sequence of boundary ("over") and settlement ("settled"),
+      with a "+" between frames that it sends together.
+    - `labels`: it marks its agent-initiated turns.
     """
 
     names: bool = True
@@ -147,22 +150,22 @@ POLITE = Manners()
 
 
 class Agent(NamedTuple):
-    """The truth about the agent, which the session can only guess at."""
+    """The true state of the agent, which the session can only infer."""
 
-    # Frames that were written and not read; prompts that were read and not begun; what is being worked on.
+    # Frames that were written and not read; prompts that were read and not begun; prompts in progress.
     inbox: tuple[bytes, ...] = ()
     waiting: tuple[str, ...] = ()
     current: tuple[str, ...] = ()
     can_abort: bool = False
     is_aborting: bool = False
-    # What it is about to say, and the last boundary it said.
+    # Lines that the agent will send next, and the last boundary that it sent.
     owed: tuple[bytes, ...] = ()
     said: bytes = b""
     has_question: bool = False
     has_task: bool = False
 
     def is_idle(self, *, acknowledges: bool) -> bool:
-        """A prompt that is written now opens a turn, and no interrupt that would be acknowledged is on its way."""
+        """Whether a prompt written now opens a turn, and no interrupt that would be acknowledged is on its way."""
         kinds = b"PI" if acknowledges else b"P"
         is_unread = any(frame[0] in kinds for frame in self.inbox)
         is_ending = any(line.startswith(b"over") for line in self.owed)
@@ -170,17 +173,17 @@ class Agent(NamedTuple):
 
 
 class Said(NamedTuple):
-    """One move of the agent: what it says (nothing: it only thinks), what it costs, and what it is then."""
+    """One move of the agent: its lines (maybe none), the budget that it costs, and the state after it."""
 
     lines: tuple[bytes, ...]
     agent: Agent
     cost: str = ""
-    # The interrupt that took effect, and on what.
+    # The interrupt that took effect, and the prompts that it hit.
     struck: tuple[str, tuple[str, ...]] | None = None
 
 
 def moves(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator[Said]:
-    """Everything that it could do now."""
+    """Everything that the agent could do now."""
     if agent.inbox:
         yield from _read(agent, manners, budget)
     if agent.owed:
@@ -211,7 +214,7 @@ def _read(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator
                 return
             yield Said(lines, agent._replace(waiting=(*agent.waiting, name)))
         case "I":
-            # One that comes before it can take it is acknowledged, and nothing more.
+            # An interrupt before the agent can take it is acknowledged and has no other effect.
             is_hit = agent.can_abort and not agent.is_aborting
             hit = agent._replace(is_aborting=True) if is_hit else agent
             struck = (name, agent.current) if is_hit else None
@@ -257,7 +260,7 @@ def _work(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator
         aborted = "!" if agent.is_aborting else ""
         yield Said((f"ownover {OWN}".encode() if manners.labels else f"over {OWN}{aborted}".encode(),), over)
         if agent.waiting and budget.get("merge"):
-            # It took our prompt into what it was doing anyway.
+            # The agent took the prompt into its own turn.
             ref = agent.waiting[0]
             merged = over._replace(waiting=agent.waiting[1:])
             yield Said((f"over {ref}{aborted} {ref}".encode(), f"settled {ref}".encode()), merged, "merge")

@@ -1,4 +1,4 @@
-"""Framing against a small model: any bytes, cut anywhere, at any limit; and what it costs, in work and memory."""
+"""Framing against a small model: any bytes, cut anywhere, at any limit; and its cost in work and memory."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from banksman.core.wire.framing import (
     OversizePiece,
 )
 
-# Few letters, so that newlines, blanks and returns meet often; NUL and what UTF-8 never holds are among them.
+# A small alphabet, so that newlines, blank lines and returns meet often. It includes NUL and a byte invalid in UTF-8.
 BYTES = st.lists(st.sampled_from([b"\n", b"\r", b"\r\n", b"a", b"\x00", b"\xff", b"bcdef"]), max_size=40).map(b"".join)
 LIMITS = st.sampled_from([1, 2, 3, 5, 8, 1000])
 
 
 def lines_of(data: bytes) -> tuple[list[bytes], int]:
-    """The model: what are the lines of these bytes, and how many blanks are among them?"""
+    """The model: return the lines of these bytes, and the number of blank lines among them."""
     found = data.split(b"\n")
     if not found[-1]:
         found.pop()
@@ -50,14 +50,14 @@ def in_order(answer: list[bytes] | MixedChunk) -> list[Framed]:
 
 
 def framed(chunks: Iterable[bytes], frame_bytes_max: int = FRAME_BYTES_MAX) -> list[Framed]:
-    """All that comes of a stream, to its end."""
+    """Return all items of a stream, up to its end."""
     one = Framing(frame_bytes_max=frame_bytes_max)
     return [item for chunk in chunks for item in in_order(one.feed(chunk))] + in_order(one.end())
 
 
 @dataclass
 class Shell:
-    """Takes what the framing says as the shell will: lines as they are, an oversize one by way of a file."""
+    """Consume framed items as the shell does: keep lines as they are, and write an oversize line to a file."""
 
     lines: list[bytes] = field(default_factory=list[bytes])
     spilled: list[OversizeEnded] = field(default_factory=list[OversizeEnded])
@@ -100,7 +100,7 @@ def test_framing_is_independent_of_cuts(chunks: list[bytes]) -> None:
     got: list[Framed] = []
     for count, chunk in enumerate(chunks, 1):
         got += in_order(one.feed(chunk))
-        # Nothing waits for a later chunk: a line is there with its newline.
+        # No line waits for a later chunk: it is delivered with its newline.
         so_far = b"".join(chunks[:count])
         assert got == lines_of(so_far[: so_far.rfind(b"\n") + 1])[0]
     got += in_order(one.end())
@@ -112,7 +112,7 @@ def test_framing_is_independent_of_cuts(chunks: list[bytes]) -> None:
 def test_framing_passes_any_bytes_through() -> None:
     strange = bytes(byte for byte in range(256) if byte != ord("\n")) + b"\xed\xa0\x80\xc0\x80"
     assert framed([strange + b"\n" + strange]) == [strange, strange]
-    # What str.splitlines takes for a newline is none.
+    # Only `\n` ends a line, not the other characters at which str.splitlines splits.
     assert framed([b"a\x0bb\x0cc\x1cd\xc2\x85e\xe2\x80\xa8f\rg\n"]) == [b"a\x0bb\x0cc\x1cd\xc2\x85e\xe2\x80\xa8f\rg"]
 
 
@@ -129,7 +129,7 @@ def test_framing_returns_plain_list_owned_by_caller() -> None:
     assert one.feed(b"c\n") == [b"c"]
 
 
-# -- the end ---------------------------------------------------------------------------------------------------------
+# -- the end of the stream -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("data", "last"),
     [
@@ -163,7 +163,7 @@ def test_framing_refuses_input_after_end() -> None:
     assert repr(one) == before == "<Framing open=ended bytes_in=1 lines=1 oversize=0>"
 
 
-# -- past the limit --------------------------------------------------------------------------------------------------
+# -- beyond the limit ------------------------------------------------------------------------------------------------
 @given(chunked(), LIMITS)
 @example([b"abc\r", b"\n"], 3)
 @example([b"abc\r", b"\r\n"], 3)
@@ -184,7 +184,7 @@ def test_framing_passes_oversize_line_whole_and_in_place(chunks: list[bytes], li
     large = [line for line in lines if len(line) > limit]
     assert shell.lines == lines
     assert shell.file is None
-    # Neither does where the limit was passed depend on the chunks.
+    # The place at which the limit was passed does not depend on the chunks either.
     assert shell.spilled == [OversizeEnded(len(line), line[:limit], line) for line in large]
     assert (one.bytes_in, one.blank) == (len(data), blank)
     assert (one.lines, one.oversize) == (len(lines) - len(large), len(large))
@@ -203,7 +203,7 @@ def test_framing_limit_is_longest_kept_line(newline: bytes, size: int) -> None:
 
 
 def test_framing_limit_excludes_newline_that_comes_alone() -> None:
-    # The held pieces are too large to be gathered, and the chunk with the newline adds nothing to them.
+    # The held pieces are too large to be joined, and the chunk with the newline adds no bytes to the line.
     limit = 10_000
     assert framed([b"x", b"x" * (limit - 1) + b"\r", b"", b"\n"], limit) == [b"x" * limit]
 
@@ -240,7 +240,7 @@ def test_framing_repr_shows_its_state() -> None:
 
 # -- work and memory -------------------------------------------------------------------------------------------------
 class Counted(bytes):
-    """Bytes that count what is done with them: each search and each sum, by its length."""
+    """Bytes that count the work on them: each search and each concatenation adds its length."""
 
     work = 0
 
@@ -282,7 +282,8 @@ def test_framing_cost_of_trickle_is_linear(length: int, size: int) -> None:
         assert len(lines[0]) == size * len(chunks)
         return spent
 
-    # CPU time of this thread, which a busy machine disturbs little; three tries for that little. Quadratic is 16.
+    # CPU time of this thread, which load on the machine disturbs little. Three tries allow for that. Quadratic work
+    # would give a ratio of 16.
     short, long = trickle(length // 4, size), trickle(length, size)
     ratios: list[float] = []
     for _ in range(3):
@@ -297,7 +298,7 @@ def test_framing_cost_of_trickle_is_linear(length: int, size: int) -> None:
 def test_framing_memory_is_bounded_for_any_piece_size(size: int) -> None:
     limit = 4 * HEAD_BYTES
     chunk = b"x" * size
-    # Fresh objects, as they come from a pipe; the last one passes the limit.
+    # Fresh objects, as a pipe delivers them. The last one passes the limit.
     count = limit // size + 1
     gc.collect()
     tracemalloc.start()
@@ -307,7 +308,7 @@ def test_framing_memory_is_bounded_for_any_piece_size(size: int) -> None:
             assert one.feed(bytes(bytearray(chunk))) == []
         assert one.held_bytes == size * (count - 1)
         assert tracemalloc.get_traced_memory()[0] < 1.25 * limit
-        # While the held pieces are handed over they are there once, and none is held afterwards.
+        # The hand-over does not copy the held pieces, and none is held afterwards.
         tracemalloc.reset_peak()
         answer = one.feed(chunk)
         assert isinstance(answer, MixedChunk)
@@ -316,7 +317,7 @@ def test_framing_memory_is_bounded_for_any_piece_size(size: int) -> None:
         assert one.held_bytes == 0
         assert one.is_oversize
         assert tracemalloc.get_traced_memory()[0] < 2 * HEAD_BYTES
-        # From here on it may go on for ever.
+        # From here on, memory is constant for a line of any length.
         tracemalloc.reset_peak()
         for _ in range(1000):
             one.feed(bytes(bytearray(chunk)))
@@ -337,7 +338,7 @@ def test_framing_passes_oversize_chunks_without_copy() -> None:
 
 
 def test_framing_cuts_chunk_longer_than_limit() -> None:
-    # `feed` measures no line of a chunk that fits the limit, so a longer one must never get that far.
+    # `feed` does not measure the lines of a chunk within the limit, so a longer chunk must take the other path.
     assert Framing(frame_bytes_max=4).feed(b"ab\ncd\n\nef\n") == [b"ab", b"cd", b"ef"]
     assert framed([b"ab\n12345\ncd\n"], 4) == [
         b"ab",

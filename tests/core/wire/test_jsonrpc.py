@@ -1,4 +1,4 @@
-"""JSON-RPC over lines: what is read from any bytes, and what is written."""
+"""JSON-RPC over lines: decode any bytes, encode messages, and read an oversize message from its ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REASON = "the agent gave no reason"
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------
+# -- decode ----------------------------------------------------------------------------------------------------------
 READ: list[tuple[bytes, Message]] = [
     (b'{"jsonrpc":"2.0","id":1,"method":"a","params":{"b":2}}', RpcCall(1, "a", {"b": 2})),
     (b'{"id":"1","method":"a"}', RpcCall("1", "a")),
@@ -36,7 +36,7 @@ READ: list[tuple[bytes, Message]] = [
     (b'{"id":null,"method":"a"}', Notification("a")),
     (b'{"id":1,"result":{}}', RpcReply(1, {})),
     (b'{"result":null,"id":-5}', RpcReply(-5)),
-    # What JavaScript makes of a result that is undefined.
+    # JavaScript omits a result that is undefined.
     (b'{"jsonrpc":"2.0","id":1}', RpcReply(1)),
     (b'{"error":{"code":-32600,"message":"no"},"id":8}', RpcReply(8, None, Failure(-32600, "no"))),
     (b'{"id":null,"error":{"code":-32700,"message":"x"}}', RpcReply(None, None, Failure(-32700, "x"))),
@@ -48,18 +48,18 @@ READ: list[tuple[bytes, Message]] = [
     ),
     (b'{"id":1,"error":null,"result":2}', RpcReply(1, 2)),
     (b'{"id":1,"error":{"code":1,"message":"x"},"result":2}', RpcReply(1, None, Failure(1, "x"))),
-    # Of two members with one name the last counts.
+    # If two members have the same name, the last one counts.
     (b'{"id":2,"method":"x","id":3}', RpcCall(3, "x")),
     (b' {"id":1,"result":2} \r', RpcReply(1, 2)),
-    # Text that is none is mended.
+    # Invalid text is repaired.
     (b'{"id":2,"result":"\xff"}', RpcReply(2, "\ufffd")),
     (b'{"id":2,"result":"\\ud800"}', RpcReply(2, "\ufffd")),
-    # Read as far as it goes.
+    # Too deep or out of range: the message is read as far as possible.
     (b'{"id":2,"result":' + DEEP + b"}", RpcReply(2, is_cut=True)),
     (b'{"id":2,"result":1e999999}', RpcReply(2, is_cut=True)),
     (b'{"id":2,"method":"m","params":{"a":' + DEEP + b"}}", RpcCall(2, "m", None, is_cut=True)),
     (b'{"id":18446744073709551615,"result":1}', RpcReply(18446744073709551615, 1)),
-    # JSON has one kind of number.
+    # JSON has one number type.
     (b'{"id":3.0,"result":1}', RpcReply(3, 1)),
     (b'{"id":-0.0,"method":"a"}', RpcCall(0, "a")),
     (b'{"id":"' + b"x" * 5_000 + b'","method":"a"}', RpcCall("x" * 5_000, "a")),
@@ -119,7 +119,7 @@ def test_decode_splits_batch() -> None:
 
 
 def steps(line: bytes) -> tuple[int, tuple[Message, ...]]:
-    """How many functions are called until a line is read, and what it is."""
+    """Return the number of function calls that decode a line, and its messages."""
     count = 0
 
     def note(frame: FrameType, event: str, arg: object) -> None:
@@ -141,13 +141,13 @@ def batch(item: bytes, count: int) -> bytes:
 def test_decode_bounds_batch_size() -> None:
     reply = b'{"id":1,"result":{}}'
     assert jsonrpc.decode(batch(reply, BATCH_MAX)) == (RpcReply(1, {}),) * BATCH_MAX
-    # It may hold the end of a turn, and nothing else may ever say so.
+    # An oversize batch may contain the end of a turn that no other message reports, so it is not dropped.
     assert jsonrpc.decode(batch(reply, BATCH_MAX + 1)) == (RpcReply(None, is_cut=True),)
     assert jsonrpc.decode(batch(reply, 1 << 16)) == (RpcReply(None, is_cut=True),)
-    # How long it is does not matter.
+    # The size in bytes does not matter.
     long = b'{"method":"n","params":{"a":"%s"}}' % (b"x" * jsonrpc.SALVAGE_BYTES_MAX)
     assert jsonrpc.decode(batch(long, 2)) == (Notification("n", {"a": "x" * jsonrpc.SALVAGE_BYTES_MAX}),) * 2
-    # Nor is it taken for one because of how it begins.
+    # A line that only begins like a batch is invalid.
     (no_json,) = jsonrpc.decode(b'[{"id":1,"result":' + b"x" * jsonrpc.SALVAGE_BYTES_MAX)
     assert isinstance(no_json, InvalidMessage)
     assert jsonrpc.decode(b"[" + reply + b"," + DEEP + b"]") == (RpcReply(None, is_cut=True),)
@@ -169,15 +169,15 @@ def test_decode_reads_ends_of_line_too_long_to_salvage() -> None:
     assert jsonrpc.decode(line) == (RpcReply(5, {}, is_cut=True),)
 
 
-# -- a line that was too long to keep --------------------------------------------------------------------------------
+# -- decode_head: an oversize line -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("head", "tail", "message"),
     [
         (b'{"id":5,"result":{"a":1,"b":"xx', b'xx"}}', RpcReply(5, {"a": 1}, is_cut=True)),
-        # The id comes last; what looks like one inside a text is none.
+        # The id is at the end. Text that looks like an id inside a string is not an id.
         (b'{"jsonrpc":"2.0","result":{"b":"xx', b'x,\\"id\\":3}"},"id":5}\n', RpcReply(5, {}, is_cut=True)),
         (b'{"result":{"b":"xx', b'"},"id":"u-1","jsonrpc":"2.0"}', RpcReply("u-1", {}, is_cut=True)),
-        # That one is the id of something inside.
+        # This id belongs to an inner object.
         (b'{"result":{"b":"xx', b'x","id":3}}', RpcReply(None, {}, is_cut=True)),
         (b'{"error":{"code":3,"data":"xx', b'"},"id":7}', RpcReply(7, None, Failure(3, REASON), is_cut=True)),
         (
@@ -186,10 +186,10 @@ def test_decode_reads_ends_of_line_too_long_to_salvage() -> None:
             Notification("m", {"t": 1, "u": {"id": 2}}, is_cut=True),
         ),
         (b'{"method":"m","id":0,"params":{"a":"', b'"}}', RpcCall(0, "m", {}, is_cut=True)),
-        # Both at the end, after a member that says nothing.
+        # Method and id are both at the end, after an unknown member.
         (b'{"params":{"a":1,"b":"', b'"},"method":"m","id":"q","at":1.5e3}', RpcCall("q", "m", {"a": 1}, is_cut=True)),
         (b'{"id":5,"id":6,"result":"x', b'x"}', RpcReply(6, {}, is_cut=True)),
-        # Of what is in the middle alone nobody can tell whose it is.
+        # The identifying members are in the lost middle, so the message could answer any request.
         (b'{"a":"xx', b'xx"}', RpcReply(None, is_cut=True)),
         (b'[{"id":5,"result":"', b'"}]', RpcReply(None, is_cut=True)),
         (b"[0,0,0,", b"0,0]", InvalidMessage("an array that does not begin with a message")),
@@ -241,7 +241,7 @@ def test_withdrawn_returns_request_id_of_cancel_notice(notice: Notification, id:
     assert jsonrpc.withdrawn(notice) == id
 
 
-# -- writing ---------------------------------------------------------------------------------------------------------
+# -- encode ----------------------------------------------------------------------------------------------------------
 def test_written_message_is_read_back() -> None:
     for writer in (JSONRPC, BARE):
         sent: list[tuple[bytes, Message]] = [

@@ -1,4 +1,4 @@
-"""Requests in both directions: each is settled once, and none is forgotten for another."""
+"""Pending requests in both directions: each is settled once, and none is dropped in favour of another."""
 
 from __future__ import annotations
 

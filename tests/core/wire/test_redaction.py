@@ -1,4 +1,4 @@
-"""Secrets out of lines: found however they are written, and a line of JSON stays one."""
+"""Redact secrets from lines: find every spelling of a secret, and keep a JSON line valid JSON."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from banksman.errors import UsageError
 
 SECRET = "sk-live-0123456789"
 
-# Few characters, so that secrets meet, overlap and stand beside escapes; among them all that have a spelling of theirs.
+# A small alphabet, so that secrets meet, overlap and touch escapes. It includes every character with a special
+# spelling.
 letters = st.sampled_from('abntu0"\\/\n %+é😀<')
 texts = st.text(letters, max_size=12)
 secrets = st.lists(st.text(letters, min_size=SECRET_CHARS_MIN, max_size=8), min_size=1, max_size=3)
 
 
 def escaped(text: str) -> str:
-    """As an encoder may write it that escapes everything by its code."""
+    """Spell a text as an encoder that writes every character as a `\\u` escape."""
     units = text.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
 
 
 def covered(text: str, found: list[str]) -> str:
-    """A text without any of these, by looking at each place of each: what overlaps goes together."""
+    """Reference implementation: replace these secrets in a text by a search at every place, and merge overlaps."""
     spans = sorted(
         (place, place + len(secret)) for secret in found for place in range(len(text)) if text.startswith(secret, place)
     )
@@ -56,7 +57,7 @@ def everywhere(value: Any, found: list[str]) -> Any:
             return value
 
 
-# -- where and how it is found ---------------------------------------------------------------------------------------
+# -- places and spellings --------------------------------------------------------------------------------------------
 WRITTEN: dict[str, Callable[[str], bytes]] = {
     "as it is": lambda secret: secret.encode(),
     "JSON in ASCII": lambda secret: json.dumps([secret]).encode(),
@@ -108,7 +109,7 @@ def test_redactor_returns_same_object_without_secret() -> None:
 
 
 def test_redactor_never_cuts_an_escape() -> None:
-    """`\\t` and then `oken-1` is no `token-1`; and if it were taken for one, a lone backslash would be left."""
+    """The line has `\\t` followed by `oken-1`, not `token-1`. A replacement there would leave a lone backslash."""
     line = b'{"a":"\\token-1","b":"\\\\token-1"}'
     assert Redactor(["token-1"]).redact(line) == b'{"a":"\\token-1","b":"\\\\[redacted]"}'
     coded = b'{"a":"\\u12345678"}'
@@ -130,7 +131,7 @@ def test_redactor_removes_overlapping_secrets() -> None:
 
 
 def test_redactor_keeps_lone_surrogates_beside_secret() -> None:
-    """JavaScript cuts texts where it likes, and writes what is left of a character by its code."""
+    """JavaScript cuts strings between surrogates, and writes the remaining half as an escape."""
     line = b'{"a":"\\ud83d ' + SECRET.encode() + b' \\ude00","b":"\\ud800"}'
     assert json.loads(Redactor([SECRET]).redact(line)) == {"a": "\ud83d [redacted] \ude00", "b": "\ud800"}
     paired = b'{"a":"\\ud800 key\\ud83d\\ude00key"}'
@@ -146,7 +147,7 @@ def test_redactor_treats_cut_line_as_text() -> None:
     assert Redactor([SECRET]).redact(line) == b'{"a":"x","b":"[redacted] and'
 
 
-# -- the law ---------------------------------------------------------------------------------------------------------
+# -- properties ------------------------------------------------------------------------------------------------------
 values = st.recursive(
     st.none() | st.booleans() | texts,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
@@ -156,7 +157,8 @@ values = st.recursive(
 
 @given(st.data(), secrets)
 def test_redactor_changes_only_strings_with_secret(data: st.DataObject, found: list[str]) -> None:
-    # What is escaped twice or percent-encoded is found too; the law is of texts in which a secret stands only plainly.
+    # The redactor also finds secrets that are escaped twice or percent-encoded. This property covers only texts in
+    # which a secret is spelled plainly.
     spelled = {"\\", "%", "+"}
     found = [secret for secret in found if not spelled & {*secret}] or ["ab/\n é"]
     clean = st.text(letters.filter(lambda letter: letter not in spelled), max_size=4)
@@ -182,7 +184,7 @@ def test_redactor_keeps_json_valid_for_any_secrets(value: Any, found: list[str],
     redacted = redactor.redact(line)
     text = json.dumps(json.loads(redacted), ensure_ascii=False)
     for secret in found:
-        # In the strings: JSON's own punctuation is nobody's secret.
+        # Only strings are checked: JSON's own punctuation is not secret.
         assert json.dumps(secret, ensure_ascii=False)[1:-1] not in text.replace(REDACTED, "\0")
     assert redactor.redact(redacted) == redacted or any(secret in REDACTED for secret in found)
 
@@ -216,7 +218,7 @@ def test_redactor_replaces_entries_with_secret_and_spares_originals(others: int)
     assert SECRET.encode() in entries[-1][2]
 
 
-# -- what it is given ------------------------------------------------------------------------------------------------
+# -- arguments -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "secret", ["", "a" * (SECRET_CHARS_MIN - 1), "a" * (SECRET_CHARS_MAX + 1), b"0123456789", None, 7, "\ud800-secret"]
 )
@@ -259,7 +261,7 @@ def test_in_strings_changes_strings_of_line_only() -> None:
     "spelled", ["hunter2/é😀-key", "hunter2\\/\\u00e9\\ud83d\\ude00-key", "hunter2%2F%C3%A9%F0%9F%98%80-key"]
 )
 def test_redact_ends_leaves_no_part_of_cut_secret(spelled: str) -> None:
-    """Wherever what was left out begins and ends, by bytes, in a secret or between two."""
+    """The omitted middle may begin and end at any byte, inside a secret or between two."""
     redactor = Redactor(["hunter2/é😀-key"])
     text = f"<{'x' * 400}{spelled * 3}{'x' * 400}>".encode()
     first = text.index(b"hunter")

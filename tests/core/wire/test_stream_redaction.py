@@ -1,4 +1,4 @@
-"""Secrets that are cut by the borders of deltas: of each at most the first characters are stored."""
+"""Redaction across deltas: at most the first characters of a secret that is cut by delta borders are stored."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def text_of(data: bytes) -> str:
 
 
 def stored(streamed: StreamedRedactor, frames: Sequence[bytes], kind: str = UPDATE) -> str:
-    """What a reader puts together of the frames, each of them an append."""
+    """Return the text that a reader joins from the frames, with one append for each frame."""
     told = [streamed.entries([("t-1", kind, frame)])[0][2] for frame in frames]
     return "".join(map(text_of, told))
 
 
 def holds_too_much(text: str, secret: str) -> bool:
-    """Whether a part of the secret stands there that is longer than what may be stored of it."""
+    """Whether the text contains a longer part of the secret than may be stored."""
     size = PREFIX_CHARS_MIN
     return any(secret[place : place + size] in text for place in range(len(secret) - size + 1))
 
@@ -93,10 +93,10 @@ def test_secret_in_many_deltas_is_redacted_in_every_spelling(size: int, spelled:
     assert said.count(REDACTED) == 1
 
 
-# Few characters, so that they repeat, and among them those with several spellings. None stands in the replacement's
-# brackets, so no secret is made by a replacement.
+# A small alphabet, so that characters repeat, with some that have several spellings. No character occurs in the
+# brackets of the replacement, so a replacement cannot create a secret.
 secrets = st.text(st.sampled_from('abu0"\\/\n %+é😀'), min_size=SECRET_CHARS_MIN, max_size=8)
-# How the characters of a secret are written, in turn.
+# Spellings of the characters of a secret, in turn.
 styles = st.lists(st.sampled_from(["plain", "json", "code", "percent"]), min_size=1, max_size=8)
 
 
@@ -115,7 +115,7 @@ def spelled_as(secret: str, styles: Sequence[str]) -> str:
 @example(r"pass\\word99", ["plain"], [])
 @example("aaaaé/", ["percent"], [])
 def test_joined_deltas_hold_no_secret_wherever_they_are_cut(secret: str, styles: list[str], more: list[int]) -> None:
-    """Every cut in two, each with the same further cuts."""
+    """Try every cut in two, each with the same further cuts."""
     redactor = Redactor([secret])
     text = f"<{spelled_as(secret, styles)}>"
     for first in range(1, len(text)):
@@ -141,7 +141,7 @@ def test_whole_secret_is_replaced_at_once_when_its_end_may_be_a_cut_escape(secre
 
 
 def test_recited_conversation_is_redacted_across_deltas() -> None:
-    """An ACP agent replays a conversation that it loads as the chunks it was said in."""
+    """An ACP agent that loads a conversation replays it in the original chunks."""
     for cut in range(1, len(SECRET)):
         frames = [acp(f"it is {SECRET[:cut]}"), acp(f"{SECRET[cut:]}, so")]
         said = stored(StreamedRedactor(Redactor([SECRET])), frames, RECITED)
@@ -158,7 +158,7 @@ def test_held_text_does_not_move_into_another_conversation_or_out_of_a_replay() 
 
 
 def test_large_delta_costs_little_more_than_plain_redaction() -> None:
-    """A search for each secret in all of the text took a hundred times as long."""
+    """A search for each secret in the whole text takes a hundred times as long."""
     chance = random.Random(1)
     redactor = Redactor(["".join(chance.choices("abcdefghijklmnop", k=32)) for _ in range(10)])
     streamed = StreamedRedactor(redactor)
@@ -209,7 +209,7 @@ def test_redacted_frame_changes_only_in_its_delta() -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_text_that_begins_like_secret_is_stored_whole(dialect: str) -> None:
-    """Cut anywhere, in two or in three."""
+    """Try cuts at every place, in two and in three pieces."""
     text = f"the {SECRET[:7]}s and {SECRET[:12]}; then"
     for first in range(1, len(text)):
         for second in range(first, len(text), 7):
@@ -242,13 +242,13 @@ def test_remembered_texts_are_bounded() -> None:
 
 
 def _with(frame: bytes, **members: Any) -> bytes:
-    """A frame of Claude's with other members in its event."""
+    """Return a Claude frame with other members in its event."""
     value: dict[str, Any] = json.loads(frame)
     value["event"].update(members)
     return json.dumps(value).encode()
 
 
-# What is odd in a delta, which is one all the same. Half of a surrogate pair is written as JavaScript does.
+# Deltas with something odd in them. A lone surrogate is written as JavaScript writes it.
 ODD: dict[str, Callable[[str], bytes]] = {
     "half a pair before": lambda text: claude(f"\ud83d {text}") if text.startswith("it") else claude(text),
     "half a pair behind": lambda text: claude(f"{text} \ude00") if text.endswith("so") else claude(text),
@@ -276,7 +276,7 @@ def test_delta_with_odd_members_elsewhere_is_redacted(odd: str) -> None:
         frames = [ODD[odd](f"it is {SECRET[:cut]}"), ODD[odd](f"{SECRET[cut:]}, so")]
         told = b" ".join(streamed.entries([("t-1", UPDATE, frame)])[0][2] for frame in frames)
         assert told.count(REDACTED.encode()) == 1, (cut, told)
-        # The first characters of the secret have no other spelling than themselves.
+        # The first characters of the secret have only one spelling.
         assert b"hunt" not in told
         assert b"nter2" not in told
         assert b"key" not in told
@@ -296,7 +296,7 @@ def test_odd_and_plain_deltas_are_redacted_as_one_text(odd: str, is_first: bool)
 
 
 def test_secret_cut_inside_an_emoji_is_redacted() -> None:
-    """JavaScript cuts texts by units of UTF-16."""
+    """JavaScript cuts strings by UTF-16 units."""
     for secret in ("key😀secret", "a😀b😀c😀"):
         redactor = Redactor([secret])
         units = secret.encode("utf-16-le")
@@ -337,7 +337,7 @@ def test_texts_of_ended_turn_are_forgotten() -> None:
 
 
 def test_ended_codex_items_do_not_crowd_out_later_text() -> None:
-    """What belongs to no turn, such as the words of a subagent, has no end of a turn that would clear it."""
+    """Text outside of a turn, such as a subagent's, gets no turn end that would clear it."""
     streamed = StreamedRedactor(Redactor([SECRET]))
     for number in range(TEXTS_MAX + 10):
         delta = codex(f"words {SECRET[:1]}").replace(b"i-1", b"i-%d" % number)

@@ -1,4 +1,4 @@
-"""A speech with an ACP agent that a test plays, for the tests of the dialect."""
+"""ACP conversation with a scripted agent, for the tests of the ACP dialect."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MODELS = {"currentModelId": "small", "availableModels": [{"modelId": "small", "n
 
 
 class Talk:
-    """A speech, and what it says: each frame as the agent would read it, until somebody looks."""
+    """A conversation under test. `sent` holds each frame as the agent reads it, until a test takes it."""
 
     def __init__(self, setup: Setup | None = None, quirks: Quirks | None = None) -> None:
         self.dialect = acp(quirks or Quirks())
         self.protocol: ProtocolState = self.dialect.begin(setup or Setup(cwd="/srv/ws"))
         self.sent: list[dict[str, Any]] = []
-        # What came of the answer to `initialize`.
+        # Meanings of the answer to `initialize`.
         self.meanings: list[Meaning] = []
 
     def take(self, output: ProtocolOutput) -> list[Meaning]:
@@ -39,7 +39,7 @@ class Talk:
         return list(output.meanings)
 
     def hears(self, message: Any) -> list[Meaning]:
-        """What a line means to the session."""
+        """Read a line of the agent and return its meanings."""
         line = message if isinstance(message, bytes) else json.dumps(message).encode()
         meaning = self.dialect.read(line)
         if not isinstance(meaning, NeedsConversation):
@@ -47,13 +47,13 @@ class Talk:
         return self.take(self.protocol.hear(meaning))
 
     def told(self) -> dict[str, Any]:
-        """The one thing that was said since."""
+        """Return the only frame that was sent since the last look."""
         [frame] = self.sent
         self.sent.clear()
         return frame
 
     def replies(self, result: Any, id: Any = None) -> list[Meaning]:
-        """The agent answers what was said last."""
+        """Answer the last request as the agent."""
         id = self.told()["id"] if id is None else id
         return self.hears({"jsonrpc": "2.0", "id": id, "result": result})
 
@@ -81,7 +81,7 @@ class Talk:
 def begun(
     setup: Setup | None = None, *, can: dict[str, Any] | None = None, quirks: Quirks | None = None, **initialized: Any
 ) -> Talk:
-    """Up to the answer to `initialize`; what was said next waits to be looked at."""
+    """Return a conversation after the answer to `initialize`; the next frame is in `sent`."""
     talk = Talk(setup, quirks)
     assert talk.take(talk.protocol.handshake("hand")) == []
     can = CAPABLE if can is None else can

@@ -1,4 +1,4 @@
-"""What an ACP agent asks, how it is answered, and lines of it that are no ordinary ones."""
+"""Requests of an ACP agent and the answers to them; batches, oversize and malformed lines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from banksman.core.wire import jsonrpc
 from banksman.core.wire.pending_requests import THEIRS_MAX
 
 
-# -- what the agent asks ---------------------------------------------------------------------------------------------
+# -- requests of the agent -------------------------------------------------------------------------------------------
 def test_permission_request_becomes_question_with_all_details() -> None:
     asked = permission(ready(), id="uuid")
     assert (asked.request, asked.wants, asked.tool) == ('"uuid"', RequestPurpose.PERMISSION, "execute")
@@ -49,7 +49,7 @@ def test_permission_request_becomes_question_with_all_details() -> None:
         (Decision(allows=True), "allow_always", "ever"),
         (Decision(allows=True, remember="user"), "allow_once", "yes"),
         (Decision(allows=False), "reject_always", "never"),
-        # Never the opposite of what was said.
+        # The selected option never contradicts the decision.
         (Decision(allows=True), "reject_once", None),
         (Decision(allows=False), "allow_once", None),
         (Decision(allows=True), "", None),
@@ -98,7 +98,7 @@ def test_request_is_answered_once_under_its_own_id() -> None:
         assert again.frames == ()
     talk.take(talk.protocol.cancel(number))
     assert talk.told() == {"jsonrpc": "2.0", "id": 0, "result": {"outcome": {"outcome": "cancelled"}}}
-    # An id may be used again when it has its answer.
+    # The agent may reuse an id after it got its answer.
     assert permission(talk, 0).request == "0"
 
 
@@ -157,7 +157,7 @@ def test_file_and_terminal_requests_go_to_workspace(method: str) -> None:
     talk.hears(call)
     talk.take(talk.protocol.cancel(asked))
     assert talk.told()["error"]["code"] == -32800
-    # What is not offered is not served.
+    # A request for a capability that was not offered is not served.
     assert ready(quirks=Quirks(serves=())).hears(call) == [Requested("5", RequestPurpose.UNKNOWN, method)]
 
 
@@ -201,7 +201,7 @@ def test_requests_beyond_maximum_are_refused_at_once() -> None:
     assert talk.told()["id"] == "one more"
 
 
-# -- lines that are no ordinary ones ---------------------------------------------------------------------------------
+# -- batches, oversize and malformed lines ---------------------------------------------------------------------------
 def test_batch_is_split_into_messages() -> None:
     talk = ready()
     id = talk.prompts()["id"]
@@ -244,19 +244,19 @@ def test_oversized_answer_ends_its_turn() -> None:
         return talk.take(talk.protocol.hear(meaning))
 
     long = b'{"jsonrpc":"2.0","result":{"_meta":{"x":"' + b"x" * 1000
-    # Its id last; its reason to stop in what is gone.
+    # The id is last. The stop reason is in the lost middle.
     [over] = heard(long, b'xx"}},"id":3}')
     assert isinstance(over, TurnOver)
     assert (over.refs, over.is_error, over.error) == (("p1",), True, "frame_too_large")
-    # Its id is nowhere: it may be the end, and then nothing else will be.
+    # The id is lost. The frame may be the end of the turn, and then no other frame reports that end.
     [over] = heard(long, b"xxx")
     assert isinstance(over, TurnOver)
     assert over.error == "frame_too_large"
-    # All that matters could be read.
+    # The head has all that matters.
     [over] = heard(b'{"id":3,"result":{"stopReason":"end_turn","_meta":"' + b"x" * 1000, b'x"}}')
     assert isinstance(over, TurnOver)
     assert (over.is_error, over.stop_reason) == (False, "end_turn")
-    # Of another request's: nothing.
+    # The end of another request has no effect.
     assert heard(long, b'xx"}},"id":99}') == [Noise()]
 
 
@@ -297,7 +297,7 @@ def test_boundary_with_undecodable_part_is_still_a_boundary() -> None:
 
 
 def test_read_cost_is_bounded_by_its_line() -> None:
-    """Ten thousand open brackets, and ten thousand messages in one line."""
+    """Read ten thousand open brackets, and ten thousand messages in one line."""
     dialect = Acp()
     assert dialect.read(b"[" * 10_000) == Noise()
     batch = dialect.read(b"[" + b",".join([b'{"id":1,"result":{}}'] * 10_000) + b"]")

@@ -1,4 +1,4 @@
-"""How a conversation with an ACP agent is opened, and what can be set in it."""
+"""Opening a conversation with an ACP agent, and its settings."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def test_history_is_recited_until_fence_is_answered_and_quiet() -> None:
     assert talk.says("long ago") == []
     assert talk.update("tool_call", toolCallId="old", status="pending") == []
     assert talk.replies({}) == []
-    # The answer has come, and history goes on.
+    # The agent has answered, and continues to recite the history.
     assert talk.protocol.recites
     assert talk.says("longer ago") == []
     assert talk.protocol.quiet_seconds > 1
     assert talk.fails(-32601) == []
-    # And perhaps even now.
+    # The agent may still recite.
     assert talk.protocol.recites
     assert talk.says("not so long ago") == []
     assert 0 < talk.protocol.quiet_seconds < 1
@@ -113,7 +113,7 @@ def test_handshake_does_not_wait_forever_for_fence_reply() -> None:
     assert talk.take(talk.protocol.hurry()) == []
     assert not talk.protocol.recites
     assert talk.protocol.hurry().protocol is talk.protocol, "there is nothing more to do without"
-    # What it says after all, late, says nothing.
+    # A late answer of the agent is noise.
     assert talk.hears({"id": fence["id"], "error": {"code": -32601, "message": "no"}}) == [Noise()]
     assert talk.sent[0]["params"] == {"sessionId": SESSION, "modelId": "big"}
     assert talk.replies({}) == [Replied("hand")]
@@ -179,7 +179,7 @@ def test_fork_gets_its_own_conversation_name() -> None:
     assert talk.sent[0]["params"]["sessionId"] == "s-0"
     assert talk.replies({"sessionId": SESSION}) == [Replied("hand")]
     assert talk.protocol.conversation == SESSION
-    # The old name is not the new conversation's.
+    # The old conversation id is not valid for the fork.
     assert "no id for its new conversation" in refused(begun(setup).replies({}))
     assert "does not support forks" in refused(begun(setup, can={"loadSession": True}).meanings)
 
@@ -194,7 +194,7 @@ def test_login_requirement_is_reported_with_methods_and_never_performed() -> Non
     for word in ("requires a login", "Log in with Google: Opens a browser", "TOY_API_KEY", "Authentication required"):
         assert word in error
     assert not talk.sent
-    # Nor is it taken for a loss of memory.
+    # A login requirement is not reported as a lost conversation either.
     assert "requires a login" in refused(begun(Setup(conversation=SESSION)).fails(-32000))
 
 
@@ -230,7 +230,7 @@ def test_failed_step_ends_handshake() -> None:
     assert refused(begun().fails(-32603, "broken")) == "broken (-32603)"
 
 
-# -- what can be set -------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------------------------
 OPTIONS = [
     {"id": "m", "category": "model", "currentValue": "small", "options": [{"value": "small"}, {"value": "big"}]},
     {
@@ -294,7 +294,7 @@ def test_setting_is_answered_after_agent_reply() -> None:
     assert talk.take(talk.protocol.setting("set-1", "model", "big")) == []
     assert talk.sent[0]["params"] == {"sessionId": SESSION, "modelId": "big"}
     assert talk.replies({}) == [Replied("set-1")]
-    # It is that now.
+    # The setting has that value already.
     assert talk.take(talk.protocol.setting("set-2", "model", "big")) == [Replied("set-2")]
     assert not talk.sent
     talk.take(talk.protocol.setting("set-3", "permission_mode", "code"))

@@ -1,4 +1,4 @@
-"""Turns of an ACP agent: how they end, what is put right of that, and what can be asked for."""
+"""Turns of an ACP agent: how they end, corrections of known quirks, and prompt content."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_prompt_is_sent_and_its_answer_ends_turn() -> None:
         ("max_tokens", False, False),
         ("max_turn_requests", True, False),
         ("refusal", True, False),
-        # Nobody asked for it.
+        # The client did not cancel this turn.
         ("cancelled", False, True),
         ("something_new", False, False),
     ],
@@ -122,7 +122,7 @@ def test_update_of_another_conversation_is_an_aside() -> None:
     assert not Talk().protocol.is_aside(other), "which one is ours is not known yet"
 
 
-# -- what is put right -----------------------------------------------------------------------------------------------
+# -- corrections of quirks -------------------------------------------------------------------------------------------
 def test_end_turn_after_cancel_is_aborted_only_with_quirk() -> None:
     quirks = Quirks(cancel_may_say=("end_turn",))
     for known, is_cancelled, expected in ((quirks, True, True), (quirks, False, False), (Quirks(), True, False)):
@@ -131,7 +131,7 @@ def test_end_turn_after_cancel_is_aborted_only_with_quirk() -> None:
         if is_cancelled:
             talk.take(talk.protocol.interrupt("stop"))
         over = talk.over(id)
-        # What it said is the evidence.
+        # The recorded stop reason stays the agent's own word.
         assert (over.is_aborted, over.stop_reason, over.is_error) == (expected, "end_turn", False)
 
 
@@ -158,9 +158,9 @@ def test_error_text_fails_turn_only_with_quirk() -> None:
     assert over("Looking.", "TOOL", "Error: 500").is_error
     assert not over("Error: 500", "TOOL", "all is well").is_error
     assert not over("It says: Error: 400").is_error
-    # What one turn has said is not the next one's.
+    # The text of one turn does not count for the next turn.
     assert not over().is_error
-    # A long text that begins like an error is an answer about one.
+    # A long text that begins like an error is an answer about an error.
     assert not over("Error: 400 ", *["x" * 100] * (ERROR_CHARACTERS_MAX // 100)).is_error
 
 

@@ -1,7 +1,8 @@
-"""The ACP dialect against everything that nine real agents were recorded to say.
+"""ACP dialect against complete recordings of nine real agents.
 
-What is said means the same however its bytes come, and what the speech says is what the recorded client said: both are
-held by tests/core/dialects/recordings/acp_player.py, which plays them; here is what they are expected to mean.
+tests/core/dialects/recordings/acp_player.py plays the recordings. It checks that the meanings do not depend on how the
+bytes are cut, and that the client side sends the same frames as the recorded client. This file has the expected
+meanings.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ each_cut = pytest.mark.parametrize("cut", CUTS.values(), ids=list(CUTS))
 
 
 class Expected(NamedTuple):
-    """How the turns ended, what was asked, and the last message of each turn."""
+    """How the turns ended, which tools asked for permission, and the last message of each turn."""
 
     turns: str
     asked: str = ""
@@ -47,27 +48,28 @@ _RETRYING = "Info: Request failed due to a transient API error. Retrying..."
 
 
 def texts(count: int, *, before: str = "") -> tuple[str, ...]:
-    """The last messages of the turns of which the second was cancelled after so many words."""
+    """The last messages of the turns when the second turn is cancelled after `count` words."""
     return tuple(before + text for text in ("hello" + ticks(5), ticks(count), "afterc", "go", "go"))
 
 
 EXPECTED = {
     "acp-claude-agent-acp-basic": Expected(_BASIC, "execute, execute", texts(25)),
     "acp-claude-agent-acp-load": Expected("end_turn", "", ("back",)),
-    # Its messages have names, so what it warns of is no part of its answer; the next one's have none.
+    # The messages of this agent have ids, so its warning is not part of the answer. The next agent's messages have no
+    # ids.
     "acp-codex-acp-new-basic": Expected(_BASIC, "", texts(20)),
     "acp-codex-acp-zed-basic": Expected(_BASIC, "execute, execute", texts(20, before=_WARNING)),
     "acp-copilot-basic": Expected(_BASIC, "execute, execute", texts(22)),
     "acp-gemini-load": Expected("end_turn", "", ("back",)),
-    # It said `end_turn` of a turn that was cancelled; which its profile knows.
+    # This agent reports `end_turn` for a cancelled turn. Its profile has the quirk.
     "acp-goose-basic": Expected(
         "end_turn, end_turn aborted, end_turn, cancelled aborted, cancelled aborted", "other", texts(26)
     ),
-    # Of a tool's kind the question says nothing; what was said of the tool before does.
+    # The permission request of this agent does not name the tool's kind. An earlier update about the tool does.
     "acp-kimi-basic": Expected(_BASIC, "execute, execute", texts(25)),
     "acp-opencode-basic": Expected(_BASIC, "execute, execute", texts(30)),
     "acp-qwen-basic": Expected(_BASIC, "execute, execute", texts(25)),
-    # An error told as an answer, which its profile knows by its text.
+    # This agent reports an error as an answer. Its profile detects it by the text.
     "acp400-copilot": Expected(
         "end_turn error, cancelled aborted, cancelled aborted", "", ("Error: 400 fake 400", _RETRYING * 5, None)
     ),
@@ -91,7 +93,7 @@ def test_recording_names_no_machine(name: str) -> None:
     assert somewhere.findall(text) == []
 
 
-# -- what they mean --------------------------------------------------------------------------------------------------
+# -- meanings --------------------------------------------------------------------------------------------------------
 @each_recording
 def test_recording_has_expected_turns_and_handshake(name: str) -> None:
     played = Played(name)
@@ -112,7 +114,7 @@ def test_recording_has_expected_turns_and_handshake(name: str) -> None:
 def test_recording_has_expected_last_messages(name: str) -> None:
     played = Played(name)
     transcript, found = played.dialect.transcript(), list[str | None]()
-    # History is no turn's.
+    # Recited history belongs to no turn.
     for line, meanings in played.heard[played.recited :]:
         transcript.add(line)
         if any(isinstance(meaning, TurnOver) for meaning in meanings):
@@ -142,7 +144,7 @@ def test_recording_is_read_alike_however_bytes_are_cut(cut: Cut) -> None:
 
 @each_recording
 def test_recorded_updates_are_projected_unchanged(name: str) -> None:
-    """Nothing is lost in translation, and nothing is made up."""
+    """The projection loses nothing and adds nothing."""
     for line in acp_player.lines(name):
         frame = json.loads(line)
         is_update = frame.get("method") == "session/update"
@@ -152,7 +154,7 @@ def test_recorded_updates_are_projected_unchanged(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["acp-gemini-load", "acp-claude-agent-acp-load"])
 def test_recorded_history_is_recited_and_nothing_else(name: str) -> None:
-    """One of them answers after the first line of it, and goes on."""
+    """One of the two agents answers after the first line of the history, and continues to recite."""
     played = Played(name)
     assert played.recited > 0
     said = [line for line, _ in played.heard]
@@ -165,7 +167,7 @@ def test_recorded_history_is_recited_and_nothing_else(name: str) -> None:
     )
 
 
-# -- what is put right -----------------------------------------------------------------------------------------------
+# -- corrections of quirks -------------------------------------------------------------------------------------------
 def test_recording_without_quirks_is_taken_at_its_word() -> None:
     for name in QUIRKS:
         overs = [meaning for meaning in Played(name, quirks=Quirks()).meanings if isinstance(meaning, TurnOver)]
@@ -194,10 +196,10 @@ def test_recorded_usage_and_cost_are_reported() -> None:
     assert costs == sorted(cost for cost in costs if cost is not None)
 
 
-# -- lines that are damaged ------------------------------------------------------------------------------------------
+# -- damaged lines ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", one_in(3, NAMES))
 def test_line_cut_anywhere_is_read_without_error(name: str) -> None:
-    """Never an exception; and by its two ends a reply is still known for what it is."""
+    """A cut line raises no exception, and a reply is still recognised by its two ends."""
     dialect = Acp()
     for line in acp_player.lines(name):
         frame = json.loads(line)

@@ -1,4 +1,4 @@
-"""What a reader sees of an ACP agent's frames, and the text that is a turn's answer."""
+"""Projection of an ACP agent's frames for readers, and the text that is the answer of a turn."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_answer_is_text_after_last_tool_began() -> None:
     began = frame("tool_call", toolCallId="t", status="pending")
     ended = frame("tool_call_update", toolCallId="t", status="completed")
     assert answer(chunk("Looking."), began, ended, chunk("It "), chunk("works.")) == "It works."
-    # What is told of the same tool while it speaks is no end of what it says.
+    # An update about the same tool does not end the message that the agent is sending.
     assert answer(began, chunk("It "), ended, chunk("works.")) == "It works."
-    # One agent tells of a tool that was asked about only when it is over.
+    # One agent first reports a tool that needed permission when the tool has ended.
     assert answer(chunk("Looking."), ended, chunk("It works.")) == "It works."
-    # A turn may end with a tool, and without a word about it.
+    # A turn may end with a tool, without text after it.
     assert answer(chunk("Looking."), began, ended) == "Looking."
     assert answer(began, ended) is None
 

@@ -1,6 +1,6 @@
-"""Claude's dialect, frame by frame: what the real program was recorded to say, and what nobody should ever say.
+"""Claude dialect, frame by frame: recorded frames, malformed frames and oversize frames.
 
-Whole recordings, however their bytes come, are in test_recordings.py.
+test_recordings.py has the whole recordings, with their bytes cut at any place.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def said(lines: Iterable[bytes]) -> str | None:
 
 
 def meanings(name: str) -> list[Meaning]:
-    """What a recorded conversation means: its turns, the prompts and the requests, without what happens in a turn."""
+    """Meanings of a recorded conversation: turns, prompts and requests, without the events inside a turn."""
     heard = map(CLAUDE.read, corpus.lines(name))
     return [meaning for meaning in heard if isinstance(meaning, TOLD)]
 
@@ -63,13 +63,13 @@ def over(meaning: Meaning | None) -> TurnOver:
 
 
 def shape(meaning: Meaning) -> Any:
-    """A boundary by what the turn machine looks at; the others whole."""
+    """Reduce a boundary to the fields that the turn machine reads; return other meanings whole."""
     if isinstance(meaning, TurnOver):
         return ("over", meaning.refs, meaning.is_error, meaning.is_aborted, meaning.text)
     return meaning
 
 
-# -- the recorded conversations --------------------------------------------------------------------------------------
+# -- recorded conversations ------------------------------------------------------------------------------------------
 def test_recorded_queue_is_merged_and_interrupt_spares_next_prompt() -> None:
     one, two, three, four, five = (f"aaaaaaaa-0000-4000-8000-00000000000{n}" for n in range(1, 6))
     conversation = "77c70b6c-9ed3-44a3-82a3-db27604975ff"
@@ -139,7 +139,7 @@ def test_recorded_result_is_read_whole() -> None:
         text="second",
         stop_reason="end_turn",
         usage=result["usage"],
-        # The conversation's until now, and this turn's alone.
+        # The cost of the conversation so far, and of this turn alone.
         spent=0.00028000000000000003,
         cost=6e-05,
     )
@@ -175,7 +175,7 @@ def test_recorded_missing_conversation_is_failed_turn() -> None:
 
 
 def test_recorded_frame_types_have_expected_meanings() -> None:
-    """By type and subtype, so that no kind of frame changes its meaning unseen."""
+    """Check by type and subtype, so that no kind of frame changes its meaning unnoticed."""
     kinds: dict[str, set[str]] = {}
     for name in corpus.NAMES:
         for frame in frames(name, "out"):
@@ -231,13 +231,13 @@ def test_read_ignores_member_order_and_blanks() -> None:
         (b'{"type":"system","subtype":["init"]}', NOISE),
         (b'{"type":"system","subtype":"never_heard_of"}', NOISE),
         (b'{"type":"system","subtype":"task_notification"}', None),
-        # It thinks: alive, and no step further. Whatever the order of its names.
+        # Thinking shows that the agent is alive, but is no progress. The order of the members does not matter.
         (b'{"type":"system","subtype":"thinking_tokens"}', Thought()),
         (b'{"type":"stream_event","event":{"delta":{"type":"thinking_delta","thinking":"hm"}}}', Thought()),
         (b'{"event":{"delta":{"type":"thinking_delta"}},"type":"stream_event"}', Thought()),
         (b'{"type":"stream_event","event":{"delta":{"type":"text_delta","text":"\\"thinking_delta\\""}}}', None),
         (b'{"event":{"delta":{"type":"text_delta"}},"type":"stream_event"}', None),
-        # Its tools.
+        # Tool calls.
         (
             b'{"type":"assistant","message":{"content":[{"type":"tool_use","id":"a"},{"type":"text"},'
             b'{"type":"tool_use","id":"b"},{"type":"tool_use","id":3}]}}',
@@ -252,11 +252,11 @@ def test_read_ignores_member_order_and_blanks() -> None:
         ),
         (b'{"type":"user","message":{"content":[{"type":"tool_result"}]}}', None),
         (b'{"type":"user","message":"tool_result"}', None),
-        # A compaction is silent for minutes, as a tool is.
+        # A compaction is silent for minutes, like a tool.
         (b'{"type":"system","subtype":"status","status":"compacting"}', ToolBegan(("compaction",))),
         (b'{"type":"system","subtype":"compact_boundary"}', ToolEnded(("compaction",))),
         (b'{"type":"system","subtype":"status","status":"requesting"}', NOISE),
-        # All of what runs in its background, each time.
+        # Each frame lists all background tasks.
         (
             b'{"type":"system","subtype":"background_tasks_changed","tasks":[{"task_id":"t"},{"task_id":4},"t"]}',
             TasksChanged(("t",)),
@@ -300,7 +300,7 @@ def test_read_ignores_member_order_and_blanks() -> None:
             b'{"subtype":"can_use_tool","tool_name":"T","input":"x","title":"t"}}',
             Requested("r", RequestPurpose.PERMISSION, "can_use_tool", "T", {}, {"title": "t"}),
         ),
-        # Our own hook is about the rules; any other is the caller's.
+        # The `banksman-rules` hook is for the permission rules. Any other hook belongs to the caller.
         (
             b'{"type":"control_request","request_id":"r","request":{"subtype":"hook_callback",'
             b'"callback_id":"banksman-rules","input":{"tool_name":"T","tool_input":{"a":1}}}}',
@@ -330,7 +330,7 @@ def test_read_ignores_member_order_and_blanks() -> None:
             Requested("r", RequestPurpose.UNKNOWN, "mcp_message"),
         ),
         (b'{"type":"control_cancel_request","request_id":null}', NOISE),
-        # The last of two with one name counts.
+        # If two members have the same name, the last one counts.
         (b'{"type":"user ","type":"control_cancel_request","request_id":"r"}', RequestWithdrawn("r")),
         (b'{"t\\u0079pe":"control_cancel_request","request_id":"r"}', RequestWithdrawn("r")),
         (
@@ -354,7 +354,7 @@ def test_line_has_expected_meaning(line: bytes, meaning: Meaning | None) -> None
     [
         ({}, TurnOver()),
         ({"subtype": "success", "is_error": False, "result": ""}, TurnOver(text="")),
-        # A failed call to the model is a success that is an error.
+        # A failed model call has the subtype `success` and `is_error`.
         (
             {"subtype": "success", "is_error": True, "result": "API Error: 400", "api_error_status": 400},
             TurnOver(is_error=True, text="API Error: 400", error="API Error: 400"),
@@ -382,14 +382,14 @@ def test_line_has_expected_meaning(line: bytes, meaning: Meaning | None) -> None
         ({"origin": {"kind": "human"}}, TurnOver()),
         ({"total_cost_usd": True, "usage": [1], "stop_reason": 4, "session_id": {}}, TurnOver()),
         ({"total_cost_usd": 2, "usage": {"a": 1}}, TurnOver(spent=2.0, usage={"a": 1})),
-        # What this turn alone has cost, where it says so of each model.
+        # The cost of this turn alone, if the frame gives it for each model.
         ({"model_usage_since_last_result": {"m": {"costUSD": 1}, "n": {"costUSD": 0.5}}}, TurnOver(cost=1.5)),
         ({"model_usage_since_last_result": {}}, TurnOver(cost=0.0)),
         ({"model_usage_since_last_result": {"m": {"costUSD": 1}, "n": {}}}, TurnOver()),
         ({"model_usage_since_last_result": {"m": 1}}, TurnOver()),
         ({"model_usage_since_last_result": [1], "total_cost_usd": 1}, TurnOver(spent=1.0)),
         ({"structured_output": {"a": [1]}}, TurnOver(structured={"a": [1]})),
-        # The conversation is too long for the model: its word for it, or the model's own.
+        # The conversation is too long for the model: the agent's word for it, or the model's.
         (
             {"is_error": True, "terminal_reason": "prompt_too_long", "result": "sorry"},
             TurnOver(is_error=True, is_overflow=True, text="sorry", error="sorry"),
@@ -403,7 +403,7 @@ def test_line_has_expected_meaning(line: bytes, meaning: Meaning | None) -> None
                 error="API Error: Prompt is too long",
             ),
         ),
-        # Whoever only talks about it has not met it.
+        # Text about an overflow is no overflow unless the turn failed.
         ({"result": "Prompt is too long"}, TurnOver(text="Prompt is too long")),
         ({"terminal_reason": "prompt_too_long"}, TurnOver()),
     ],
@@ -412,7 +412,7 @@ def test_result_frame_has_expected_meaning(frame: dict[str, Any], expected: Turn
     assert CLAUDE.read(compact({**frame, "type": "result"})) == expected
 
 
-# -- what cannot be decoded ------------------------------------------------------------------------------------------
+# -- undecodable values ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("odd", "text"),
     [
@@ -428,7 +428,7 @@ def test_result_frame_has_expected_meaning(frame: dict[str, Any], expected: Turn
 def test_boundary_with_odd_value_is_still_the_boundary(odd: bytes, text: str | None) -> None:
     line = b'{"result":%s,"total_cost_usd":1.5,"type":"result","is_error":false,"user_message_uuid":"u"}' % odd
     assert CLAUDE.read(line) == TurnOver(refs=("u",), text=text, spent=1.5)
-    # Where nobody looks it does no harm either.
+    # An odd value in an unread member has no effect either.
     line = b'{"permission_denials":%s,"type":"result","result":"done"}' % odd
     assert CLAUDE.read(line) == TurnOver(text="done")
 
@@ -451,7 +451,7 @@ def test_undecodable_large_line_is_judged_by_its_head() -> None:
     assert CLAUDE.read(line) == NOISE
 
 
-# -- heads -----------------------------------------------------------------------------------------------------------
+# -- heads of oversize frames ----------------------------------------------------------------------------------------
 BIG = "x" * 200_000
 
 
@@ -511,12 +511,13 @@ def test_read_head_keeps_members_before_large_part() -> None:
             {"type": "system", "subtype": "init", "session_id": "s", "tools": [BIG]},
             TurnOpened(conversation="s", can_interrupt=True),
         ),
-        # A question that is too large must still be answered, with a no.
+        # An oversize permission request still gets an answer: no.
         (
             {"type": "control_request", "request_id": "r", "request": {"subtype": "can_use_tool", "input": {"a": BIG}}},
             Requested("r", RequestPurpose.UNKNOWN, "can_use_tool"),
         ),
-        # And what the rules say must hold for a large call, too: by its name, or, if that is cut off, by having none.
+        # The rules also apply to an oversize call: by its tool name, or, if the name is cut off, by the absence of a
+        # name.
         (
             {
                 "type": "control_request",
@@ -541,7 +542,7 @@ def test_read_head_keeps_members_before_large_part() -> None:
             },
             Requested("r", RequestPurpose.RULING, "hook_callback"),
         ),
-        # A hook of the caller's is not called with a part of its input.
+        # A caller's hook is not called with a part of its input.
         (
             {
                 "type": "control_request",
@@ -583,7 +584,7 @@ def test_read_head_ignores_half_a_number() -> None:
     assert over(CLAUDE.read_head(b'{"type":"result","total_cost_usd":12.5')).spent is None
 
 
-# -- whatever comes --------------------------------------------------------------------------------------------------
+# -- arbitrary input -------------------------------------------------------------------------------------------------
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(), max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "id", "text", "x"]), inner),
@@ -609,12 +610,12 @@ FRAMES: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 )
 
 
-# No deadline for one input: how busy the machine is says nothing about it.
+# No deadline for one input: it would measure the load of the machine.
 def survives(line: bytes) -> None:
     for read in (CLAUDE.read, CLAUDE.read_head):
         meaning = read(line)
         assert meaning is None or isinstance(meaning, Meaning)
-        # What is handed on is of the types that it says, whatever came.
+        # The fields have their declared types for any input.
         if isinstance(meaning, TurnOver):
             assert all(isinstance(ref, str) for ref in meaning.refs)
             assert isinstance(meaning.text, str | None)
@@ -768,7 +769,7 @@ def test_transcript_keeps_text_of_cut_off_turn() -> None:
     lines = [delta("On"), delta("e. "), whole, delta("T"), delta("w"), delta("subagent", parent_tool_use_id="t")]
     assert said(lines) == "One. Tw"
     assert said([*lines, assistant({"type": "text", "text": "sub"}, parent_tool_use_id="t")]) == "One. Tw"
-    # The same request, made again, begins its block again.
+    # A retried request begins its block again.
     again = compact({"type": "stream_event", "event": {"type": "content_block_start"}})
     assert said([*lines, again, delta("Tw")]) == "One. Tw"
     assert said([b"", b"{}"]) is None

@@ -1,7 +1,7 @@
-"""Claude's dialect, and a session that speaks it, against everything that the real program was recorded to say.
+"""Claude dialect, and a session that speaks it, against complete recordings of the real program.
 
-What a frame means, what it projects to and what is kept of it must not depend on how its bytes come. See
-tests/core/dialects/recordings/corpus.py for the recordings and rehearsal.py for how one is played to a session.
+The meaning of a frame, its projection and its stored bytes must not depend on how the bytes are cut. See
+tests/core/dialects/recordings/corpus.py for the recordings, and rehearsal.py for how a session plays one.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ each_recording = pytest.mark.parametrize("name", NAMES)
 each_cut = pytest.mark.parametrize("cut", CUTS.values(), ids=list(CUTS))
 
 
-# -- what is expected ------------------------------------------------------------------------------------------------
-# What the agent says about turns, prompts and requests, in the words of `told`.
+# -- expected results ------------------------------------------------------------------------------------------------
+# The agent's messages about turns, prompts and requests, in the words of `told`.
 HEARD = {
     "claude-A-lifecycle": (
         "replied req_1_initialize, init, over, replied req_2_set_model, replied req_3_set_permission_mode,"
@@ -66,7 +66,7 @@ HEARD = {
         "replied req_1_initialize, init, over, init, over, init, replied req_2_interrupt, over error aborted,"
         " init, replied req_3_interrupt, over error aborted, init, replied req_4_interrupt, over error aborted, init"
     ),
-    # Prompts that wait are merged, and an interrupt leaves the next one to run.
+    # Waiting prompts are merged, and an interrupt leaves the next prompt to run.
     "claude-L-queue": (
         "replied req_7_initialize, taken 1, opened 1, init 1, taken 2, taken 3, over 1, settled 1,"
         " opened 2, opened 3, init 2 3, over 2 3, settled 2, settled 3,"
@@ -77,7 +77,7 @@ HEARD = {
 
 
 class Ended(NamedTuple):
-    """A turn: how it ended, how many of the agent's frames are its own, and what its last word was."""
+    """A turn: how it ended, how many of the agent's frames belong to it, and its last text."""
 
     kind: Kind
     frames: int
@@ -88,7 +88,7 @@ def ticks(count: int) -> str:
     return "".join(f"tick{number} " for number in range(count))
 
 
-# What becomes of each ask, and of the turns that the agent opened by itself.
+# The outcome of each ask, and of the agent-initiated turns.
 TURNS = {
     "claude-A-lifecycle": {
         "1": Ended(Kind.DONE, 30, f"hello{ticks(5)}"),
@@ -103,7 +103,7 @@ TURNS = {
     "claude-D-permission": {
         "1": Ended(Kind.DONE, 6, "done"),
         "2": Ended(Kind.DONE, 6, "done"),
-        # It ended itself, by the answer: the session was not asked to.
+        # The answer ended the turn. The session got no request to interrupt it.
         "3": Ended(Kind.FAILED, 6),
         "4": Ended(Kind.INTERRUPTED, 8),
         "5": Ended(Kind.DONE, 6, "done"),
@@ -112,10 +112,11 @@ TURNS = {
     "claude-F-sigterm-in-bash": {"1": Ended(Kind.FAILED, 4)},
     "claude-G-kill": {"1": Ended(Kind.DONE, 10, "remember 42"), "2": Ended(Kind.FAILED, 29)},
     "claude-G-resume": {"1": Ended(Kind.DONE, 3, "resumed")},
-    # Its boundary is nobody's, for nobody was served; and the session was closed before another process was.
+    # The boundary belongs to no ask, because no turn was granted. The session was closed before another process
+    # started.
     "claude-G-resume-missing": {"own-1": Ended(Kind.FAILED, 1), "1": Ended(Kind.REFUSED, 0)},
-    # Three were sent into the third's turn. As the agent was given no names there, a session keeps them back, and sends
-    # each when the turn before is over; what the agent said then is heard in that order.
+    # The recorder sent three prompts during the third turn. The agent got no prompt names there, so the session queues
+    # them and sends each when the turn before it is over. The recorded output is then read in that order.
     "claude-H-errors": {
         "1": Ended(Kind.DONE, 5, "recovered"),
         "2": Ended(Kind.DONE, 3, "ok"),
@@ -126,7 +127,7 @@ TURNS = {
         "7": Ended(Kind.REFUSED, 0),
         "8": Ended(Kind.REFUSED, 0),
     },
-    # The second and the third were merged: one turn, one answer.
+    # The agent merged the second and the third prompt: one turn, one answer.
     "claude-L-queue": {
         "1": Ended(Kind.DONE, 54, ticks(40)),
         "2": Ended(Kind.DONE, 14, "secondthird"),
@@ -152,15 +153,15 @@ def test_recording_is_whole_and_names_no_machine(name: str) -> None:
         if entry.kind == "argv":
             assert "/" not in "".join(entry.value)
         if entry.kind in ("in", "out"):
-            # A line that was cut when it was recorded is no frame.
+            # A line that was cut by the recorder has no type.
             assert isinstance(entry.value["type"], str)
     text = (corpus.FOLDER / f"{name}.jsonl").read_text(encoding="utf-8")
-    # Where somebody's files are: at the root, or as one word, which is how the agent calls a project's folder.
+    # Paths of the recording machine: at the root, or as one word, which is the agent's name for a project folder.
     somewhere = re.compile(r"""(?<=["'\s=:])/(?!srv/|bin/bash|dev/null)[\w.-]+/|-(?:root|tmp|home|Users)-""")
     assert somewhere.findall(text) == []
 
 
-# -- lines and what they mean ----------------------------------------------------------------------------------------
+# -- lines and their meanings ----------------------------------------------------------------------------------------
 def heard(data: bytes, cut: Cut) -> list[tuple[bytes, Meaning | None]]:
     framing = Framing()
     lines: list[bytes] = []
@@ -176,14 +177,14 @@ def heard(data: bytes, cut: Cut) -> list[tuple[bytes, Meaning | None]]:
 def test_recording_is_read_alike_however_bytes_are_cut(newline: bytes, cut: Cut) -> None:
     for name in NAMES:
         lines = corpus.lines(name)
-        data = newline.join(lines)  # The last one has no newline: the end of the stream is one.
+        data = newline.join(lines)  # The last line has no newline: the end of the stream ends it.
         at_once = heard(data, corpus.whole)
         assert [line for line, _ in at_once] == lines
         assert heard(data, cut) == at_once, name
 
 
 def told(meaning: Meaning | None) -> str | None:
-    """What a frame says about turns, prompts and requests, in a few words; None if nothing."""
+    """Describe a frame about turns, prompts or requests in a few words; None for any other frame."""
 
     def named(*refs: str) -> str:
         return "".join(f" {ref[-1]}" for ref in refs)
@@ -214,7 +215,7 @@ def told(meaning: Meaning | None) -> str | None:
 def test_recording_has_expected_meanings(name: str) -> None:
     meanings = [CLAUDE.read(line) for line in corpus.lines(name)]
     assert [words for words in map(told, meanings) if words is not None] == HEARD[name].split(", ")
-    # Every turn, and its boundary, is of the one conversation that the frames name.
+    # Every turn and its boundary belong to the one conversation that the frames name.
     of_turns = [meaning for meaning in meanings if isinstance(meaning, TurnOpened | TurnOver)]
     [conversation] = {frame["session_id"] for frame in corpus.frames(name, "out") if "session_id" in frame}
     assert {meaning.conversation for meaning in of_turns} - {None} == {conversation}
@@ -246,7 +247,7 @@ def test_rehearsal_gives_each_ask_one_outcome(name: str) -> None:
     frames = Counter(event.turn for event in events if event.kind == kinds.UPDATE)
     endings = [(event.turn or "", event.body) for event in events if event.kind == kinds.TURN_ENDED]
     assert {turn: Ended(Kind(body["outcome"]), frames[turn], body["text"]) for turn, body in endings} == TURNS[name]
-    # And what the log says is what the callers were told, once each; the agent's own turns are nobody's.
+    # The log agrees with the outcomes that the callers got, one for each ask. Agent-initiated turns have no caller.
     assert len(endings) == len(TURNS[name])
     assert set(rehearsed.outcomes) == {turn for turn in TURNS[name] if not turn.startswith("own")}
     checks.outcomes(events, rehearsed.outcomes)
@@ -298,7 +299,7 @@ def test_rehearsal_asks_and_closes_each_question_once() -> None:
     names = ["747dabf4", "e36e0140", "b886e4d4", "040e0e13", "a4c96fa8", "fc432e66"]
     turns = enumerate(names, 1)
     expected: list[tuple[str | None, str, str]] = [(str(turn), kind, name) for turn, name in turns for kind in about]
-    # For the last one stdin was closed: its turn went on without the answer, and ended before the process did.
+    # Stdin was closed before the last answer: the turn continued without the answer, and ended before the process did.
     expected[-1] = (None, kinds.QUESTION_ANSWERED, names[-1])
     assert told_of == expected
 

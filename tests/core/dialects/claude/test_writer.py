@@ -1,4 +1,4 @@
-"""What is written to Claude, frame by frame and word by word; the reading is in test_reader.py."""
+"""Frames that are written to Claude, member by member; test_reader.py has the other direction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from banksman.errors import UsageError
 REF = "0b5f7f2e-0000-4000-8000-000000000001"
 
 
-# -- frames out ------------------------------------------------------------------------------------------------------
+# -- frames to the agent ---------------------------------------------------------------------------------------------
 def sent(line: bytes) -> Any:
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
@@ -32,7 +32,7 @@ def test_frames_equal_recorded_ones() -> None:
     recorded = {name: frames(name, "in") for name in corpus.NAMES}
     handshake, prompt = recorded["claude-L-queue"][:2]
     ours = sent(CLAUDE.handshake(handshake["request_id"]))
-    # What was recorded registered no hook; we always do, for the rules.
+    # The recorded client registered no hook. Banksman always registers one, for the rules.
     hooks = ours["request"].pop("hooks")
     assert handshake["request"].pop("hooks") is None
     assert ours == handshake
@@ -45,7 +45,7 @@ def test_frames_equal_recorded_ones() -> None:
     for frame, (name, member) in zip(changes, (("model", "model"), ("permission_mode", "mode")), strict=True):
         assert sent(CLAUDE.setting(frame["request_id"], name, frame["request"][member])) == frame
     answers = [frame for frame in recorded["claude-D-permission"] if frame["type"] == "control_response"]
-    # The last one was a test of what it makes of nonsense.
+    # The last answer was a recorded test with a nonsense value.
     assert [frame["response"]["response"].get("behavior") for frame in answers] == ["allow", "deny", "deny", None]
     asked = {
         meaning.request: meaning
@@ -71,7 +71,7 @@ def test_handshake_registers_hooks_servers_and_schema() -> None:
     assert request == {
         "subtype": "initialize",
         "hooks": {
-            # Ours first: what a rule forbids is forbidden whatever a hook says after it.
+            # The rules hook is first: a call that a rule forbids stays forbidden, whatever a later hook decides.
             "PreToolUse": [
                 {"matcher": None, "hookCallbackIds": [writer.RULES_HOOK], "onFailure": "block"},
                 {"matcher": "Bash", "hookCallbackIds": ["h1"], "timeout": 70.0, "onFailure": "block"},
@@ -98,7 +98,7 @@ PERMISSION = Requested("r", RequestPurpose.PERMISSION, "can_use_tool", "Bash", {
     [
         (Decision(allows=True), {"behavior": "allow", "updatedInput": {"command": "true"}}),
         (Decision(allows=True, updated_input={"a": 1}), {"behavior": "allow", "updatedInput": {"a": 1}}),
-        # What was emptied on purpose does not run as it was asked for.
+        # An input that was emptied on purpose is not replaced by the original one.
         (Decision(allows=True, updated_input={}), {"behavior": "allow", "updatedInput": {}}),
         (DENIED, {"behavior": "deny", "message": "denied"}),
         (Decision(allows=False, message=""), {"behavior": "deny", "message": "denied"}),
@@ -156,7 +156,7 @@ def test_rule_verdict_is_sent_as_hook_decision(verdict: Verdict) -> None:
     assert decided["hookEventName"] == "PreToolUse"
     assert decided["permissionDecision"] == verdict.value
     assert "Bash" in decided["permissionDecisionReason"]
-    # Where no rule fits, its own settings decide, as if there were no hook.
+    # If no rule matches, the agent's own settings decide, as if there were no hook.
     assert body(CLAUDE.rule(asked, None)) == {}
 
 

@@ -1,4 +1,4 @@
-"""A schema as Claude Code takes it: what would cost the whole is left out, and nothing else."""
+"""Reduce a JSON schema to what Claude Code accepts: only the parts that would invalidate the whole are left out."""
 
 from __future__ import annotations
 

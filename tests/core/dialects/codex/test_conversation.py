@@ -1,4 +1,4 @@
-"""Whose turn it is, when the agent's words come in another order, twice, late, or not at all."""
+"""Assignment of turns to prompts in the Codex dialect, when the agent's frames come reordered, twice, late or never."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ THREAD = "t-1"
 
 
 class Talk:
-    """A conversation with an agent that says whatever the test has it say."""
+    """A conversation with a scripted agent."""
 
     def __init__(self, setup: Setup | None = None, *, is_begun: bool = True) -> None:
         self.protocol = CODEX.begin(setup or Setup(cwd="/srv"))
@@ -65,7 +65,7 @@ class Talk:
         return next(frame for frame in reversed(self.sent) if frame.get("method") == method)
 
     def reply(self, result: Any, *, to: str | None = None) -> list[Meaning]:
-        """To the last request, or the last with that method."""
+        """Answer the last request, or the last request with the method `to`."""
         requests = [frame for frame in self.sent if "id" in frame and "method" in frame]
         request = requests[-1] if to is None else self.last(to)
         return self.hears({"id": request["id"], "result": result})
@@ -85,7 +85,7 @@ class Talk:
         return self.notice("turn/completed", turn={"id": turn, "items": [], "status": status} | members)
 
     def opens(self, ref: str, turn: str) -> None:
-        """A turn as it usually opens."""
+        """Open a turn in the usual order of frames."""
         self.prompt(ref)
         assert self.reply({"turn": {"id": turn}}) == [PromptTaken(ref)]
         assert self.started(turn) == [opened(ref)]
@@ -96,7 +96,7 @@ def opened(*refs: str) -> TurnOpened:
 
 
 def over(*refs: str, **members: Any) -> list[Meaning]:
-    """The boundary as it is told, with what settles each."""
+    """The boundary of a turn, with the meanings that settle each of its prompts."""
     members = {"conversation": THREAD, "stop_reason": "completed"} | members
     return [TurnOver(refs, **members), *(PromptSettled(ref) for ref in reversed(refs))]
 
@@ -219,7 +219,7 @@ def test_setting_is_sent_with_next_turn() -> None:
     assert (params["model"], params["approvalPolicy"]) == ("other", "untrusted")
 
 
-# -- whose turn it is ------------------------------------------------------------------------------------------------
+# -- turns and their prompts -----------------------------------------------------------------------------------------
 def test_turn_opens_and_ends_with_last_text() -> None:
     talk = Talk()
     talk.opens("r", "u")
@@ -276,7 +276,7 @@ def test_agent_initiated_turn_has_no_refs() -> None:
     talk = Talk()
     assert talk.started("own") == [opened()]
     assert talk.completed("own") == over()
-    # One that begins while our prompt is on its way, and ends before ours begins.
+    # An agent-initiated turn begins while the prompt is on its way, and ends before the prompt's turn begins.
     talk.prompt("r")
     assert talk.started("own-2") == []
     assert talk.completed("own-2") == []
@@ -335,7 +335,7 @@ def test_unexpected_reply_is_noise(id: jsonrpc.Id | None) -> None:
     assert talk.completed("u") == over("r")
 
 
-# -- how it ends -----------------------------------------------------------------------------------------------------
+# -- ends of turns ---------------------------------------------------------------------------------------------------
 def test_failed_turn_reports_error_and_overflow() -> None:
     talk = Talk()
     talk.opens("r", "u")
@@ -692,12 +692,12 @@ def test_unanswered_requests_to_agent_are_bounded() -> None:
     assert isinstance(reply, Replied)
     assert reply.error is not None
     assert len(talk.sent) == count + OURS_MAX
-    # None was forgotten for another.
+    # No pending request was dropped in favour of another.
     assert talk.hears({"id": talk.sent[count]["id"], "result": {"turnId": "u"}}) == [PromptTaken("r0")]
 
 
 def test_ended_turn_frees_its_unanswered_prompt() -> None:
-    """An agent that never answers, and says by its items whose turn it is, goes on for ever."""
+    """An agent that never answers prompts, but names them in its items, can run any number of turns."""
     talk = Talk()
     for number in range(OURS_MAX + 1):
         ref, turn = f"r{number}", f"u{number}"
@@ -719,7 +719,7 @@ def test_message_of_another_thread_is_an_aside() -> None:
     assert not talk.protocol.is_aside(b"garbage")
 
 
-# -- the rest --------------------------------------------------------------------------------------------------------
+# -- batches and other messages --------------------------------------------------------------------------------------
 def test_batch_is_read_in_order() -> None:
     talk = Talk()
     talk.prompt("r")

@@ -1,7 +1,7 @@
-"""The Codex dialect against everything that the real program was recorded to say: see
-tests/core/dialects/recordings/codex.py.
+"""Codex dialect against complete recordings of the real program.
 
-What a frame means and what it projects to must not depend on how its bytes come, nor on how they are spaced.
+The meaning of a frame and its projection must not depend on how the bytes are cut or spaced. See
+tests/core/dialects/recordings/codex.py for the recordings.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from banksman.core.wire.framing import Framing, MixedChunk
 each_recording = pytest.mark.parametrize("name", NAMES)
 each_cut = pytest.mark.parametrize("cut", CUTS.values(), ids=list(CUTS))
 
-# All that is said about turns, prompts, tools and requests, in the words of `told`.
+# All meanings about turns, prompts, tools and requests, in the words of `told`.
 HEARD = {
     "codex-B-interrupt": (
         "replied handshake, taken 1, opened 1, replied stop-1, aborted 1, settled 1,"
-        # The command is never said to have ended: it goes on.
+        # The agent never reports the end of the command: it continues to run.
         " taken 2, opened 2, tool, replied stop-2, aborted 2 'go', settled 2,"
         " taken 3, opened 3, over 3 'after', settled 3, refused stop-3,"
         " taken 4, opened 4, replied stop-4, aborted 4, settled 4,"
-        # Two more are added to the fifth: one turn, one answer.
+        # Two prompts are steered into the fifth: one turn, one answer.
         " taken 5, opened 5, taken 6, taken 7, over 5 6 7 'steered', settled 7, settled 6, settled 5"
     ),
     "codex-D-approval": (
@@ -61,7 +61,7 @@ HEARD = {
     "codex-G-resume": "replied handshake, taken 1, opened 1, over 1 'resumed', settled 1",
     "codex-I-bad-badutf8": "replied handshake",
     "codex-app-0": "replied handshake, taken 1, opened 1, over 1 'hitick0 tick1 tick2 ', settled 1",
-    # Another protocol of the same program: none of it is a frame of this one.
+    # The exec protocol of the same program: none of its lines is a frame of this dialect.
     "codex-exec": "",
 }  # fmt: skip
 
@@ -108,14 +108,14 @@ def test_recording_is_whole_and_names_no_machine(name: str) -> None:
     assert [entry.kind for entry in entries].count("argv") == 1
     for entry in entries:
         if entry.kind in ("in", "out"):
-            # A line that was cut when it was recorded is no frame.
+            # The recorder marks a line that it cut as `RAW`.
             assert not {"RAW"} & entry.value.keys()
     text = (corpus.FOLDER / f"{name}.jsonl").read_text(encoding="utf-8")
     somewhere = re.compile(r"""(?<=["'\s=:])/(?!srv/|bin/bash|dev/null|v1)[\w.-]+/|-(?:root|tmp|home|Users)-""")
     assert somewhere.findall(text) == []
 
 
-# -- lines and what they mean ----------------------------------------------------------------------------------------
+# -- lines and their meanings ----------------------------------------------------------------------------------------
 def heard(data: bytes, cut: Cut) -> list[tuple[bytes, Meaning | None]]:
     framing = Framing()
     lines: list[bytes] = []
@@ -130,14 +130,14 @@ def heard(data: bytes, cut: Cut) -> list[tuple[bytes, Meaning | None]]:
 def test_recording_is_read_alike_however_bytes_are_cut(newline: bytes, cut: Cut) -> None:
     for name in NAMES:
         lines = corpus.lines(name)
-        data = newline.join(lines)  # The last one has no newline: the end of the stream is one.
+        data = newline.join(lines)  # The last line has no newline: the end of the stream ends it.
         at_once = heard(data, corpus.whole)
         assert [line for line, _ in at_once] == lines
         assert heard(data, cut) == at_once, name
 
 
 def spaced(frame: object) -> bytes:
-    """As no agent was seen to write it: nothing is known by its first bytes."""
+    """Write a frame with spaces that no agent uses, so that no first bytes identify it."""
     return json.dumps(frame, indent=None, separators=(" , ", " : ")).encode()
 
 
@@ -168,7 +168,7 @@ def test_recorded_questions_are_answered_by_their_ids() -> None:
 
 def test_recorded_usage_is_of_its_turn() -> None:
     overs = [meaning for meaning in codex.play("codex-D-approval").meanings if isinstance(meaning, TurnOver)]
-    # Two calls of the model with 15 tokens each, then the same; and one each, for it was stopped at its tool.
+    # Two model calls with 15 tokens each, twice. The last two turns have one call, because they stopped at the tool.
     assert [over.usage and over.usage["totalTokens"] for over in overs] == [30, 30, 15, 15]
 
 
@@ -211,7 +211,7 @@ def test_projector_and_transcript_tell_recorded_text_once(name: str) -> None:
                     told_by[item] = told_by.get(item, "") + update["content"]["text"]
     for item, text in complete.items():
         assert streamed[item] == text
-    # What was cut off is told only as it came.
+    # A message that was cut off is present only as its deltas.
     assert (transcript.text() or "").endswith("".join(list(streamed.values())[-1:]))
 
 

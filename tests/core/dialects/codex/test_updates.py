@@ -1,4 +1,4 @@
-"""What readers see of Codex: items that the recordings do not have, and hostile ones."""
+"""Projection of Codex items for readers: items that the recordings do not contain, and hostile ones."""
 
 from __future__ import annotations
 

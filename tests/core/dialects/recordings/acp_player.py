@@ -1,15 +1,16 @@
-"""What twelve runs of nine ACP agents were recorded to say, played to a speech that says what their client said.
+"""Play twelve recordings of nine ACP agents to the client side of the ACP dialect.
 
-The recordings are read by corpus.py, which tells their form; here `in_raw` is a line that the client wrote to see what
-the agent makes of garbage, and is left out, and so is an `out` that was cut when it was recorded (`RAW`).
+corpus.py reads the recordings and describes their format. Two kinds of entries are left out: `in_raw`, a line of
+garbage that the client wrote as a test, and an `out` that was cut by the recorder (`RAW`).
 
-Whatever the client said is asked of the speech, which then has to say the same, to the letter: but for the number of
-a request, which is its own, and `initialize`, which tells who speaks. An answer of the agent's is heard under the
-number that the speech gave to that request. Two things were otherwise with the recorded client, and are said here:
+The player asks the client side for every frame that the recorded client sent. The frame must be equal, except for the
+id of a request and for `initialize`, which names the client. An answer of the agent is read under the id that the
+client side gave to that request. The recorded client differs in two ways, for which the player compensates:
 
-- It loaded a conversation although the agent can go on with one silently. Where it did, the agent is heard without that
-  ability, so that the speech loads, too.
-- It did not ask where the history ends, but waited. The refusal of that question is heard when it went on.
+- It loaded a conversation although the agent can resume it silently. In such a recording the agent is read without the
+  resume capability, so that the client side loads, too.
+- It did not ask where the history ends, but waited. The player refuses that question at the moment when the recorded
+  client continued.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from banksman.core.wire.framing import Framing, MixedChunk
 
 NAMES = sorted(path.stem for path in corpus.FOLDER.glob("acp*.jsonl"))
 HANDSHAKE = "handshake-1"
-# What is known about those that do not say what they mean.
+# Quirks of the agents whose frames need corrections.
 QUIRKS = {
     "acp-gemini-load": Quirks(recites_late=True),
     "acp-goose-basic": Quirks(cancel_may_say=("end_turn",)),
@@ -57,7 +58,7 @@ def golden(name: str) -> Path:
 
 
 def entries(name: str) -> list[Entry]:
-    """Those of them that are played."""
+    """The entries that are played."""
     found = corpus.entries(name)
     is_loaded = any(entry.kind == "in" and entry.value.get("method") == "session/load" for entry in found)
     played = [entry for entry in found if entry.kind in ("in", "out") and "RAW" not in entry.value]
@@ -72,22 +73,22 @@ def _without_resume(entry: Entry) -> Entry:
 
 
 def lines(name: str) -> list[bytes]:
-    """Everything the agent said."""
+    """Every line of the agent."""
     return [corpus.line(entry.value) for entry in entries(name) if entry.kind == "out"]
 
 
 class Played:
-    """One recording, played to its end. What came of it is in the attributes."""
+    """One recording, played to its end. The attributes hold the results."""
 
     def __init__(self, name: str, cut: Cut = corpus.whole, quirks: Quirks | None = None) -> None:
         self.name = name
-        # What was heard: each line, with all that it means.
+        # Each line of the agent, with all its meanings.
         self.heard: list[tuple[bytes, tuple[Meaning, ...]]] = []
-        # What the speech said that the recorded client did not.
+        # Frames of the client side that the recorded client did not send.
         self.extra: list[dict[str, Any]] = []
-        # The lines that were said while the agent recited.
+        # Number of lines that the agent recited.
         self.recited = 0
-        # What the speech makes of the answer to the question where the history ends.
+        # Meanings of the answer to the question where the history ends.
         self.at_fence: tuple[Meaning, ...] = ()
         self.dialect = acp(QUIRKS.get(name, Quirks()) if quirks is None else quirks)
         played = entries(name)
@@ -99,7 +100,7 @@ class Played:
         self._framing = Framing()
         self._written: list[bytes] = []
         self._prompts = 0
-        # The recorded client's numbers of its requests, each with ours.
+        # Request ids of the recorded client, each with the client side's id.
         self._ids: dict[int, int] = {}
         for is_said, group in groupby(played, lambda entry: entry.kind == "out"):
             values = [entry.value for entry in group]
@@ -115,7 +116,7 @@ class Played:
     def meanings(self) -> list[Meaning]:
         return [meaning for _, meanings in self.heard for meaning in meanings]
 
-    # -- what is said ------------------------------------------------------------------------------------------------
+    # -- frames to the agent -----------------------------------------------------------------------------------------
     def _say(self, frame: dict[str, Any]) -> None:
         match frame:
             case {"method": "initialize", "id": id}:
@@ -150,7 +151,7 @@ class Played:
             allows = kinds[chosen].startswith("allow")
             self._take(self.protocol.answer(asked, Decision(allows=allows, option=chosen)))
         if RequestWithdrawn(request) in self.meanings:
-            # It has its answer: that it was withdrawn. The recorded client gave it another.
+            # The request was answered when it was withdrawn. The recorded client gave another answer.
             [sent] = self._written
             assert json.loads(sent)["error"]["code"] == -32800
         else:
@@ -170,7 +171,7 @@ class Played:
             error = {"code": -32601, "message": "Method not found"}
             self._feed(corpus.line({"jsonrpc": "2.0", "id": fence["id"], "error": error}) + b"\n")
             assert self.heard.pop()[1] == ()
-            # It is quiet then, for long enough.
+            # The agent is then quiet for long enough.
             hurried = self.protocol.hurry()
             self.protocol, self.at_fence = hurried.protocol, hurried.meanings
 
@@ -184,12 +185,12 @@ class Played:
         assert frame.endswith(b"\n")
         return json.loads(frame)
 
-    # -- what is heard -----------------------------------------------------------------------------------------------
+    # -- lines of the agent ------------------------------------------------------------------------------------------
     def _hear(self, frames: list[dict[str, Any]]) -> None:
         self._feed(b"".join(corpus.line(self._renamed(frame)) + b"\n" for frame in frames))
 
     def _renamed(self, frame: dict[str, Any]) -> dict[str, Any]:
-        """A reply under the number of ours; in its place, for where it stands may matter."""
+        """Put the client side's id into a reply, at the same place, because the order of members may matter."""
         if "method" in frame or frame.get("id") not in self._ids:
             return frame
         return {name: self._ids[value] if name == "id" else value for name, value in frame.items()}
@@ -215,7 +216,7 @@ class Played:
 
 
 def in_words(meaning: Meaning) -> str:
-    """What a frame says, in a few words."""
+    """Describe a meaning in a few words."""
     match meaning:
         case Replied(request=request, error=error):
             return f"replied {request}" if error is None else f"refused {request}: {error}"
@@ -237,7 +238,7 @@ def in_words(meaning: Meaning) -> str:
 
 
 def told(played: Played) -> str:
-    """What a golden file holds: a line for each frame that means or projects to something. Frames count from 0."""
+    """Content of a golden file: a line for each frame with a meaning or an update. Frames count from 0."""
     kept: list[str] = []
     for index, (line, meanings) in enumerate(played.heard):
         updates = played.dialect.project(line)
@@ -248,9 +249,7 @@ def told(played: Played) -> str:
 
 
 def main() -> None:
-    """Write the golden files anew: `python -m tests.core.dialects.recordings.acp_player`. What changed, `git diff`
-    shows.
-    """
+    """Write the golden files: `python -m tests.core.dialects.recordings.acp_player`. `git diff` shows the changes."""
     for name in NAMES:
         path = golden(name)
         text = told(Played(name))

@@ -1,14 +1,13 @@
-"""What Codex 0.166.0 was recorded to say, played against our own side of the conversation.
+"""Play recordings of Codex 0.166.0 to the client side of the Codex dialect.
 
-The recordings beside this file are as corpus.py describes them. Two things must be made up for a replay to be honest:
+corpus.py describes the recordings beside this file. The player makes two adjustments:
 
-- The recorder numbered its requests in its own way. What our side sends is what it sends; each recorded request is
-  matched with the request of the same purpose that our side has just made, and in the agent's replies its number is put
-  in the place of the recorder's. A recorded request that ours has no counterpart for (it knew better) leaves a reply to
-  a number that we never used, which is what such a reply is.
-- A recorded answer to a question is given by ours as the decision that it was.
+- The recorder numbered its requests in a different way. The player matches each recorded request with the latest
+  request of the same purpose from the client side, and puts that id into the agent's reply. If the client side has no
+  such request, the reply gets an id that the client side never uses.
+- A recorded answer to a question becomes the corresponding decision.
 
-`golden_codex/` has what each frame projects to; it is written by `python -m tests.core.dialects.recordings.codex`.
+`golden_codex/` holds the projection of each frame. `python -m tests.core.dialects.recordings.codex` writes it.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from banksman.core.dialects.meaning import Meaning, NeedsConversation, Requested
 from banksman.core.session.permissions import Decision
 
 NAMES = sorted(path.stem for path in corpus.FOLDER.glob("codex-*.jsonl"))
-# A number that no request of ours has.
+# An id that the client side never uses.
 UNUSED = 9_000
-# By which request of ours a recorded one is matched, where the words differ.
+# Methods that match a recorded request where the two sides use different methods.
 _SAME = {"turn/steer": "turn/start", "thread/resume": "thread/start", "thread/fork": "thread/start"}
 
 
 @dataclass
 class Play:
-    """Our side of a recording: what it has sent, and all that the agent's words have meant."""
+    """The client side of a recording: the frames that it has sent, and the meanings of the agent's lines."""
 
     protocol: ProtocolState
     write: Callable[[Any], bytes] = corpus.line
@@ -53,7 +52,7 @@ class Play:
         self.meanings += output.meanings
 
     def told(self, frame: dict[str, Any]) -> None:
-        """What the recorder said, said by ours."""
+        """Let the client side do what the recorder did in this frame."""
         match frame:
             case {"method": "initialize"}:
                 self.say(self.protocol.handshake("handshake"))
@@ -67,7 +66,7 @@ class Play:
                 asked = next(each for each in reversed(self.meanings) if isinstance(each, Requested))
                 self.say(self.protocol.answer(asked, _decision(decision)))
             case _:
-                pass  # What follows from the replies: ours says it by itself.
+                pass  # The client side sends these frames in reaction to the replies.
         if "method" in frame and "id" in frame:
             self._match(frame)
 
@@ -101,7 +100,7 @@ def _decision(word: str) -> Decision:
 
 
 def setup(name: str) -> Setup:
-    """As the recorder began: where it resumed a conversation, that one."""
+    """The recorder's setup, with the conversation that it resumed, if any."""
     resumed = [frame["params"]["threadId"] for frame in told(name) if frame.get("method") == "thread/resume"]
     return Setup(cwd="/srv/ws", conversation=resumed[0] if resumed else None)
 

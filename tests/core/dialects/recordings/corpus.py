@@ -1,19 +1,19 @@
-"""What Claude Code 2.1.325 was recorded to say, and what it was told: the recordings beside this file, read.
+"""Read the recordings of Claude Code 2.1.325: its output and its input.
 
-A recording has one JSON object a line: `t`, seconds since the start; `d`, what it is; and `v`, its value.
+A recording has one JSON object per line: `t`, seconds since the start; `d`, the kind; and `v`, the value.
 
     argv    the command
     in      a frame to the agent
-    out     a frame from it
-    err     what it wrote to stderr
-    ev      what was seen or done besides: a signal, the end of a stream, an exit
-    tree    the processes there were
+    out     a frame from the agent
+    err     output on stderr
+    ev      another observation or action: a signal, the end of a stream, an exit
+    tree    the processes at that moment
 
-They are whole. Only the paths were changed, each everywhere alike, to ones below /srv; the program's own is left out.
-A frame was decoded when it was recorded, so how its bytes were spaced and escaped is not known any more: `line` writes
-it as the agent most likely had.
+The recordings are complete. Only the paths are replaced, consistently, by paths below /srv; the program's own path is
+left out. The recorder decoded each frame, so the original spacing and escapes are lost. `line` writes a frame as the
+agent most likely did.
 
-`golden/` has what each frame projects to. It is written by `python -m tests.core.dialects.recordings.regolden`.
+`golden/` holds the projection of each frame. `python -m tests.core.dialects.recordings.regolden` writes it.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ def frames(name: str, kind: str) -> list[dict[str, Any]]:
 
 
 def line(frame: Any) -> bytes:
-    """One compact line without its newline, as JavaScript writes it."""
+    """Encode a frame as one compact line without a newline, as JavaScript does."""
     return json.dumps(frame, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def lines(name: str) -> list[bytes]:
-    """Everything the agent said."""
+    """Every line of the agent."""
     return [line(frame) for frame in frames(name, "out")]
 
 
-# -- how the bytes may come ------------------------------------------------------------------------------------------
+# -- cuts of the byte stream -----------------------------------------------------------------------------------------
 Cut = Callable[[bytes], Iterator[bytes]]
 
 
@@ -67,7 +67,7 @@ def byte_by_byte(data: bytes) -> Iterator[bytes]:
 
 
 def at_random(seed: int) -> Cut:
-    """Pieces of a few bytes and of many lines, mixed; the same ones for the same seed and length."""
+    """Mix pieces of a few bytes and of many lines; the same seed and length give the same pieces."""
 
     def cut(data: bytes) -> Iterator[bytes]:
         chance = random.Random(seed)
@@ -92,7 +92,7 @@ def golden(name: str) -> Path:
 
 
 def projected(name: str, project: Callable[[bytes], list[dict[str, Any]]]) -> str:
-    """What a golden file holds: a line for each frame that projects to something. Frames count from 0."""
+    """Content of a golden file: a line for each frame with an update. Frames count from 0."""
     found = ((index, project(said)) for index, said in enumerate(lines(name)))
     kept = [{"frame": index, "updates": updates} for index, updates in found if updates]
     return "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in kept)

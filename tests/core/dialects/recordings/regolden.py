@@ -1,6 +1,4 @@
-"""Write the golden files anew: `python -m tests.core.dialects.recordings.regolden`. What changed is for `git diff` to
-show.
-"""
+"""Write the golden files: `python -m tests.core.dialects.recordings.regolden`. `git diff` shows the changes."""
 
 from __future__ import annotations
 

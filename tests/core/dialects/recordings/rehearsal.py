@@ -1,13 +1,17 @@
-"""A recording as the agent of a session: the core is driven by it as the driver would drive it, without a loop.
+"""Drive the session state machine with a recording as its agent, without an event loop.
 
-Whatever the recording told the agent is asked of the session, which then has to tell the agent the same: each prompt is
-an ask, and one that was sent into an open turn is steered into it; an interrupt of a turn is an interrupt of the ask;
-an answer is an answer. What the agent was recorded to say comes in pieces, as a `Cut` makes them, and never before what
-it was an answer to. The log takes everything at once, and so does the pipe.
+The rehearsal asks the session for every frame that the recorder sent, and the session must send the same:
 
-Time is the recording's, and stands still while the agent speaks: were it to pass, a timer could fire between two pieces
-and not between two others, and the cut would show for a reason that is none. If the session is not ready to send a
-prompt when the recording did, its timers fire until it is.
+- A prompt becomes an ask. A prompt that was sent during a turn is steered into that turn.
+- An interrupt of a turn becomes an interrupt of the ask.
+- An answer becomes an answer.
+
+The agent's output comes in pieces, as a `Cut` makes them, and never before the frame that it answers. The log commits
+immediately, and so does the pipe.
+
+Time is the recording's. It stands still while the agent speaks. Otherwise a timer could fire between two pieces of one
+cut and not of another, and the result would depend on the cut. If the session is not ready to send a prompt when the
+recorder sent it, timers fire until it is.
 """
 
 from __future__ import annotations
@@ -62,23 +66,23 @@ from banksman.core.session.step import step
 from banksman.core.session.turn import Ask
 from banksman.core.wire.framing import Framing, MixedChunk
 
-# The process that the recording is of. Another one that the session wants after it never gets as far as to run.
+# The number of the recorded process. A later process of the session never starts.
 RECORDED = 1
-# What makes the session start a process that was never prompted.
+# A prompt that starts the process of a recording without prompts.
 UNSENT: dict[str, Any] = {"type": "user", "message": {"role": "user", "content": "never sent"}}
 
 
 class Rehearsal:
-    """One recording, played to its end and the session closed. What came of it is in the attributes."""
+    """One recording, played to its end, and the session closed. The attributes hold the results."""
 
     def __init__(self, name: str, cut: Cut) -> None:
         self.entries: list[kinds.Entry] = []
         self.outcomes: dict[str, Outcome] = {}
-        # The conversation that each process was to resume.
+        # The conversation that each process had to resume.
         self.starts: list[str | None] = []
-        # Every line that the agent said.
+        # Every line of the agent.
         self.said: list[bytes] = []
-        # Every frame that the recorded process was given.
+        # Every frame that was written to the recorded process.
         self.written: list[bytes] = []
         self.is_finished = False
         self.state = _opened(name)
@@ -87,13 +91,13 @@ class Rehearsal:
         self._framing = Framing()
         self._facts: deque[Fact] = deque()
         self._timers: dict[Subject, float] = {}
-        # The recording's names of our requests, each with ours; both as they stand in a frame.
+        # Recorded names of the session's requests, each with the session's name; both as they are in a frame.
         self._names: dict[bytes, bytes] = {}
         self._stderr = ""
         self._prompts = [frame for frame in corpus.frames(name, "in") if frame["type"] == "user"]
         self._asked = 0
         self._sent = 0
-        # A session starts its process for an ask, so the first one comes before anything else.
+        # A session starts its process for an ask, so the first ask comes before any entry.
         self._ask(self._prompts[0] if self._prompts else UNSENT)
         for is_said, entries in groupby(_told(name), lambda entry: entry.kind == "out"):
             if is_said:
@@ -106,7 +110,7 @@ class Rehearsal:
 
     @property
     def events(self) -> list[Event]:
-        """The log as a reader sees it."""
+        """The log as a reader gets it."""
         return [Event("rehearsed", 1, seq, 0.0, *entry) for seq, entry in enumerate(self.entries, 1)]
 
     # -- the recording -----------------------------------------------------------------------------------------------
@@ -141,7 +145,7 @@ class Rehearsal:
                     else ProcessReported(self._at, RECORDED, Exited(code, None, self._at))
                 )
             case _:
-                pass  # Nothing that a session does, or hears of.
+                pass  # The session neither does nor sees this.
 
     def _ask(self, frame: dict[str, Any]) -> None:
         self._asked += 1
@@ -152,18 +156,18 @@ class Rehearsal:
         self._tell(Asked(self._at, Ask(id=f"{self._asked}", ref=ref, prompt=prompt, priority=NORMAL, on_busy=on_busy)))
 
     def _pass_until_sent(self, frame: dict[str, Any]) -> None:
-        """The recording goes on when the agent has this prompt."""
+        """Advance time until the session has sent this prompt."""
         while (sent := json.loads(self.written[-1])).get("message") != frame["message"]:
             if not self._timers and self.state.queue and self.state.process.naming is not PromptNaming.PRESENT:
-                return  # Into the turn of an agent that does not say what it works on: the session waits for its end.
+                return  # The agent does not name prompts: the session waits for the end of the turn.
             assert self._timers, f"the session does not send {frame['message']['content']!r}: {self.state}"
             self._fire_next()
         assert frame.get("uuid") in (sent["uuid"], None)
 
     def _is_named(self, frame: dict[str, Any], since: int = 0) -> None:
-        """This request was made by the session, too; under another name, by which it is to be answered.
+        """Map the recorded name of this request to the name that the session used, for the agent's answer.
 
-        Not if it was an interrupt of what was over: then what the agent answers is an answer to nobody.
+        An interrupt after the end of its turn has no counterpart: the agent's answer then answers no request.
         """
         for data in self.written[since:]:
             sent = json.loads(data)
@@ -187,7 +191,7 @@ class Rehearsal:
             self._tell(FramesRead(self._at, RECORDED, lines, meanings))
 
     def _end(self) -> None:
-        """The process is gone, whether anybody saw it exit or not; then the session is closed."""
+        """End the process, with or without a recorded exit, and then close the session."""
         assert self._framing.held_bytes == 0
         self._tell(ProcessReported(self._at, RECORDED, ProcessGone(stderr=Stderr(self._stderr))))
         self._tell(CloseAsked(self._at))
@@ -205,7 +209,7 @@ class Rehearsal:
         self._at = max(self._at, self._timers.pop(subject))
         self._tell(TimerFired(self._at, subject))
 
-    # -- the door ----------------------------------------------------------------------------------------------------
+    # -- facts and effects -------------------------------------------------------------------------------------------
     def _tell(self, fact: Fact) -> None:
         self._facts.append(fact)
         while self._facts:
@@ -238,21 +242,21 @@ class Rehearsal:
             case Finish():
                 self.is_finished = True
             case _:
-                pass  # It is told to somebody, or it stops the process, which the recording does by itself.
+                pass  # The effect informs a caller, or stops the process, which the recording does anyway.
 
 
 def _opened(name: str) -> Session:
-    """A session as it was when the recorded process was started."""
+    """A session at the moment when the recorded process was started."""
     argv: list[str] = next(entry.value for entry in corpus.entries(name) if entry.kind == "argv")
     resumed = [word.removeprefix("--resume=") for word in argv if word.startswith("--resume=")]
     return Session(config=Config(dialect=CLAUDE), conversation=resumed[0] if resumed else None)
 
 
 def _decided(response: dict[str, Any]) -> Decision:
-    """A recorded answer, as somebody gives it; one that made no sense to the agent was no yes.
+    """Convert a recorded answer to a decision. An answer that the agent could not read is a denial.
 
-    One that was also to interrupt the turn is a mere no here: with it the session would send an interrupt of its own,
-    to which the recording has no answer.
+    An answer that also interrupts the turn is a plain denial here. Otherwise the session would send an interrupt, for
+    which the recording has no answer.
     """
     return Decision(
         allows=response.get("behavior") == "allow",
@@ -262,7 +266,7 @@ def _decided(response: dict[str, Any]) -> Decision:
 
 
 def _told(name: str) -> list[Entry]:
-    """What has a part in the conversation; so that what was only looked at does not cut what the agent says."""
+    """Entries that belong to the conversation, so that observations do not split the agent's output."""
     return [
         entry
         for entry in corpus.entries(name)
