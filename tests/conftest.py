@@ -1,4 +1,4 @@
-"""What every test gets: coroutines run in a fresh loop, and a look round afterwards that nothing was left behind."""
+"""Common setup of all tests: one event loop per coroutine test, and a check for leaked processes, fds and threads."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from tests.thorough import IS_THOROUGH, ONE_IN, sample
 from banksman.process import attributes
 from banksman.process.zygote_client import spawner
 
-# What holds assertions and is no test module itself. Before anybody imports them: whoever comes first decides.
+# These modules contain assertions but are not test modules. Pytest must register them before the first import, because
+# the first import decides whether the assertions are rewritten.
 pytest.register_assert_rewrite(
     *("tests.store", "tests.simulation", "tests.core", "tests.sessions", "tests.server"),
     *("tests.cluster.fleet", "tests.cli.tui", "tests.tutorial"),
 )
 
-# Hypothesis measures each example and fails one that took long. On a busy machine any of them does.
+# Hypothesis fails an example that exceeds its deadline. On a busy machine any example can exceed it.
 settings.register_profile(
     "banksman", max_examples=sample(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -39,12 +40,12 @@ settings.load_profile("banksman")
 GONE_SECONDS_MAX = 10.0
 MEMORY = "/dev/shm"
 MEMORY_BYTES_MIN = 2 << 30
-# The zygote and the keeper it has in reserve are there as long as the program is.
+# The zygote and its spare keeper live as long as the program.
 KNOWN = ("banksman-zygote", "banksman-spare")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import a module that is thorough as a whole: some of them import large libraries."""
+    """Skip the import of a module that is thorough as a whole: some of these modules import large libraries."""
     if IS_THOROUGH or config.option.markexpr or not collection_path.name.startswith("test_"):
         return None
     text = collection_path.read_text(encoding="utf-8") if collection_path.is_file() else ""
@@ -53,9 +54,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out, without skipping, what this run does not ask for: see thorough.py.
+    """Deselect the tests that this run does not ask for, without reporting them as skipped: see thorough.py.
 
-    First of all hooks: pytest's own chooses by `-m`, and must see that what Hypothesis makes up is explored.
+    This hook runs before all others. Pytest's hook selects by `-m`, and must already see the `explored` mark of the
+    Hypothesis tests.
     """
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
@@ -68,8 +70,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hear every signal: run in the background (nohup, a shell's &) we are started with some of them ignored, and so
-    would be every program that a test starts and signals."""
+    """Restore the default handlers of ignored signals.
+
+    A process in the background (nohup, a shell's &) starts with some signals ignored. Every program that a test starts
+    and signals would inherit that.
+    """
     config.addinivalue_line("markers", "thorough: for `make prove` alone, see tests/thorough.py")
     config.addinivalue_line("markers", "explored: a part of it in `make test`, all of it in `make prove`")
     _use_memory()
@@ -79,8 +84,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _use_memory() -> None:
-    """Keep the tests' files in memory, where there is room. A disk may stall for many seconds; then no NATS server
-    answers, and leases are lost."""
+    """Keep the files of the tests in memory if there is room.
+
+    A disk can stall for many seconds. During that time no NATS server answers, and hosts lose their leases.
+    """
     try:
         memory = os.statvfs(MEMORY)
     except OSError:
@@ -88,13 +95,13 @@ def _use_memory() -> None:
     is_large = memory.f_bavail * memory.f_frsize >= MEMORY_BYTES_MIN
     if "TMPDIR" not in os.environ and is_large and not memory.f_flag & os.ST_NOEXEC and os.access(MEMORY, os.W_OK):
         os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
-    # Node would leave its compiled modules there.
+    # Without this, Node leaves its compiled modules in the folder.
     os.environ["NODE_DISABLE_COMPILE_CACHE"] = "1"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a coroutine test in a loop of its own, and insist that it leaves no task."""
+    """Run a coroutine test in a new event loop, and fail it if it leaves a task."""
     function = pyfuncitem.obj
     if not inspect.iscoroutinefunction(function):
         return None
@@ -112,7 +119,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In CI nothing is skipped: what this machine cannot show is a failure there, and not a line nobody reads."""
+    """Turn a skip into a failure in CI, where a skipped test would go unnoticed."""
     report = yield
     if report.skipped and "CI" in os.environ:
         report.outcome = "failed"
@@ -121,13 +128,13 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture
 def marker() -> str:
-    """A word for the argv of every process a test starts, by which it finds them again."""
+    """Return a word for the argv of every process that a test starts, so that the test can find the processes."""
     return f"marked-{uuid.uuid4().hex}"
 
 
 @pytest.fixture(autouse=True)
 def state_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A host that is told no store has one of its own in each test, and never the user's."""
+    """Give each test a separate default store and configuration folder, never those of the user."""
     folder = tmp_path_factory.getbasetemp() / f"state-{uuid.uuid4().hex[:12]}"
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
@@ -137,16 +144,20 @@ def state_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 
 @pytest.fixture(autouse=True)
 def leaves_nothing() -> Iterator[None]:
-    """No process, fd or thread more than before, but for the zygote, which is known by name, and what tests share:
-    nodes of NATS, which are known by their keeper, and servers with all that they have started."""
-    spawner.current(attributes.take_inherited().fingerprint)  # Warm, so that its start is not taken for a leak.
+    """Fail a test that leaves a process, an fd or a thread.
+
+    Two kinds of processes are exempt: the zygote, which is known by its name, and shared servers. NATS nodes are known
+    by their keepers. The other servers are exempt together with all their descendants.
+    """
+    # Start the zygote first, so that its start is not reported as a leak.
+    spawner.current(attributes.take_inherited().fingerprint)
     fds, threads = _fds(), set(threading.enumerate())
     yield
     deadline = time.monotonic() + GONE_SECONDS_MAX
     while (left := _processes()) and time.monotonic() < deadline:
-        time.sleep(0.01)  # There is no fact to wait for: these are nobody's children that we could wait on.
+        time.sleep(0.01)  # These processes are not children of this process, so there is no event to wait for.
     assert not left, f"processes left behind: {left}"
-    # A thread that waited for one of them may need a moment more.
+    # A thread that waited for such a process can need a little longer.
     while (more_threads := set(threading.enumerate()) - threads) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not more_threads, f"threads left behind: {more_threads}"
@@ -155,7 +166,7 @@ def leaves_nothing() -> Iterator[None]:
 
 
 def _fds() -> set[str]:
-    """Every open fd and what it is, without the zygote's own two, and those to the keepers of nodes that are shared."""
+    """Return every open fd with its target, except those of the zygote and of the keepers of shared NATS nodes."""
     zygotes = [*spawner._retired, *([spawner._zygote] if spawner._zygote else [])]  # pyright: ignore[reportPrivateUsage]
     known = {fd for zygote in zygotes for fd in (zygote.fileno(), zygote._pidfd)}  # pyright: ignore[reportPrivateUsage]
     known |= shared.fds()
@@ -164,20 +175,20 @@ def _fds() -> set[str]:
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            continue  # The one that listed the folder.
-        # The lock on spill files is held as long as a result refers to one: see commands/output.py.
+            continue  # The fd that listed the folder.
+        # The lock on spill files is held as long as a result refers to such a file: see commands/output.py.
         if int(name) not in known and not target.removesuffix(" (deleted)").endswith(".owner"):
             found.add(f"{name}: {target}")
     return found
 
 
-# Processes that were not ours when they were last looked at. They never become ours, and no test uses up so many pids
-# that one of them comes back as another process; so they are not read again after each of thousands of tests.
+# Processes that were not descendants of this process at the last check. They never become descendants, and no test uses
+# enough pids for a reuse. So the check does not read them again after each of thousands of tests.
 _foreign: set[str] = set()
 
 
 def _processes() -> list[str]:
-    """Our descendants, but for zygotes: a keeper counts, for it means that something is still kept."""
+    """Return the descendants of this process, without zygotes. A keeper counts, because its child still runs."""
     parents: dict[int, int] = {}
     names: dict[int, str] = {}
     entries = os.listdir("/proc")
@@ -199,7 +210,8 @@ def _processes() -> list[str]:
         while ancestor in parents and ancestor not in apart and ancestor != os.getpid() and seen < 100:
             ancestor, seen = parents[ancestor], seen + 1
         if ancestor == 0 or str(ancestor) in _foreign:
-            _foreign.add(str(pid))  # Not one whose parent went away while we looked: it may be ours.
+            # A process whose parent exited during the scan is not added: it can be a descendant.
+            _foreign.add(str(pid))
         elif ancestor == os.getpid() and pid != os.getpid() and not names[pid].startswith(KNOWN):
             mine.append(f"{pid} {names[pid]}")
     return mine

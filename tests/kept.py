@@ -1,6 +1,7 @@
-"""Servers that the tests of a module share, and that `leaves_nothing` of tests/conftest.py therefore passes over.
+"""Pids of servers that the tests of a module share.
 
-Apart from tests/server/kit.py, which starts them: tests/conftest.py imports this before it has assertions rewritten.
+The fixture `leaves_nothing` of tests/conftest.py ignores these servers. tests/server/kit.py starts them. The set is a
+separate module because tests/conftest.py imports it before pytest rewrites assertions.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
-# Pids of those that are up. What they have started belongs to them.
+# Pids of the servers that run now. The processes that they start belong to them.
 SERVERS: set[int] = set()
 
 
 @contextmanager
 def shared(*pids: int) -> Generator[None]:
-    """For a fixture that outlives a test: these are known as long as it does."""
+    """Register these pids while the block runs. A fixture that outlives a test uses it."""
     SERVERS.update(pids)
     try:
         yield

@@ -1,7 +1,7 @@
-"""tools/agents.py: that an agent is installed once, whole, and for all checkouts.
+"""tools/agents.py installs each agent once, completely, and for all checkouts.
 
-`npm` is a script of the test's own here, which unpacks nothing and notes that it was called: the registry and its
-hashes are npm's business. The tool itself is run as a process, as make does it.
+The `npm` here is a script of the test. It downloads nothing and records its calls, because the registry and its hashes
+are the responsibility of npm. The test runs the tool as a process, as make does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ pytestmark = thorough
 
 TOOL = Path(__file__).parent.parent / "tools" / "agents.py"
 SECONDS_MAX = 60
-# It makes what the lock in its folder asks for, and notes it in a file. At a `gate` it waits until that is opened.
+# The script creates the files that the lock in its folder asks for, and records the call in a file. If a `gate` exists,
+# the script waits until the gate opens.
 NPM = """#!{python} -IS
 import json, os, sys
 place = {place!r}
@@ -48,7 +49,7 @@ for package, pin in packages.items():
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A machine of the test's own, as far as the tool can see: a PATH and a cache."""
+    """Simulated machine for the tool: a PATH and a cache."""
 
     folder: Path
 
@@ -75,7 +76,7 @@ class Place:
         return self.folder / "cache" / "banksman" / "agents"
 
     def calls(self) -> int:
-        """How often something was fetched."""
+        """Return the number of npm calls."""
         path = self.folder / "calls"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
@@ -103,7 +104,7 @@ def test_agents_are_installed_once_and_outside_the_checkout(place: Place) -> Non
     assert names <= pinned
     assert place.calls() == len(names)
     assert all(os.access(link, os.X_OK) for link in links.iterdir())
-    # Nothing is fetched again, and nothing but one folder an agent, one of links and the lock is there.
+    # The second run fetches nothing. The folder has one folder per agent, the folder of links and the lock.
     assert place.links() == links
     assert place.calls() == len(names)
     assert {path.name.partition("-")[0] for path in place.agents.iterdir()} == {
@@ -150,7 +151,7 @@ def test_killed_agent_install_leaves_nothing_that_counts(place: Place) -> None:
     gate = place.folder / "gate"
     os.mkfifo(gate)
     with place.start() as process:
-        # Whoever opens this end waits for the other: npm is in the midst of it.
+        # The open of a FIFO returns when the other end opens too. So npm is in the middle of the install here.
         fd = os.open(gate, os.O_WRONLY)
         process.send_signal(signal.SIGKILL)
         process.wait(SECONDS_MAX)
@@ -158,7 +159,7 @@ def test_killed_agent_install_leaves_nothing_that_counts(place: Place) -> None:
         gate.unlink()
         os.close(fd)
         assert process.stdout is not None
-        process.stdout.read()  # Until npm, which holds its other end, is gone too.
+        process.stdout.read()  # Ends when npm, which holds the other end, has exited too.
     place.links()
     assert not rest.exists()
 

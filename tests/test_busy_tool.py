@@ -1,4 +1,4 @@
-"""tools/busy.py: a command beside busy loops, which end with it however it ends."""
+"""tools/busy.py runs a command beside busy loops, and the loops end with the command in every case."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.thorough import thorough
 pytestmark = thorough
 
 TOOL = Path(__file__).parent.parent / "tools" / "busy.py"
-# Prints its parent's other children: the loops.
+# Prints the other children of its parent: the loops.
 LIST = """
 import os, pathlib
 for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
@@ -32,7 +32,7 @@ def command(*words: str) -> list[str]:
 
 
 def is_gone(pid: str) -> bool:
-    """A zombie counts as gone: an orphan waits for whoever reaps it."""
+    """Return whether the process has ended. A zombie counts, because an orphan waits for its reaper."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -50,7 +50,8 @@ def test_busy_passes_the_exit_code_on_and_ends_its_loops(end: str, code: int) ->
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_busy_leaves_no_loop_when_it_is_ended(number: signal.Signals) -> None:
-    # The command ends with its stdin, which is this test's: also when nobody is left to end it.
+    # The command ends when its stdin closes. This test holds the stdin, so the command ends even if no process stops
+    # it.
     with subprocess.Popen(
         command(sys.executable, "-c", LIST + "print(os.getpid(), flush=True); os.read(0, 1)"),
         stdin=subprocess.PIPE,

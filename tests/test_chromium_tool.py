@@ -1,7 +1,7 @@
-"""tools/chromium.py: that a browser is found, is installed where it may be, and is missed loudly where it may not.
+"""tools/chromium.py finds a browser, installs it where it may, and otherwise reports loudly that it is missing.
 
-`apt-get` is a script of the test's own here, and the only program on PATH. The tool is run as a
-process, as make does it.
+The `apt-get` here is a script of the test, and the only program on PATH. The test runs the tool as a process, as make
+does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ pytestmark = thorough
 
 TOOL = Path(__file__).parent.parent / "tools" / "chromium.py"
 SECONDS_MAX = 60
-# As in a fresh container: nothing can be installed before the lists were fetched.
+# Behaves as in a fresh container: an install fails before the package lists are fetched.
 APT = """#!{python} -IS
 import os, sys
 place = {place!r}

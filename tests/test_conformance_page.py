@@ -1,5 +1,7 @@
-"""docs/conformance.md is of the agents, the steps and the profiles that there are. What it measured is not checked: it
-was true of that run."""
+"""docs/conformance.md matches the present agents, steps and profiles.
+
+The tests do not check the measured values, which were true for one run.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "conformance.md"
 
 
 def rows(heading: str) -> list[list[str]]:
-    """The cells of the one table under a heading, without its head."""
+    """Return the cells of the only table under a heading, without its header."""
     (section,) = [part for part in PAGE.read_text().split("\n## ") if part.startswith(f"{heading}\n")]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
@@ -28,7 +30,7 @@ def test_conformance_page_has_every_agent_in_every_step() -> None:
     *cells, total = rows("Full results")
     assert [(row[0].strip("`"), row[1]) for row in cells] == [(agent, step) for agent in AGENTS for step in STEPS]
     assert [row[0] for row in rows("Results by agent")] == [*STEPS, "total left"]
-    # Of the interrupted tools, and of everything: nothing on our side, and something on the other.
+    # Both the interrupted tools and the totals: no process is left with Banksman, and some are left without it.
     ours, theirs = total[4:6], total[8:10]
     assert ours == ["0", "0"]
     assert all(int(count) > 0 for count in theirs)
@@ -75,7 +77,7 @@ def test_conformance_page_marks_uncounted_cells() -> None:
 
 
 def made_up() -> list[dict[str, Any]]:
-    """A run in which everything went as it should."""
+    """Return the cells of a run without errors."""
     abilities = {"abilities": {name: f"some {name}" for name in NAMES}}
     return [
         {

@@ -1,4 +1,4 @@
-"""The loop that feeds facts to a state machine: its order, its re-entry rule, and what an exception leaves."""
+"""The dispatcher passes facts to a state machine: order, re-entry, and the queue after an exception."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from banksman.dispatcher import Dispatcher
 
 
 class Machine:
-    """Notes the begin and the end of each fact; `effects` are carried out in between."""
+    """Record the begin and the end of each fact. The `effects` run in between."""
 
     def __init__(self) -> None:
         self.dispatcher = Dispatcher(self.handle)

@@ -1,4 +1,4 @@
-"""The guarantees page names real tests: each file, test or fixture that it mentions exists."""
+"""docs/guarantees.md names only files, tests and fixtures that exist."""
 
 from __future__ import annotations
 

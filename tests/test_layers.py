@@ -1,8 +1,9 @@
-"""The one-way rule: who may import whom, read from the source of every file of the package.
+"""The layer rule: which part of the package may import which, read from the source of every file.
 
-The core is pure because it cannot reach the world; the shell can be swapped because nothing below knows it. Both are
-worth only as much as the check, so every import counts: inside a function, under `if TYPE_CHECKING`, relative, by any
-spelling. What is not seen is a module named by a string (`importlib.import_module`); the core cannot even spell that.
+The core is pure because it cannot reach the world. The shell can be replaced because no part below it knows it. Both
+properties need a complete check, so every import counts: inside a function, under `if TYPE_CHECKING`, relative, and in
+any spelling. The check does not see a module that a string names (`importlib.import_module`). The core cannot use that
+function, because it may not import `importlib`.
 """
 
 import ast
@@ -14,7 +15,7 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 
-# The standard library's pure parts: values in, values out. No clock, loop, thread, file, logger or random.
+# The pure modules of the standard library: values in, values out. No clock, loop, thread, file, logger or random.
 PURE = {
     "__future__",
     "collections",
@@ -31,21 +32,21 @@ PURE = {
 # The builtins that reach the world, or a module, without an import.
 IMPURE_BUILTINS = {"__import__", "breakpoint", "eval", "exec", "input", "open", "print"}
 
-# What each part of the package may import of the package; a name stands for itself and all below it. A folder of a part
-# may have a line of its own. A part that is not listed is an error: a new one is given its place here first.
-# `banksman.__init__` is the package's public face.
+# The modules of the package that each part may import. A name stands for the module and everything below it. A folder
+# of a part may have a separate line. A part that is not listed is an error, so a new part needs a line here first.
+# `banksman.__init__` stands for the public names of the package.
 EVERYTHING = ("banksman",)
 _CORE = ("banksman.errors", "banksman.core")
-# What all above the core may use: tasks and whose they are, the loop of a state machine, the user's folders.
+# Common modules for all parts above the core: tasks and their owners, the dispatcher, the user's folders.
 _TOOLS = ("banksman.tasks", "banksman.dispatcher", "banksman.folders")
 _PROCESS = (*_CORE, *_TOOLS, "banksman.process")
 _COMMANDS = (*_PROCESS, "banksman.commands")
-# The protocol of a log that is handed in from above, and no engine.
+# The protocol of a log, which a caller above passes in, but no engine.
 _SESSIONS = (*_COMMANDS, "banksman.sessions", "banksman.store.log")
 _RUNTIME = (*_SESSIONS, "banksman.runtime")
 _SERVER = (
     *(*_RUNTIME, "banksman.sockets", "banksman.config", "banksman.server", "banksman.__init__"),
-    # How the address of a shared store is read, what binds its hosts, and this host as one of them.
+    # The parser for the address of a shared store, the interfaces between its hosts, and this host as a cluster member.
     *(
         "banksman.cluster.store_address",
         "banksman.cluster.interfaces",
@@ -66,8 +67,8 @@ BANKSMAN = {
     "commands": _COMMANDS,
     "sessions": _SESSIONS,
     "runtime": _RUNTIME,
-    # A store that many hosts share is an engine like the others. A host as a member of it is above sessions, and what
-    # forwards requests is a part of the server.
+    # A store that many hosts share is an engine like the others. The host as a cluster member is above sessions. The
+    # code that forwards requests is a part of the server.
     "cluster": (*_CORE, "banksman.tasks", "banksman.store", "banksman.cluster"),
     "cluster/log": (*_CORE, "banksman.tasks", "banksman.store", "banksman.cluster"),
     "cluster/host": (*_RUNTIME, "banksman.cluster.interfaces", "banksman.cluster.host"),
@@ -75,31 +76,31 @@ BANKSMAN = {
     "server": _SERVER,
     "cli": (
         *(*_RUNTIME, "banksman.sockets", "banksman.config", "banksman.cli", "banksman.__init__"),
-        # `doctor` looks at the file itself: to open it as a host does would change it.
+        # `doctor` reads the file directly. Opening it as a host does would change it.
         *("banksman.store.sqlite.store_health", "banksman.cluster.log.cluster_health"),
         "banksman.cluster.log.store_check",
         "banksman.cluster.store_address",
-        # One verb starts it; and the others, where there is none, have one inside.
+        # One verb starts the server. The other verbs start an embedded one if no server runs.
         *("banksman.server.main", "banksman.server.embedded", "banksman.server.server_settings"),
     ),
     "testing": EVERYTHING,
     "__init__": EVERYTHING,
     "__main__": EVERYTHING,
     "demo": EVERYTHING,
-    # Where the engines are handed in from.
+    # The host passes the engines in.
     "host": EVERYTHING,
     "threads": EVERYTHING,
 }
-# Of the core, the server and the command line know nothing but what sessions and commands give them; but an editor
-# speaks JSON-RPC to us, and there is to be one reader of it.
+# The server and the command line know the core only through sessions and commands. The exception: an editor speaks
+# JSON-RPC to the command line, and there must be only one JSON-RPC reader.
 WITHOUT = {
     "server": ("banksman.core",),
     "cluster/http": ("banksman.core",),
     "cli": ("banksman.core",),
 }
 EXCEPT = {"cli": ("banksman.core.wire.jsonrpc",)}
-# Packages from outside, by the part that may import them, or the folder of one. Elsewhere it is the standard library
-# only: a command needs nothing else.
+# Third-party packages, by the part or the folder that may import them. Every other part uses only the standard library,
+# because a command needs nothing else.
 THIRD_PARTY = {
     "config": {"msgspec"},
     "core": {"msgspec"},
@@ -109,7 +110,7 @@ THIRD_PARTY = {
     "cluster/http": {"msgspec", "starlette"},
     "server": {"httptools", "msgspec", "prometheus_client", "starlette", "uvicorn"},
 }
-# And those that one file alone may import: when they are exchanged, it is what has to be written anew.
+# Packages that only one file may import, so that a replacement of the package changes only that file.
 ALONE = {"nats": "banksman/cluster/nats.py"}
 
 
@@ -118,7 +119,7 @@ def is_within(name: str, *places: str) -> bool:
 
 
 def imports(tree: ast.AST, package: list[str]) -> Iterator[tuple[int, str]]:
-    """Each imported name with its line, in full: `from a.b import c` is a.b.c, whether c is a module or not."""
+    """Yield each imported name with its line, in full: `from a.b import c` is a.b.c, whether or not c is a module."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
@@ -131,13 +132,13 @@ def imports(tree: ast.AST, package: list[str]) -> Iterator[tuple[int, str]]:
                 continue
         for module in modules:
             root, _, rest = module.partition(".")
-            # What is no part of the package, as in `from banksman import execute`, is a name of its public face.
+            # A name that is not a part of the package, as in `from banksman import execute`, is a public name.
             is_public_name = root == "banksman" and rest.partition(".")[0] not in BANKSMAN
             yield node.lineno, "banksman.__init__" if is_public_name else module
 
 
 def refusal(part: str, module: str, place: str) -> str | None:
-    """Why this part of the package may not import that module, or None. `place`: the part, or a folder of it."""
+    """Return why this part of the package may not import the module, or None. `place`: the part, or a folder of it."""
     if is_within(module, "banksman.testing") and part != "testing":
         return f"nothing may import {module}"
     if is_within(module, "banksman"):
@@ -151,7 +152,7 @@ def refusal(part: str, module: str, place: str) -> str | None:
 
 
 def violations(path: str, source: str) -> list[str]:
-    """What breaks the rule in one file; `path` is relative to the folder that holds the package."""
+    """Return the violations in one file. `path` is relative to the folder that contains the package."""
     names = path.removesuffix(".py").split("/")
     part = names[1]
     if part not in BANKSMAN:
@@ -168,7 +169,7 @@ def violations(path: str, source: str) -> list[str]:
         found += [
             (node.lineno, f"core may not use {node.id}()")
             for node in ast.walk(tree)
-            # A field may be called `input`; only to read the name is to reach the builtin.
+            # A field may have the name `input`. Only a load of the name reaches the builtin.
             if isinstance(node, ast.Name) and node.id in IMPURE_BUILTINS and isinstance(node.ctx, ast.Load)
         ]
     return [f"{path}:{line}: {why}" for line, why in sorted(found)]
@@ -176,7 +177,7 @@ def violations(path: str, source: str) -> list[str]:
 
 def test_layers_follow_the_one_way_rule() -> None:
     files = sorted(SOURCE.glob("banksman/**/*.py"))
-    # An empty list would pass: be sure that we looked at the real thing.
+    # An empty list would pass, so check that a known file is among the files.
     assert SOURCE / "banksman" / "core" / "stop_ladder.py" in files
     broken = [line for file in files for line in violations(file.relative_to(SOURCE).as_posix(), file.read_text())]
     assert not broken, "\n" + "\n".join(broken)

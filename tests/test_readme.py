@@ -1,4 +1,4 @@
-"""Run the Python of the README and of docs/python.md as it is shown."""
+"""Run the Python examples of the README and of docs/python.md exactly as they are shown."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_readme_example_has_at_most_fifteen_lines() -> None:
 
 
 def test_python_page_bot_runs(tmp_path: pathlib.Path) -> None:
-    """With an agent of its name on PATH that hangs on a chore, until it is interrupted, and then gets to it again."""
+    """Run the bot with a fake agent that hangs on a chore until an interrupt, and does the chore again later."""
     chore = "prompt Tidy up the imports"
     words = fake_agent.command({f"{chore}": ["hang"], "prompt 3": ["say tidied"]}, memory=tmp_path / "memory")
     shim = tmp_path / "claude"
@@ -59,7 +59,6 @@ def test_python_page_bot_has_at_most_thirty_lines() -> None:
 
 
 def test_store_example_returns_the_same_turn_when_run_twice(tmp_path: pathlib.Path) -> None:
-    """Run twice: the second time it is the same session, and the same ask."""
     shim = tmp_path / "claude"
     shim.write_text(f'#!/bin/sh\nexec {shlex.join(fake_agent.command(memory=tmp_path / "memory"))} "$@"\n')
     shim.chmod(0o755)

@@ -19,14 +19,14 @@ PAGES = Path(__file__).resolve().parent.parent / "docs" / "reference"
 
 
 def tables(text: str) -> Iterator[list[list[str]]]:
-    """Yield the cells of each table, with its head and without the line below the head."""
+    """Yield the cells of each table, with its header and without the line below the header."""
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()]
         yield [head, *rows]
 
 
 def rows(text: str, first: str) -> list[list[str]]:
-    """Return the rows of all tables whose first column has this head."""
+    """Return the rows of all tables whose first column has this header."""
     return [row for head, *found in tables(text) if head[0] == first for row in found]
 
 

@@ -1,4 +1,4 @@
-"""docs/tutorial.md says what happens: every command in it is typed, and what it prints is compared."""
+"""Every command of docs/tutorial.md runs, and its output equals the output on the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_tutorial_commands_print_what_the_page_shows(tmp_path: Path) -> None:
 
 
 def test_tutorial_shell_blocks_are_all_run() -> None:
-    """A block of another name would be shown and never typed."""
+    """The page would show a block with another name, but no test would run it."""
     assert TEXT.count("```") == 2 * (TEXT.count("```console\n") + TEXT.count("```console second\n"))
 
 

@@ -1,4 +1,4 @@
-"""tools/typescript.py: it installs once, and says loudly when it cannot."""
+"""tools/typescript.py installs the packages once, and reports a failed install loudly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOOL = ROOT / "tools" / "typescript.py"
 
 
 def run(cache: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Without a registry: nothing listens on that port."""
+    """Run the tool without a registry: nothing listens on that port."""
     without = {name: value for name, value in os.environ.items() if name != "CI"}
     npm = {"npm_config_registry": "http://127.0.0.1:9/", "npm_config_fetch_retries": "0"}
     return subprocess.run(

@@ -1,15 +1,15 @@
-"""Follows docs/tutorial.md as a reader would: types each of its commands into a real shell, in a real terminal.
+"""Follow docs/tutorial.md as a reader does: type each command into a real shell in a real terminal.
 
-The notation is small, and what the page shows is what is compared:
+The page uses a small notation, and the output on the page is compared with the real output:
 
-- A fenced block of `console` is typed into the first terminal, one of `console second` into another. Both are one
-  shell each, from the beginning of the page to its end: a folder that was entered is still the folder later.
-- A line that begins with `$ ` is typed, with the lines after it that begin with `> `. What stands below it is what it
-  prints, line by line and nothing more.
-- `…` in a line stands for whatever varies there; a line that is only `…` stands for any number of lines.
-- Each ends with code 0, unless the page goes on with `$ echo $?`, and so shows another.
-- After a command that ends with `&` the shell goes on, so what is shown below it is waited for.
-- Between the blocks pictures are named; whoever walks along is told of each when its moment has come.
+- A fenced block named `console` is typed into the first terminal. A block named `console second` is typed into a second
+  terminal. Each terminal has one shell for the whole page, so a changed folder stays changed.
+- A line that begins with `$ ` is typed, together with the following lines that begin with `> `. The lines below it are
+  the complete output.
+- `…` in a line stands for text that varies. A line with only `…` stands for any number of lines.
+- Each command ends with code 0, unless the next command is `$ echo $?`, which shows another code.
+- After a command that ends with `&` the prompt comes back immediately, so the test waits for the output below it.
+- Between the blocks the page names pictures. The `picture` callback of `follow` gets each name at that point.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "tutorial.md"
-# Of one command. The first one may have to make an environment.
+# Time limit for one command. The first command may have to create an environment.
 SECONDS_MAX = 90.0
-# With the code of the command before it.
+# The prompt contains the exit code of the command before it.
 PROMPT = re.compile(r"<<(\d+)>>")
 
 
 @dataclass
 class Command:
-    """`shown`: the lines below it. `terminal`: 1 or 2."""
+    """`shown`: the lines below the command. `terminal`: 1 or 2."""
 
     terminal: int
     typed: str
@@ -57,13 +57,13 @@ class Command:
 
 @dataclass(frozen=True)
 class Picture:
-    """`name`: of the file in docs/images."""
+    """`name`: the file in docs/images."""
 
     name: str
 
 
 def steps(text: str) -> Iterator[Command | Picture]:
-    """In the order of the page."""
+    """Yield the steps in the order of the page."""
     found = re.compile(r"^```console( second)?\n(.*?)^```$|!\[[^]]*\]\(images/([^)]+)\)", re.M | re.S)
     for match in found.finditer(text):
         second, block, picture = match.groups()
@@ -87,11 +87,11 @@ def steps(text: str) -> Iterator[Command | Picture]:
 
 
 class Terminal:
-    """A shell with a terminal of its own. What it says is kept from one command to the next."""
+    """Shell with a terminal. The shell keeps its state from one command to the next."""
 
     def __init__(self, env: dict[str, str], folder: Path) -> None:
         self._own, other = os.openpty()
-        # `setsid -c`: the terminal is the shell's, so that jobs and Ctrl-C are what they are for a person.
+        # `setsid -c` gives the terminal to the shell, so that jobs and Ctrl-C work as for a person.
         self._shell = subprocess.Popen(
             ["setsid", "-c", "bash", "--noprofile", "--norc", "--noediting", "-i"],
             stdin=other,
@@ -107,7 +107,7 @@ class Terminal:
         self._read_until(lambda: len(PROMPT.findall(self.said)) == 2, "its prompt")
 
     def perform(self, command: Command) -> str:
-        """What was printed, which is what the page shows; an AssertionError if it is not."""
+        """Type a command and return its output. Raises AssertionError if the page shows another output."""
         self.said = ""
         self._type(command.typed)
 
@@ -127,7 +127,7 @@ class Terminal:
         return printed
 
     def wait_for(self, state: str) -> None:
-        """Until a session is in that state, for which a person who reads on needs no command."""
+        """Wait until a session is in that state. A person who reads the page needs no command for this."""
         self.said = ""
         self._type(f"until banksman ps | grep -q '^{state} '; do sleep 0.1; done")
         self._read_until(lambda: PROMPT.search(self.said) is not None, f"a session whose state is {state!r}")
@@ -149,7 +149,7 @@ class Terminal:
                 self.said += os.read(self._own, 1 << 16).decode(errors="replace")
 
     def close(self) -> None:
-        """What is left running goes with its terminal, as it does when a window is closed."""
+        """End the shell and its running jobs, as closing a terminal window does."""
         try:
             self._type("kill -TERM $(jobs -p) 2> /dev/null; sleep 0.2; kill -TERM $(jobs -p) 2> /dev/null; wait; exit")
             self._shell.wait(20)
@@ -162,15 +162,21 @@ class Terminal:
 
 
 def own_text() -> str:
-    """The page, with a sleep of this process's own: the page looks for it by name, and another test may do so too."""
+    """Return the page with a `sleep` that only this process uses.
+
+    The page looks for the `sleep` by name, and another test may do the same.
+    """
     return PAGE.read_text(encoding="utf-8").replace("sleep 4242", f"sleep 4242{os.getpid()}")
 
 
 def follow(home: Path, picture: Callable[[str, str], None] | None = None) -> list[str]:
-    """The whole page, in a home of its own; returns all commands. `picture` is told each name when its moment has
-    come, and the address that the server has printed last."""
+    """Run the whole page in the home folder `home`, and return all commands.
+
+    `picture`: called with each picture's name at its place on the page, and with the last address that the server
+    printed.
+    """
     home.mkdir(parents=True, exist_ok=True)
-    # How to reach a registry is the machine's affair; what is set for Banksman or by a test is nobody's here.
+    # The environment decides how to reach a registry. Variables that are set for Banksman or by a test are removed.
     ours = ("BANKSMAN_", "PYTEST_", "PYTHON", "VIRTUAL_ENV", "CI")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     env = {
@@ -180,7 +186,7 @@ def follow(home: Path, picture: Callable[[str, str], None] | None = None) -> lis
         "XDG_CONFIG_HOME": str(home / "config"),
         "TERM": "dumb",
         "NO_COLOR": "1",
-        # Whoever reads the page has the usual port to themselves; tests do not.
+        # A reader of the page can use the usual port. Tests run beside each other and cannot.
         "BANKSMAN_SERVE_PORT": "0",
     }
     terminals: dict[int, Terminal] = {}

@@ -1,4 +1,4 @@
-"""Background commands: start, read, write, signal, stop, list; the report of each end; and the host that owns them."""
+"""Background commands: start, read, write, signal, stop and list; the report of each end; the host that owns them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ import banksman
 from banksman import Command, CommandError, Ended, Finished, Host, Refused, UsageError
 
 PIPE_BYTES = 65536
-# Does not touch its stdin until it is told to by a signal, then reports what it read: how much, and whether it is the
-# runs of equal bytes that whole writes make.
+# Leaves its stdin unread until a signal arrives. Then reports each run of equal bytes and its length. Whole writes make
+# whole runs.
 READS_LATE = """
 import itertools
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
@@ -55,7 +55,7 @@ async def test_read_continues_after_last_piece(marker: str) -> None:
         await command.close_stdin()
         piece = await command.read(after=after)
         assert (piece.data, piece.next, piece.is_end) == (b"", after, True)
-        # Reading takes nothing away: all of it can be read again, in any pieces, also after the end.
+        # Reading removes nothing: the whole output can be read again, in any pieces, also after the end.
         await command.wait()
         assert (await command.read()).text == "one\ntwo\nthree\n"
         piece = await command.read(after=4, bytes_max=3)
@@ -82,7 +82,10 @@ async def test_read_waits_for_its_own_stream(marker: str) -> None:
 
 
 async def test_pause_reading_pushes_back_on_command_and_loses_nothing(marker: str) -> None:
-    """The child counts what the pipe took before it was full; nothing more is written until reading goes on."""
+    """The child counts the bytes that the pipe takes until it is full.
+
+    The child writes the rest after reading resumes.
+    """
     code = """
 hear()
 os.set_blocking(1, False)
@@ -114,7 +117,7 @@ say("end")
 
 # -- writing ---------------------------------------------------------------------------------------------------------
 async def test_writes_of_several_tasks_arrive_whole_and_in_order(marker: str) -> None:
-    """Each is larger than the pipe, so each is cut by the kernel many times; none is mixed with another."""
+    """Each write is larger than the pipe, so the kernel splits each one many times. The writes must not mix."""
     size = 3 * PIPE_BYTES + 1
     async with Host() as host:
         command = await start(host, child(READS_LATE, marker), stdin="pipe")
@@ -129,7 +132,7 @@ async def test_writes_of_several_tasks_arrive_whole_and_in_order(marker: str) ->
 
 
 async def test_write_not_taken_in_time_is_refused_and_not_written(marker: str) -> None:
-    """It waits behind another, so it can be taken back whole; what comes after it is written."""
+    """The write waits behind another one, so it can be withdrawn whole. The write behind it still succeeds."""
     async with Host() as host:
         command = await start(host, child(READS_LATE, marker), stdin="pipe")
         await wait_said(command, "ready")
@@ -146,7 +149,10 @@ async def test_write_not_taken_in_time_is_refused_and_not_written(marker: str) -
 
 
 async def test_write_cut_by_deadline_closes_stdin(marker: str) -> None:
-    """The pipe took a part of it. Half a write followed by another would be a frame nobody sent: stdin is closed."""
+    """The pipe took a part of the write.
+
+    Half a write followed by another would form a frame that no caller sent, so the command closes its stdin.
+    """
     async with Host() as host:
         command = await start(host, child(READS_LATE, marker), stdin="pipe")
         await wait_said(command, "ready")
@@ -164,8 +170,11 @@ async def test_write_cut_by_deadline_closes_stdin(marker: str) -> None:
 
 
 async def test_write_taken_whole_succeeds_past_its_deadline(marker: str) -> None:
-    """The loop was busy while the command read. The last byte is written and the timer fires in one and the same pass:
-    what was written is written, and stdin is not closed for it."""
+    """The loop is busy while the command reads.
+
+    The last byte is written and the timer fires in the same pass of the loop. The write counts as complete, and stdin
+    stays open.
+    """
     code = """
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 say("ready")
@@ -270,12 +279,15 @@ async def test_signal_reaches_leader_alone_or_its_group(marker: str) -> None:
         assert "child SIGUSR1" not in said
         await command.signal(signal.SIGKILL)
         done = await command.wait()
-        # Sent on request and not to stop it: it is the command's own end.
+        # The signal was sent on request, not by a stop, so the command counts as exited.
         assert (done.ended, done.signal) == (Ended.EXITED, signal.SIGKILL)
 
 
 async def test_signal_before_command_runs_is_delivered_later(marker: str) -> None:
-    """Called while the zygote still works on the start: it is not lost, and does not go to somebody else."""
+    """The call comes while the zygote still works on the start.
+
+    The signal must not be lost, and must not reach another process.
+    """
     async with Host() as host:
         with frozen(zygote_pid()):
             starting = asyncio.create_task(start(host, child("stay()", marker)))
@@ -346,7 +358,7 @@ async def test_finished_commands_are_kept_by_count(marker: str) -> None:
         kept = host.commands()
         assert len(kept) == 2
         assert set(kept) < set(commands)
-        # The caller's own reference works on.
+        # The caller's reference stays usable.
         assert [command.result().code for command in commands] == [0, 1, 2, 3]
 
 
@@ -359,7 +371,7 @@ async def test_finished_commands_are_kept_by_age(marker: str) -> None:
             host.command(command.id)
 
 
-# -- the end of each, reported once ----------------------------------------------------------------------------------
+# -- one report for each end -----------------------------------------------------------------------------------------
 async def test_take_ended_reports_each_end_once(marker: str) -> None:
     async with Host() as host:
         commands = {await start(host, child(f"sys.exit({n})", marker)) for n in range(5)}
@@ -372,7 +384,7 @@ async def test_take_ended_reports_each_end_once(marker: str) -> None:
 
 
 async def test_concurrent_wait_ended_calls_share_reports(marker: str) -> None:
-    """And one that stops waiting takes no report with it."""
+    """A call that is cancelled takes no report with it."""
     async with Host() as host:
         waiting = [asyncio.create_task(host.wait_ended()) for _ in range(3)]
         await asyncio.sleep(0)
@@ -387,7 +399,7 @@ async def test_concurrent_wait_ended_calls_share_reports(marker: str) -> None:
 
 
 async def test_take_ended_reports_every_end_beyond_kept_commands(marker: str) -> None:
-    """What is kept for listing is bounded by a count; a report is owed."""
+    """The count limits the commands that are kept for the listing. Every end is still reported."""
     async with Host(finished_max=1) as host:
         commands = {await start(host, child("sys.exit(0)", marker)) for _ in range(4)}
         await wait_pass(lambda: all(command.is_over for command in commands))
@@ -405,7 +417,7 @@ async def test_take_ended_excludes_end_returned_by_wait_or_stop(marker: str, how
         await (seen.wait() if how == "wait" else seen.stop())
         await wait_pass(lambda: unseen.is_over)
         assert host.take_ended() == [unseen]
-        # A report that was taken does not keep anybody from asking for the result.
+        # The result stays available after the report was taken.
         assert (await unseen.wait()).ended is Ended.EXITED
         assert host.take_ended() == []
 
@@ -445,7 +457,7 @@ async def test_yield_after_leaves_longer_command_in_background_and_reports_it_la
 
 
 async def test_start_cancelled_while_it_yields_stops_command(marker: str) -> None:
-    """Nobody has the command yet, so nobody could ever stop it."""
+    """No caller has the command yet, so no caller could stop it."""
     async with Host() as host:
         starting = asyncio.create_task(host.start(child("stay()", marker), yield_after=60))
         await wait_pass(lambda: [command.state for command in host.commands()] == ["running"])
@@ -465,7 +477,7 @@ async def test_failed_start_raises_and_is_not_reported_as_end(marker: str, tmp_p
         assert alive(marker) == []
 
 
-# -- the host closes -------------------------------------------------------------------------------------------------
+# -- close of the host -----------------------------------------------------------------------------------------------
 async def test_host_close_ends_and_reports_its_commands(marker: str) -> None:
     host = Host()
     commands = {await start(host, child("stay()", marker)) for _ in range(3)}
@@ -474,7 +486,7 @@ async def test_host_close_ends_and_reports_its_commands(marker: str) -> None:
     assert alive(marker) == []
     assert (await parked).ended is Ended.HOST_CLOSED
     assert {command.result().ended for command in commands} == {Ended.HOST_CLOSED}
-    # The one that was waited for has been reported by that.
+    # The command that `wait` returned counts as reported.
     assert len(host.take_ended()) == 2
     await host.close()
     with pytest.raises(Refused) as caught:
@@ -484,7 +496,7 @@ async def test_host_close_ends_and_reports_its_commands(marker: str) -> None:
 
 
 async def test_host_close_waits_for_start_in_progress_and_ends_it(marker: str) -> None:
-    """Scenario 18, the half-way spawn. The zygote is frozen, so the start is certainly not answered yet."""
+    """Scenario 18, the half-way spawn. The zygote is frozen, so the start is certainly unanswered."""
     host = Host()
     with frozen(zygote_pid()):
         starting = asyncio.create_task(host.start(child("stay()", marker)))
@@ -496,7 +508,7 @@ async def test_host_close_waits_for_start_in_progress_and_ends_it(marker: str) -
             await host.start(child("stay()", marker))
     await closing
     assert alive(marker) == []
-    # It may learn that it never ran, or get a command that is over already; it does not hang, and nothing runs.
+    # The start either raises, or returns a command that is over already. It does not hang, and no process runs.
     await asyncio.wait([starting])
     if starting.exception() is None:
         command = starting.result()
@@ -536,7 +548,7 @@ def test_host_belongs_to_one_loop(marker: str) -> None:
 
 
 async def test_concurrent_commands_keep_their_own_results(marker: str) -> None:
-    """Starts race for one zygote, ends for one loop; each result is that of its own command."""
+    """The starts compete for one zygote and the ends for one loop. Each result belongs to its command."""
     async with Host() as host:
         argvs = [child(f"say({n}); sys.exit({n})", marker) for n in range(50)]
         results = await asyncio.gather(*(host.start(argv, yield_after=60) for argv in argvs))
@@ -547,7 +559,7 @@ async def test_concurrent_commands_keep_their_own_results(marker: str) -> None:
 
 
 async def test_command_stays_the_same_when_leader_execs(marker: str) -> None:
-    """exec keeps the pid: the guards hold the process, not the program."""
+    """exec keeps the pid. The keeper guards the process, not the program."""
     code = "os.execv(sys.executable, [sys.executable, *WORDS])"
     inner = child('say("inner", os.getpid()); stay()', marker)[1:]
     async with Host() as host:

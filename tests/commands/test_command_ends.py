@@ -1,8 +1,8 @@
-"""How a command ends: by itself, by the clock, by a stop, by a cancel. Scenarios of `scenarios.md`, by number:
+"""The end of a command: its exit, a timeout, a stop, a cancel.
 
-1, 2, 3, 4, 6, 7, 8, 9, 10, 12, 13, 16, 17 are here; 5, 14, 15, 21, 22, 23 in tests/process/test_trees.py; 19, 27 in
-test_output.py; 11, 18, 20 in tests/process/test_host_program.py, 18 half way in test_command.py. Each test says in its
-docstring which one it stands for.
+The numbers are those of `scenarios.md`. Scenarios 1, 2, 3, 4, 6, 7, 8, 9, 10, 12, 13, 16, 17 are here; 5, 14, 15, 21,
+22, 23 are in tests/process/test_trees.py; 19, 27 in test_output.py; 11, 18, 20 in tests/process/test_host_program.py;
+the half-way spawn of 18 in test_command.py. The docstring of each test names its scenario.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from banksman.commands.options import Options
 from banksman.core.stop_ladder import Timings
 from banksman.process.launch import prepare
 
-# A leader that ignores TERM, with a child that has left its session and ignores TERM too: whatever ends this is a KILL
-# that reached beyond the group.
+# A leader that ignores TERM, with a child that has left the session and ignores TERM too. Only a KILL that reaches
+# beyond the process group ends both.
 STUBBORN = """
 be_deaf()
 if fork() == 0:
@@ -53,7 +53,7 @@ stay()
 """
 
 
-# -- it ends by itself -----------------------------------------------------------------------------------------------
+# -- exit of the command ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("code", [0, 1, 124, 255])
 async def test_exit_code_is_that_of_command(marker: str, code: int) -> None:
     done = await banksman.execute(child(f"sys.exit({code})", marker))
@@ -68,7 +68,6 @@ async def test_foreign_signal_end_has_signal_and_no_code(marker: str) -> None:
 
 
 async def test_command_with_closed_output_is_running_until_exit(marker: str) -> None:
-    """The end of both pipes is not the end of the process, as it is for those who wait for the pipes."""
     async with Host() as host:
         command = await start(host, child("os.close(1); os.close(2); hear(); sys.exit(7)", marker), stdin="pipe")
         assert (await command.read()).is_end
@@ -79,7 +78,7 @@ async def test_command_with_closed_output_is_running_until_exit(marker: str) -> 
         assert (await command.wait()).code == 7
 
 
-# -- the clock -------------------------------------------------------------------------------------------------------
+# -- timeouts --------------------------------------------------------------------------------------------------------
 async def test_timeout_sends_term_then_kill_after_grace_and_records_times(marker: str) -> None:
     """Scenario 12."""
     done = await banksman.execute(child(STUBBORN, marker), timeout=4.0, grace=0.2)
@@ -87,7 +86,7 @@ async def test_timeout_sends_term_then_kill_after_grace_and_records_times(marker
     assert (done.ended, done.code, done.signal) == (Ended.TIMEOUT, None, signal.SIGKILL)
     assert rungs(done) == ["term", "kill"]
     term, kill = done.ladder
-    # Never early; how late is the machine's business.
+    # The signals never come early. How late they come depends on the machine.
     assert term.at >= 4.0
     assert kill.at - term.at >= 0.2
     assert done.seconds >= kill.at
@@ -95,7 +94,7 @@ async def test_timeout_sends_term_then_kill_after_grace_and_records_times(marker
 
 
 async def test_timeout_leaves_whole_grace_to_command_that_handles_term(marker: str) -> None:
-    """Scenario 12, the polite one: its own exit code counts, and there is no KILL."""
+    """Scenario 12, with a child that handles TERM: its exit code counts, and there is no KILL."""
     code = """
 def on_term(number, frame):
     say("cleaned up")
@@ -117,7 +116,7 @@ async def test_timeout_of_zero_ends_command(marker: str) -> None:
 
 
 async def test_blocking_term_handler_is_killed_after_grace(marker: str) -> None:
-    """Scenario 9. The handler says that it was entered, so the KILL is not one that came before the TERM."""
+    """Scenario 9. The handler reports its entry, so the TERM certainly arrived before the KILL."""
     code = """
 def on_term(number, frame):
     say("asked")
@@ -135,18 +134,18 @@ stay()
     assert (done.ended, done.signal) == (Ended.STOPPED, signal.SIGKILL)
     assert done.stdout.text == "ready\nasked\n"
     assert rungs(done) == ["term", "kill"]
-    # A bounded wait: the grace, the sweep's own bound of five seconds, and a slow machine.
+    # The wait is bounded: the grace, the five seconds of the sweep, and time for a slow machine.
     assert done.seconds < 20
 
 
 def _block_the_loop_until_ended(command: Command) -> None:
-    """Until its keeper has reaped it, which is after it has written down when it ended."""
+    """Block the loop until the keeper has reaped the command. The keeper records the end before it reaps."""
     assert command.pid is not None
     wait_until(lambda: state_of(command.pid or 0) == "", "the command's own exit")
 
 
 async def test_passed_deadline_is_reported_though_its_timer_ran_late(marker: str) -> None:
-    """The loop is busy from before the deadline until after the exit, which was after the deadline."""
+    """The loop is busy from before the deadline until after the exit. The exit comes after the deadline."""
     async with Host() as host:
         began = time.monotonic()
         command = await start(host, child("hear(); time.sleep(1.2)", marker), stdin="pipe", timeout=1.0)
@@ -159,7 +158,7 @@ async def test_passed_deadline_is_reported_though_its_timer_ran_late(marker: str
 
 @pytest.mark.thorough
 async def test_timely_exit_is_not_timed_out_by_late_timer(marker: str) -> None:
-    """The loop is busy from before the exit until after the deadline, which was after the exit."""
+    """The loop is busy from before the exit until after the deadline. The exit comes before the deadline."""
     async with Host() as host:
         began = time.monotonic()
         command = await start(host, child("hear()", marker), stdin="pipe", timeout=5)
@@ -171,9 +170,12 @@ async def test_timely_exit_is_not_timed_out_by_late_timer(marker: str) -> None:
     assert (done.ended, done.code) == (Ended.EXITED, 0)
 
 
-# -- a stop ----------------------------------------------------------------------------------------------------------
+# -- stop ------------------------------------------------------------------------------------------------------------
 async def test_parked_stderr_reader_sees_end_of_killed_command(marker: str) -> None:
-    """Scenario 1: neither hangs, nor raises, nor reads what was cleared under it. One of the two is cancelled, too."""
+    """Scenario 1: the read does not hang, does not raise, and does not use a cleared buffer.
+
+    One of the two reads is cancelled too.
+    """
     async with Host() as host:
         command = await start(host, child('say("ready"); stay()', marker))
         await wait_said(command, "ready")
@@ -189,14 +191,14 @@ async def test_parked_stderr_reader_sees_end_of_killed_command(marker: str) -> N
 
 
 async def test_forced_kill_leaves_no_zombie_of_leader_or_keeper(marker: str) -> None:
-    """Scenario 2: the path that skips every polite rung cleans up like the others."""
+    """Scenario 2: an immediate KILL, which skips the earlier rungs, cleans up like the full ladder."""
     async with Host() as host:
         command = await start(host, child(STUBBORN, marker), grace=60)
         await wait_said(command, "ready")
         assert command.pid is not None
         keeper = parent_of(command.pid)
         done = await command.stop(at_once=True)
-        # Reaped, not only dead: a zombie would still be in /proc.
+        # The leader is reaped, not only dead: a zombie would still be in /proc.
         assert state_of(command.pid) == ""
         assert alive(marker) == []
         assert rungs(done) == ["kill"]
@@ -204,7 +206,7 @@ async def test_forced_kill_leaves_no_zombie_of_leader_or_keeper(marker: str) -> 
 
 
 async def test_command_is_listed_until_its_death_is_confirmed(marker: str) -> None:
-    """Scenario 3: a close that is cancelled half way forgets nothing, and the next one finds it."""
+    """Scenario 3: a cancelled close forgets no command, and the next close finds the command."""
     host = Host()
     command = await start(host, child(STUBBORN, marker), grace=1.0)
     await wait_said(command, "ready")
@@ -222,7 +224,7 @@ async def test_command_is_listed_until_its_death_is_confirmed(marker: str) -> No
 
 
 async def test_concurrent_stops_and_closes_agree_on_one_end(marker: str) -> None:
-    """Scenario 4: a second kill that races the first loses nothing; whoever asked gets the same result."""
+    """Scenario 4: a second kill that races the first one loses nothing. All callers get the same result."""
     host = Host()
     command = await start(host, child(STUBBORN, marker), grace=30)
     await wait_said(command, "ready")
@@ -231,14 +233,14 @@ async def test_concurrent_stops_and_closes_agree_on_one_end(marker: str) -> None
     assert alive(marker) == []
     assert all(done is command.finished for done in results[:5])
     assert command.result().ended is Ended.STOPPED
-    # Afterwards too, and any number of times.
+    # Later stops return the same result too.
     assert await command.stop() is command.finished
     assert await command.stop(at_once=True) is command.finished
     await host.close()
 
 
 async def _start_and_let_it_exit_unheard(host: Host, argv: list[str]) -> Command:
-    """A command that has exited, of which its host does not know yet, because its loop was busy."""
+    """Return a command that has exited, while its host does not know it yet, because the loop was busy."""
     command = await start(host, argv, stdin="pipe")
     await wait_said(command, "ready")
     await command.write(b"go\n")
@@ -248,7 +250,7 @@ async def _start_and_let_it_exit_unheard(host: Host, argv: list[str]) -> Command
 
 
 async def test_stop_of_vanished_group_succeeds_without_warning(marker: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Scenario 6: nobody is left to signal, and that is what was wanted; no warning, no survivor."""
+    """Scenario 6: no process is left to signal, and that is the goal of the stop. No warning, no survivor."""
     with caplog.at_level(logging.DEBUG, logger="banksman"):
         async with Host() as host:
             command = await _start_and_let_it_exit_unheard(host, child('say("ready"); hear(); sys.exit(3)', marker))
@@ -260,7 +262,7 @@ async def test_stop_of_vanished_group_succeeds_without_warning(marker: str, capl
 
 
 async def test_command_that_exited_before_stop_is_reported_as_exited(marker: str) -> None:
-    """A finished command beats a late stop, also when the host learns of the two in the wrong order."""
+    """A finished command beats a late stop, even if the host learns of the two in the wrong order."""
     async with Host() as host:
         command = await _start_and_let_it_exit_unheard(host, child('say("ready"); hear(); sys.exit(3)', marker))
         done = await command.stop()
@@ -268,9 +270,10 @@ async def test_command_that_exited_before_stop_is_reported_as_exited(marker: str
 
 
 async def test_command_blocked_on_full_pipe_stops_quickly(marker: str, tmp_path: Path) -> None:
-    """Scenario 7: nobody reads, TERM does not reach it, and it would exit if only it could finish its write.
+    """Scenario 7: no reader reads, the child blocks TERM, and it would exit after the end of its write.
 
-    The child fills the pipe by itself and says so by a file, so the block is a fact; then it writes a mebibyte more.
+    The child fills the pipe and then creates a file, so it is certain that the pipe is full. Then the child writes one
+    more mebibyte.
     """
     code = """
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -296,10 +299,10 @@ sys.exit(5)
         began = time.monotonic()
         done = await command.stop()
         seconds = time.monotonic() - began
-    assert seconds < 20  # Not its grace.
+    assert seconds < 20  # Much less than the grace.
     assert done.code == 5
-    # What sets it free is that it is read from. On a busy machine it may have come to its own end before the keeper has
-    # come to TERM; then that is what is told.
+    # Reading unblocks the child. On a busy machine the child can exit before the keeper sends TERM. Then the result is
+    # EXITED.
     assert done.ended in (Ended.STOPPED, Ended.EXITED)
     assert done.stdout.total >= 1 << 20
     assert rungs(done)[:1] == ["term"]
@@ -307,7 +310,7 @@ sys.exit(5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOptions(Options):
-    """As the layer above will ask: with the EOF rung, which plain commands do not have."""
+    """Options with the EOF rung, which sessions use for agents. Plain commands do not have it."""
 
     @property
     def timings(self) -> Timings:
@@ -315,7 +318,7 @@ class AgentOptions(Options):
 
 
 async def test_output_after_eof_is_not_cut_by_term(marker: str) -> None:
-    """Scenario 8: EOF first, with a grace of its own; the child says its last message and leaves by itself."""
+    """Scenario 8: EOF comes first, with a separate grace. The child writes its last message and exits."""
     code = """
 say("ready")
 while hear():
@@ -332,13 +335,13 @@ sys.exit(0)
     assert rungs(done) == ["eof", "rest"]
 
 
-# -- over means over -------------------------------------------------------------------------------------------------
+# -- the end comes after the whole tree ------------------------------------------------------------------------------
 ENDINGS = ("exit", "timeout", "idle_timeout", "stop", "kill", "close", "output_limit")
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
 async def test_end_is_reported_after_whole_tree_is_dead(marker: str, ending: str) -> None:
-    """Scenario 16. Looked at right after the report, without waiting: the tree ignores TERM and left its session."""
+    """Scenario 16. The check follows the report without a wait. The tree ignores TERM and has left its session."""
     code = """
 be_deaf()
 if fork() == 0:
@@ -377,8 +380,11 @@ stay()
 
 
 async def test_pipe_held_outside_tree_settles_at_drain_timeout(marker: str, tmp_path: Path) -> None:
-    """Scenarios 13 and 17. The child hands its stdout to us, who are not of its tree, and goes. No end of file ever
-    comes; the drain timeout settles the wait and says so. What is written afterwards reaches nobody."""
+    """Scenarios 13 and 17: a process outside the tree holds the stdout.
+
+    The child passes its stdout to the test process and exits. No end of file ever comes, so the drain timeout settles
+    the wait and the result says so. Later writes reach no reader.
+    """
     code = """
 import socket
 door = socket.socket(socket.AF_UNIX)
@@ -399,7 +405,7 @@ socket.send_fds(door, [b"x"], [1])
     try:
         assert (done.ended, done.code, done.drained) == (Ended.EXITED, 0, False)
         assert done.stdout.text == "before\n"
-        # Our end is closed, so a writer learns at once that nobody reads; Python ignores SIGPIPE.
+        # The host's end is closed, so a writer gets EPIPE immediately. Python ignores SIGPIPE.
         with pytest.raises(BrokenPipeError):
             os.write(fds[0], b"after")
         assert heard.text == "before\n"
@@ -408,8 +414,11 @@ socket.send_fds(door, [b"x"], [1])
 
 
 class Tracer(threading.Thread):
-    """Traces a process from outside its tree, as a debugger does. A traced process that dies stays a zombie, which only
-    its tracer can release: the nearest thing to an unkillable process that a test can make."""
+    """Trace a process from outside its tree, as a debugger does.
+
+    A traced process that dies stays a zombie until its tracer releases it. This is the closest that a test can come to
+    an unkillable process.
+    """
 
     SEIZE = 0x4206
 
@@ -433,9 +442,9 @@ class Tracer(threading.Thread):
 @pytest.mark.thorough
 @pytest.mark.parametrize("who", ["leader", "descendant"])
 async def test_unkillable_process_is_named_and_wait_settles(marker: str, who: str) -> None:
-    """Scenario 13, the zombie that stays: the report comes after the sweep's five seconds, and names what is left.
+    """Scenario 13, the lasting zombie: the report comes after the sweep's five seconds, and names the survivor.
 
-    The keeper stays until it really is over, and spends little time on the wait: it may last for hours.
+    The keeper stays until the survivor is gone. It uses little CPU time, because the wait can last for hours.
     """
     code = {
         "leader": 'say("ready", os.getpid()); stay()',
@@ -473,7 +482,10 @@ async def test_unkillable_process_is_named_and_wait_settles(marker: str, who: st
 # -- cancel ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("times", [1, 3])
 async def test_cancel_returns_promptly_while_teardown_continues(marker: str, times: int) -> None:
-    """Raw `task.cancel()`, once and more often. That the child still lives is the proof that nobody waited for it."""
+    """Raw `task.cancel()`, one or more times.
+
+    The child still lives, which proves that the cancel waited for no teardown.
+    """
     heard = Heard()
     running = asyncio.create_task(banksman.execute(child(STUBBORN, marker), grace=1.5, on_output=heard))
     await heard.wait("ready")
@@ -510,7 +522,10 @@ async def test_second_cancel_inside_async_with_still_reaps_command(marker: str) 
 
 
 async def test_cancel_at_any_loop_pass_leaves_nothing(marker: str) -> None:
-    """Wherever it parks, from before the first step to after the last. The check after each test counts the rest."""
+    """Cancel at every await, from before the first step to after the last.
+
+    The check after each test counts the leftovers.
+    """
     passes, running = 0, None
     while running is None or running.cancelled():
         running = asyncio.create_task(banksman.execute(child("say('x'); sys.exit(0)", marker), grace=5))
@@ -519,7 +534,7 @@ async def test_cancel_at_any_loop_pass_leaves_nothing(marker: str) -> None:
         running.cancel()
         running.cancel()
         await asyncio.wait([running])
-        # Denser at the start, where the states change from pass to pass; then in steps, until one gets through.
+        # The steps are dense at the start, where the state changes with each pass, and grow until one call completes.
         passes += 1 if passes < 30 else passes // 3
     assert (await running).code == 0
     await asyncio.to_thread(wait_none, marker)
@@ -527,7 +542,7 @@ async def test_cancel_at_any_loop_pass_leaves_nothing(marker: str) -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 async def test_cancel_of_start_in_progress_ends_its_command(marker: str, times: int) -> None:
-    """The zygote does not run, so the start hangs for certain; the cancel returns while it still hangs."""
+    """The zygote is frozen, so the start certainly hangs. The cancel returns while the start still hangs."""
     host = Host()
     with frozen(zygote_pid()):
         starting = asyncio.create_task(host.start(child("stay()", marker), grace=5))
@@ -541,13 +556,13 @@ async def test_cancel_of_start_in_progress_ends_its_command(marker: str, times: 
         assert starting.cancelled()
     await _wait_over(command)
     assert alive(marker) == []
-    # In a listing, and only there, it is CANCELLED: the caller got the CancelledError.
+    # Only the listing shows CANCELLED: the caller got the CancelledError.
     assert command.finished is None or command.finished.ended is Ended.CANCELLED
     await host.close()
 
 
 async def _wait_over(command: Command) -> None:
-    """Until it is over, whether it ran or was stopped before it could."""
+    """Wait for the end, whether the command ran or was stopped before its start."""
     try:
         await command.wait()
     except banksman.BanksmanError:
@@ -555,7 +570,7 @@ async def _wait_over(command: Command) -> None:
 
 
 def test_loop_that_ends_after_cancel_ends_tree(marker: str) -> None:
-    """`asyncio.run` returns only when the teardown is through: there is no other moment left to do it."""
+    """`asyncio.run` returns only after the teardown, because there is no later moment for it."""
 
     async def main() -> None:
         heard = Heard()
@@ -568,7 +583,7 @@ def test_loop_that_ends_after_cancel_ends_tree(marker: str) -> None:
 
 
 def test_loop_that_ends_with_awaited_command_ends_tree(marker: str) -> None:
-    """Nobody cancelled anything: `asyncio.run` itself cancels the task that waits, and then the loop ends."""
+    """No caller cancels: `asyncio.run` cancels the waiting task, and then the loop ends."""
     waiting: list[asyncio.Task[Finished]] = []
 
     async def main() -> None:
@@ -583,7 +598,7 @@ def test_loop_that_ends_with_awaited_command_ends_tree(marker: str) -> None:
 
 @pytest.mark.parametrize("passes", [0, 1, 2])
 async def test_cancel_together_with_end_is_not_swallowed(marker: str, passes: int) -> None:
-    """A cancel that was accepted is a CancelledError, else `asyncio.timeout()` around the call would never fire."""
+    """An accepted cancel must raise CancelledError. Otherwise `asyncio.timeout()` around the call would never fire."""
     async with Host() as host:
         starting = asyncio.create_task(host.start(child("sys.exit(0)", marker), yield_after=30))
         await wait_pass(lambda: any(command.is_over for command in host.commands()))
@@ -609,7 +624,7 @@ async def test_cancelled_wait_only_stops_waiting(marker: str) -> None:
 
 
 async def test_timeout_block_around_execute_ends_command(marker: str) -> None:
-    """What most callers write: `asyncio.timeout`, which is a cancel like any other."""
+    """Most callers use `asyncio.timeout`, which is a cancel like any other."""
     heard = Heard()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):

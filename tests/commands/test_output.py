@@ -1,5 +1,7 @@
-"""What a command writes: kept whole up to a cap, head and tail beyond it, all of it in a file; the clocks and the cap
-that count it; and a command that can always write, whoever does or does not read.
+"""Output of a command: bounded memory, spill files, output limits, and writes that never block.
+
+Output up to the cap is kept whole. Beyond the cap memory has the head and the tail, and a file has everything. A
+command can always write, whether or not a reader reads.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ from banksman.commands import output as spill_file
 from banksman.commands.output import OUTPUT_BYTES_MAX
 from banksman.process.pipes import READ_BYTES_MAX
 
-# Numbered lines, so that a byte that is missing, repeated or out of place is seen: how many bytes, to which fd, and how
-# often each line.
+# Writes numbered lines, so that a missing, repeated or misplaced byte is detected. The arguments are the number of
+# bytes, the fd, and how often each line is repeated.
 WRITES = """
 left = int(WORDS[0])
 times = int(WORDS[2]) if len(WORDS) > 2 else 1
@@ -56,7 +58,7 @@ def numbered(size: int) -> bytes:
 
 @pytest.fixture
 def spill_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of the test's own for spill files, so that it sees every one."""
+    """Return an empty folder for spill files, so that the test sees every spill file."""
     folder = tmp_path / "spill"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -84,7 +86,7 @@ async def test_output_at_cap_is_whole_and_larger_one_is_head_and_tail(
     assert len(output.head) + len(output.tail) == cap
     assert whole.startswith(output.head)
     assert whole.endswith(output.tail)
-    # The larger half is the head's: the beginning says what was done.
+    # The head gets the larger half, because the beginning shows what was done.
     assert len(output.head) - len(output.tail) in (0, 1)
     assert "1 bytes left out" in output.text
     assert output.file is not None
@@ -103,7 +105,7 @@ async def test_output_cap_of_zero_keeps_all_in_file(marker: str, spill_folder: P
 
 
 async def test_output_far_beyond_cap_is_counted_and_whole_in_file(marker: str, spill_folder: Path) -> None:
-    """Several times what one readiness callback reads, in pieces of all sizes."""
+    """The output is several times the bytes that one readiness callback reads, in pieces of all sizes."""
     size = 3 * READ_BYTES_MAX + 12_345
     done = await banksman.execute(child(WRITES, marker, size, 1, 777))
     output = done.stdout
@@ -118,7 +120,7 @@ async def test_output_far_beyond_cap_is_counted_and_whole_in_file(marker: str, s
 
 
 async def test_output_of_single_bytes_is_kept(marker: str) -> None:
-    """A command that writes byte by byte: gathered, in order, and head and tail have exactly their size."""
+    """The command writes byte by byte. The bytes stay in order, and head and tail have exactly their size."""
     code = WRITES.replace("line[:left]", "line[:1]")
     done = await banksman.execute(child(code, marker, 5000, 1), output_bytes_max=1000)
     assert done.stdout.head == numbered(5000)[:500]
@@ -126,7 +128,7 @@ async def test_output_of_single_bytes_is_kept(marker: str) -> None:
 
 
 async def test_spill_file_is_bounded_and_lost_bytes_are_counted(marker: str, spill_folder: Path) -> None:
-    """Beyond the file's bound a reader is told how much it missed; nothing is invented and nothing repeated."""
+    """Beyond the file's bound a reader learns the number of missed bytes. No byte is invented or repeated."""
     from banksman.commands.options import Options
     from banksman.process.launch import prepare
 
@@ -152,7 +154,10 @@ async def test_spill_file_is_bounded_and_lost_bytes_are_counted(marker: str, spi
 
 
 async def test_reader_of_running_command_gets_all_from_spill_file(marker: str, spill_folder: Path) -> None:
-    """Far behind the head and before the tail: what left the memory is read from the file, while it grows."""
+    """The reader is far behind the head and before the tail.
+
+    It reads the bytes that left memory from the growing file.
+    """
     size = 50_000
     async with Host() as host:
         command = await start(host, child(WRITES + "stay()", marker, size, 1), output_bytes_max=100)
@@ -170,7 +175,7 @@ async def test_output_that_is_not_utf8_is_replaced_in_text_only(marker: str) -> 
     assert done.stdout.text == "�� ok �"
 
 
-# -- the file and its end --------------------------------------------------------------------------------------------
+# -- spill files and their end ---------------------------------------------------------------------------------------
 async def test_spill_file_is_removed_with_result(marker: str, spill_folder: Path) -> None:
     done = await banksman.execute(child(WRITES, marker, 1000, 1), output_bytes_max=10)
     assert done.stdout.file is not None
@@ -205,7 +210,7 @@ async def test_kept_spill_file_belongs_to_caller(marker: str, spill_folder: Path
 async def test_spill_file_of_background_command_is_removed_when_command_is_forgotten(
     marker: str, spill_folder: Path
 ) -> None:
-    """A finished command that is kept can still be read, from its file; forgotten, it takes the file along."""
+    """A kept command can still be read from its file. A forgotten command removes its file."""
     async with Host(finished_max=1) as host:
         command = await start(host, child(WRITES, marker, 1000, 1), output_bytes_max=10)
         await command.wait()
@@ -242,7 +247,7 @@ async def test_spill_files_of_killed_process_are_removed_by_next_one(marker: str
     gone, also_kept = (Path(path) for path in other.stdout.split())
     assert not left.exists()
     assert not gone.exists()
-    # Files that are kept, and those of processes that live, are left alone.
+    # The files that were kept, and those of live processes, stay.
     assert ours.stdout.file is not None
     assert sorted(path.name for path in spill_folder.glob("*.out")) == sorted(
         (kept.name, also_kept.name, Path(ours.stdout.file).name)
@@ -309,7 +314,10 @@ def test_interpreter_exit_leaves_only_kept_spill_files(marker: str, tmp_path: Pa
 
 
 def test_forked_program_does_not_delete_spill_file_of_parent(marker: str, tmp_path: Path) -> None:
-    """It has copies of all our objects, and ends them at its exit or when it collects them. The file is not its own."""
+    """The fork has copies of all objects, and finalizes them at its exit or when it collects them.
+
+    The file belongs to the parent.
+    """
     code = """
 done = asyncio.run(banksman.execute(child("os.write(1, bytes(100000))", MARKER), output_bytes_max=10))
 path = done.stdout.file
@@ -340,13 +348,17 @@ async def test_unwritable_spill_folder_does_not_fail_command(
     assert done.stdout.head == numbered(100_000)[:500]
     assert done.stdout.tail == numbered(100_000)[-500:]
     assert len(caplog.records) == 1, "said once, not once per piece"
-    # What is left of the attempt is dropped here and not in a later test: an error in a finaliser is ours.
+    # The failed attempt is collected here and not in a later test, because an error in its finalizer belongs to this
+    # test.
     caplog.clear()
     gc.collect()
 
 
 def test_full_disk_does_not_fail_command(marker: str, tmp_path: Path) -> None:
-    """A real one: a tmpfs of 64 KiB, mounted where only this program sees it. ENOSPC comes in mid-file."""
+    """A real full disk: a tmpfs of 64 KiB, mounted in the namespace of this program.
+
+    ENOSPC comes in the middle of the file.
+    """
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare(1)")
     code = f"""
@@ -382,7 +394,7 @@ asyncio.run(main())
     if done.returncode == 99 or "unshare" in done.stderr.partition("\n")[0]:
         pytest.skip("this machine lets nobody mount")
     assert done.returncode == 0, done.stderr
-    # From byte 100,000 on all but the tail, whose chunks may be a little more than its 500 bytes, is gone.
+    # From byte 100,000 on only the tail remains. Its chunks can hold slightly more than its 500 bytes.
     ended, exit_code, total, dropped, file, missed, read = done.stdout.split()
     assert (ended, exit_code, total, dropped, file) == ("exited", "0", "300000", "299000", "None")
     assert int(missed) + int(read) == 200_000
@@ -390,12 +402,12 @@ asyncio.run(main())
     assert done.stderr.count("No space left") == 1
 
 
-# -- the clocks and the cap that count output ------------------------------------------------------------------------
+# -- timeouts and limits that count output ---------------------------------------------------------------------------
 @pytest.mark.thorough
 async def test_output_on_either_stream_resets_idle_clock(marker: str) -> None:
-    """The child writes to stderr alone for longer than the idle timeout, and then falls silent: only then it ends.
+    """The child writes only to stderr for a while, then falls silent, and the idle timeout ends it.
 
-    On a machine so slow that the child cannot write once in four seconds the test would fail.
+    The test fails on a machine so slow that the child cannot write once in four seconds.
     """
     code = """
 say("begun")
@@ -429,7 +441,10 @@ while True:
 
 
 async def test_output_read_late_by_busy_loop_resets_idle_clock(marker: str, tmp_path: Path) -> None:
-    """The timer runs late, behind a busy loop; what the command wrote meanwhile comes before what we conclude."""
+    """The timer runs late behind a busy loop.
+
+    The output that arrived in the meantime counts before the timer decides.
+    """
     idle_seconds = 4.0
     code = 'say("ready"); hear(); say("more"); touch(WORDS[0]); hear()'
     said = tmp_path / "said"
@@ -437,7 +452,7 @@ async def test_output_read_late_by_busy_loop_resets_idle_clock(marker: str, tmp_
         command = await start(host, child(code, marker, said), stdin="pipe", idle_timeout=idle_seconds)
         await wait_said(command, "ready")
         await command.write(b"go\n")
-        # The loop is busy for longer than the idle timeout, with the child's line waiting in the pipe.
+        # The loop is busy for longer than the idle timeout, and the child's line waits in the pipe.
         busy_until = time.monotonic() + idle_seconds + 0.2
         while time.monotonic() < busy_until or not said.exists():
             time.sleep(0.01)
@@ -448,7 +463,7 @@ async def test_output_read_late_by_busy_loop_resets_idle_clock(marker: str, tmp_
 
 
 async def test_output_total_max_ends_command_one_byte_past_limit(marker: str) -> None:
-    """Both streams count. Without it a command may write for ever."""
+    """Both streams count. Without the limit a command can write forever."""
     code = """
 say("x" * 49)
 say("x" * (int(WORDS[0]) - 51), to=2)
@@ -479,7 +494,7 @@ async def test_output_total_max_ends_flood_that_ignores_term(marker: str) -> Non
 # -- a command can always write --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("fd", [1, 2])
 async def test_unread_stream_never_deadlocks_command(marker: str, fd: int) -> None:
-    """Scenario 19: many times what a pipe holds, on the stream that nobody asks for, before a word on the other."""
+    """Scenario 19: many times the capacity of a pipe on the unread stream, before a word on the other stream."""
     size = 5_000_000
     async with Host() as host:
         argv = child(WRITES + "say('done', to=3 - int(WORDS[1]))", marker, size, fd, 777)
@@ -493,7 +508,7 @@ async def test_unread_stream_never_deadlocks_command(marker: str, fd: int) -> No
 async def test_raising_output_callback_still_gets_later_output(
     marker: str, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
-    """Scenario 27, for both streams: the callback's bug costs its caller nothing, and is said once."""
+    """Scenario 27, for both streams: a bug of the callback costs its caller no output, and is logged once."""
     heard = Heard()
 
     def callback(stream: str, data: bytes) -> None:
@@ -507,7 +522,7 @@ for number in range(5):
     hear()
 """
     loop = asyncio.get_running_loop()
-    # A CancelledError is none of ours to swallow: asyncio's handler gets it, and the command goes on all the same.
+    # Banksman must not swallow a CancelledError: asyncio's handler gets it, and the command continues.
     loop.set_exception_handler(lambda _loop, _context: None)
     async with Host() as host:
         command = await start(host, child(code, marker), stdin="pipe", on_output=callback)
@@ -523,7 +538,7 @@ for number in range(5):
 
 
 async def test_output_callback_may_stop_command_and_gets_nothing_after_end(marker: str) -> None:
-    """The door is entered from inside: the stop waits its turn, and the pieces keep their order."""
+    """The callback calls back into the dispatcher. The stop is queued, and the pieces keep their order."""
     heard = Heard()
     async with Host() as host:
 
@@ -550,7 +565,10 @@ async def test_output_callback_has_everything_before_result(marker: str) -> None
 
 
 def test_capture_memory_does_not_grow_with_output(marker: str) -> None:
-    """200 MB through the capture, three times the file's bound. In a program of its own, whose peak is its own."""
+    """200 MB pass through the capture, three times the bound of the file.
+
+    A separate program has its own peak memory.
+    """
     code = """
 import resource
 
@@ -566,11 +584,11 @@ asyncio.run(main())
     done = run_program(code, marker)
     blocks, megabytes, grown_kilobytes = (int(word) for word in done.stdout.split())
     assert (blocks, megabytes) == (3200, 64)
-    # Head and tail are 1 MiB, and are copied once for the result.
+    # Head and tail are 1 MiB together, and the result copies them once.
     assert grown_kilobytes < 20_000
 
 
 def test_numbered_helper_equals_output_of_child() -> None:
-    """`numbered` is what the child writes: checked against the child itself, without Banksman."""
+    """Check `numbered` against the child, without Banksman."""
     written = subprocess.run(child(WRITES, "marked-none", 1234, 1), capture_output=True, check=True).stdout
     assert written == numbered(1234)

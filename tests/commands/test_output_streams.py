@@ -1,6 +1,4 @@
-"""Pull readers of a command's output: nothing is lost, the command waits for a slow reader, and each stream has its
-own end.
-"""
+"""Pull readers of a command's output: no lost byte, backpressure from a slow reader, and an end for each stream."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from banksman.core.process_facts import Stream
 from banksman.testing import fake_agent
 
 MIB = 1 << 20
-# Writes so many MiB to an fd, each a different one, and says their digest to the other one.
+# Writes the given number of MiB to stdout, each MiB different, and prints their digest on stderr.
 WRITES = """
 import hashlib
 digest = hashlib.sha256()
@@ -36,7 +34,7 @@ for number in range(int(WORDS[0])):
         piece = piece[os.write(1, piece):]
 say(digest.hexdigest(), to=2)
 """
-# Writes as much as is taken, and says on stderr that it lives.
+# Writes as much as the pipe takes, and prints on stderr to show that it runs.
 FLOODS = """
 import select
 os.set_blocking(1, False)
@@ -60,7 +58,7 @@ async def digest_of(command: Command) -> tuple[str, int]:
 # -- nothing is lost -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("kept", "mib"), [(True, 70), (False, 20)])
 async def test_reader_gets_every_byte_of_a_fast_writer(marker: str, kept: bool, mib: int) -> None:
-    """More than is kept in memory and on disk together."""
+    """The output is larger than memory and disk together can keep."""
     async with Host("memory:") as host:
         command = await start(host, child(WRITES, marker, mib), keep_output=kept)
         digest, size = await digest_of(command)
@@ -72,7 +70,10 @@ async def test_reader_gets_every_byte_of_a_fast_writer(marker: str, kept: bool, 
 
 
 async def test_reader_that_pauses_loses_nothing_of_output_that_is_not_kept(marker: str) -> None:
-    """It goes on when the writer waits for it. A writer that is not made to wait has written everything by then."""
+    """The reader resumes when the writer waits for it.
+
+    A writer without backpressure would have written everything by that time.
+    """
     async with Host("memory:") as host:
         command = await start(host, child(WRITES, marker, 20), keep_output=False)
         first = await command.stdout.read(1)
@@ -84,7 +85,7 @@ async def test_reader_that_pauses_loses_nothing_of_output_that_is_not_kept(marke
 
 
 async def test_reader_that_comes_late_begins_at_the_first_byte(marker: str) -> None:
-    """What was kept is read first, from the file; the rest as it comes."""
+    """The reader first reads the kept output from the file, and then the rest as it arrives."""
     async with Host("memory:") as host:
         command = await start(host, child(WRITES, marker, 5), output_bytes_max=1000)
         await wait_pass(lambda: command.written(Stream.STDOUT) > 2 * MIB)
@@ -102,7 +103,7 @@ async def test_readline_returns_whole_lines_however_they_arrive(marker: str) -> 
 
         async def read() -> None:
             async for line in command.stdout:
-                lines.append(line)  # noqa: PERF401  It is looked at meanwhile.
+                lines.append(line)  # noqa: PERF401  The test reads the list meanwhile.
 
         reader = asyncio.create_task(read())
         for size in (6, 8, 9, 14):
@@ -142,7 +143,7 @@ async def test_cancelled_read_loses_nothing(marker: str) -> None:
 
 @pytest.mark.parametrize("exits", [False, True])
 async def test_cancelled_read_to_the_end_loses_nothing_of_what_comes_later(marker: str, exits: bool) -> None:
-    """What was read so far is more than the buffer takes of a fast writer, and nothing else keeps it."""
+    """The bytes already read exceed the buffer for a fast writer, and no other place keeps them."""
     mib = OVERRUN_BYTES_MAX // MIB + 2
     async with Host("memory:") as host:
         code = f"{WRITES}\nhear()\nos.write(1, b'later')\nsay('wrote', to=2)\n{'' if exits else 'hear()'}"
@@ -156,10 +157,10 @@ async def test_cancelled_read_to_the_end_loses_nothing_of_what_comes_later(marke
         assert await command.stderr.readline() != b""
         assert await command.stderr.readline() == b"wrote\n"
         if exits:
-            # The end of the command ends the waiting: the rest is read from the pipe.
+            # The end of the command ends the backpressure: the reader gets the rest from the pipe.
             await wait_pass(lambda: command.is_over)
         else:
-            # It is in the pipe, and stays there.
+            # The output is in the pipe, and stays there.
             command.look_now()
             assert command.written(Stream.STDOUT) == mib * MIB
             await command.close_stdin()
@@ -175,12 +176,12 @@ async def test_slow_reader_makes_command_wait_on_that_stream_only(marker: str) -
         await wait_pass(lambda: command._flow._held_back == {Stream.STDOUT})  # pyright: ignore[reportPrivateUsage]
         taken, said = command.written(Stream.STDOUT), command.written(Stream.STDERR)
         assert taken < HELD_BYTES + MIB
-        # stderr is read on.
+        # The host still reads stderr.
         await command.read(after=said, stream="stderr")
         assert command.written(Stream.STDOUT) == taken
-        # It is the reader that is idle, and not the command.
+        # The reader is idle, not the command.
         assert command._account.idle_seconds_left(time.monotonic()) == math.inf  # pyright: ignore[reportPrivateUsage]
-        # A stop ends the waiting: one that is blocked on a full pipe could not react to anything.
+        # A stop ends the backpressure: a command that is blocked on a full pipe could not react.
         done = await command.stop()
         assert done.ended is Ended.STOPPED
         rest = await command.stdout.read()
@@ -246,7 +247,7 @@ async def test_command_whose_output_is_not_kept_waits_for_a_reader(marker: str) 
             await command.read()
         with pytest.raises(UsageError, match="not kept"):
             await command.watch("x")
-        # One that waits for the end says nothing about the output, as long as a reader comes with it.
+        # A caller that waits for the end does not discard output while a reader reads.
         done, (_, size) = await asyncio.gather(command.wait(), digest_of(command))
         assert (done.code, size, command.stdout.missed) == (0, 3 * MIB, 0)
 
@@ -267,7 +268,7 @@ async def test_command_with_held_output_ends_when_a_caller_waits_for_its_end(mar
         await getattr(command if how == "wait_over" else host, how)()
         done = command.result()
         assert (done.ended, done.code, done.stdout.total) == (Ended.EXITED, 0, 3 * MIB)
-        # The beginning was held all the time.
+        # The buffer held the beginning all the time.
         beginning = await command.stdout.read()
         assert (len(beginning) >= HELD_BYTES, len(beginning) + command.stdout.missed) == (True, 3 * MIB)
 
@@ -365,7 +366,7 @@ def test_start_without_a_host_ends_with_its_loop(marker: str) -> None:
 
 
 def test_missing_asyncio_loop_is_usage_error_with_hint() -> None:
-    """As under trio, which runs coroutines by itself."""
+    """The situation under trio, which runs coroutines without asyncio."""
 
     async def enter() -> None:
         async with Host("memory:"):
@@ -379,7 +380,10 @@ def test_missing_asyncio_loop_is_usage_error_with_hint() -> None:
 
 
 async def test_reader_that_keeps_up_with_stopped_command_loses_nothing() -> None:
-    """It is always somewhat behind. The bound is for what is unread, however much has come since it was not behind."""
+    """The reader is always slightly behind.
+
+    The bound counts unread bytes, not all bytes since the reader was last level.
+    """
     capture, source = Capture(0, 0), _Stopped()
     reader = OutputReader(cast("Any", source), Stream.STDOUT, capture)
     reader.is_attached = True
@@ -401,7 +405,7 @@ async def test_reader_that_keeps_up_with_stopped_command_loses_nothing() -> None
 
 
 class _Stopped:
-    """What a reader asks of its command, of one that is being stopped: its streams do not wait for their readers."""
+    """Source for a reader: a command that is being stopped, whose streams do not wait for their readers."""
 
     has_stopped = False
 

@@ -1,4 +1,4 @@
-"""Watching for a pattern: found when it is there, wherever it is cut, and nothing is left when it is not."""
+"""Watches for a pattern: a match is found wherever the output is split, and a watch without a match leaves nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from banksman.commands.pattern_search import CONTEXT_BYTES, MATCH_BYTES_MAX, Pat
 from banksman.core.process_facts import Stream
 from banksman.process.launch import prepare
 
-# Writes what it is told, an expression a line.
+# Evaluates each line of its stdin and writes the result.
 ECHOES = """
 while line := hear():
     os.write(1, eval(line))
@@ -33,14 +33,14 @@ async def echoing(marker: str, **options: Any) -> AsyncGenerator[Command]:
 
 
 async def tell(command: Command, data: bytes, *, times: int = 1) -> None:
-    """Make it write this, and wait until it is read."""
+    """Make the command write the data, and wait until the host has read it."""
     wanted = command.written(Stream.STDOUT) + times * len(data)
     await command.write(f"{data!r} * {times}\n".encode())
     while command.written(Stream.STDOUT) < wanted:
         await command.read(after=command.written(Stream.STDOUT))
 
 
-# The same twice: looked for here, and by a process of its own.
+# The same test twice: a plain pattern is searched in this process, the other one in a helper process.
 BOTH = pytest.mark.parametrize("pattern", ["needle", "ne+dle"])
 
 
@@ -88,7 +88,7 @@ async def test_watch_finds_output_after_command_ended() -> None:
 
 
 async def test_watch_past_timeout_still_finds_existing_output(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A busy machine starts the helper late.
+    # On a busy machine the helper starts late.
     for name in ("SEARCH_SECONDS_MAX", "OVERTIME_SECONDS_MAX"):
         monkeypatch.setattr(output_watch, name, 60.0)
     async with echoing(marker) as command:
@@ -123,20 +123,20 @@ async def test_watch_matches_line_anchors(marker: str) -> None:
             assert match.begin == 10
 
 
-# -- what is not kept ------------------------------------------------------------------------------------------------
+# -- output that is not kept -----------------------------------------------------------------------------------------
 @BOTH
 async def test_watch_counts_output_that_was_not_kept(pattern: str, marker: str) -> None:
     async with Host("memory:") as host:
         options = Options(stdin="pipe", output_bytes_max=1000, spill_bytes_max=0)
         command = host.launch(prepare(child(ECHOES, marker)), options)
-        await tell(command, b"x" * 497 + b"nee")  # As much as is kept of the beginning.
+        await tell(command, b"x" * 497 + b"nee")  # As many bytes as are kept of the beginning.
         await tell(command, b"needle", times=1000)
         await tell(command, b"dle", times=200)
         await tell(command, b"needle")
-        # The beginning, 500 of the last bytes and what came together with them is there.
+        # Memory has the beginning, the last 500 bytes, and the bytes that arrived together with them.
         match = await command.watch(pattern)
         assert match == Match(7100, 7106, b"needle", (), 7106 - 500 - 606)
-        # From there on nothing is missing.
+        # From that offset nothing is missing.
         assert await command.watch(pattern, after=7000) == Match(7100, 7106, b"needle", (), 0)
 
 
@@ -152,7 +152,7 @@ async def test_cancelled_watch_leaves_nothing(pattern: str, marker: str) -> None
             await watch
         assert len(asyncio.all_tasks()) == before
         assert not command._flow.changed._futures  # pyright: ignore[reportPrivateUsage]
-        # A process that owes no answer is kept for the next watch, and ends with the command.
+        # A helper process that owes no answer is kept for the next watch, and ends with the command.
         assert len(searches(command)) <= 1
         await command.stop(at_once=True)
         await wait_pass(lambda: not searches(command))
@@ -169,7 +169,7 @@ async def test_consecutive_watches_share_a_process(marker: str) -> None:
             assert match.data == found
         assert await command.watch("(pin)", timeout=0.01) is None
         assert searches(command) == [search]
-        # Two at the same time have one each, and one of these stays.
+        # Two concurrent watches have one process each, and one of the two processes stays.
         two = [asyncio.ensure_future(command.watch(pattern)) for pattern in ("(pin)", "pi+n")]
         await wait_pass(lambda: len(searches(command)) == 2)
         await tell(command, b"pin")
@@ -193,7 +193,7 @@ async def test_idle_search_processes_are_bounded_and_yield_to_others(
 
 
 def searches(command: Command) -> list[Command]:
-    """Those of our own that run for this host."""
+    """Return the search processes that run for this host."""
     host: Any = getattr(command, "_on_end").__self__  # noqa: B009
     return list(host._command_registry._asides.values())
 
@@ -222,7 +222,7 @@ async def test_host_close_ends_watches(marker: str) -> None:
     try:
         assert await other is None
     except Closed:
-        pass  # The search was ended before what it searched.
+        pass  # The search ended before the command that it searched.
     assert command.finished is not None
     assert command.finished.ended is Ended.HOST_CLOSED
 
@@ -263,9 +263,9 @@ async def test_endless_pattern_blocks_nobody(marker: str, monkeypatch: pytest.Mo
             rounds += 1
         with pytest.raises(UsageError, match="takes longer than 1 s"):
             await watch
-        # A loop that searches has none; ours has tens of thousands in that second.
+        # A loop that runs the search itself makes no pass. This one makes tens of thousands in that second.
         assert rounds > 100
-        # With less time than that it is simply not found in time.
+        # With a shorter timeout the pattern is only not found in time.
         assert await command.watch("(x+x+)+y", timeout=0.1) is None
 
 

@@ -1,6 +1,6 @@
-"""The agent of the fixtures: a program on PATH that starts the fake agent of whichever version runs.
+"""Agent of the fixtures: a program on PATH that starts the fake agent of the running version.
 
-A session's log keeps the command that it was opened with. A name on PATH means the same on every machine.
+The log of a session keeps the command that opened the session. A name on PATH means the same on every machine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from banksman.testing import fake_agent
 
 NAME = "banksman-fixture-agent"
-# Where it works. The folder exists on every machine, and the agent keeps a conversation by its name.
+# Working folder of the agent. It exists on every machine, and the agent files a conversation under its name.
 CWD = "/tmp"
 
 

@@ -1,4 +1,4 @@
-"""A cluster that an older version wrote, with a host that was killed, is opened by this one: see write.py."""
+"""Open a cluster that an older version wrote, with a host that was killed: see write.py."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from banksman.testing.nats_servers import Servers
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
-    # The one node answers, however busy the machine is.
+    # The single node always answers, but late on a busy machine.
     monkeypatch.setattr(nats, "ANSWER_SECONDS_MAX", 30.0)
     return Written("cluster", tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def servers(written: Written) -> Iterator[Servers]:
-    """A node with the files that the older version's node left. The killed host's lease has ended."""
-    # With a token: a node that lets everybody in is something that `banksman doctor` finds wrong.
+    """Start a node with the files of the older version's node, and end the lease of the killed host."""
+    # The node has a token, because `banksman doctor` reports a node without authentication.
     with Servers(token="fixture") as servers:
         servers.kill(0)
         shutil.rmtree(servers.folder / "n0")
@@ -39,13 +39,13 @@ def servers(written: Written) -> Iterator[Servers]:
         servers.restart(0)
         servers.wait_ready()
         (killed,) = written.rows("killed")
-        # The servers end it by their clock. Nothing here is to depend on the machine's.
+        # The servers would end the lease by their clock. The test ends it here, so that it does not depend on a clock.
         asyncio.run(end_lease(store(servers), killed["host"]))
         yield servers
 
 
 def store(servers: Servers, journals: Path | None = None) -> str:
-    """Without a folder of journals it is a host of another machine."""
+    """Return the address of the store. Without a folder of journals, the host acts as a host on another machine."""
     journal = {} if journals is None else {"journal": journals}
     return servers.store(PREFIX, lease=LEASE_SECONDS, **journal)
 
@@ -82,14 +82,15 @@ async def test_closed_session_goes_on_and_retried_prompts_have_their_outcomes(
 async def test_new_host_takes_over_from_the_killed_one(
     written: Written, servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nobody was there to hear of its death: whoever comes looks for what it had, and here at once.
+    # No host was alive to notice the death. A new host looks for the sessions of the dead host, and here it looks
+    # immediately.
     monkeypatch.setattr(takeover, "LOOK_LEASES", 0.1 / LEASE_SECONDS)
     url = store(servers, written.folder / "journals")
     (carried,) = (row["session"] for row in written.rows("session") if row["name"] == "carried")
     opened, queued = (written.turn(carried, key) for key in ("key-open", "key-queued"))
     async with Host(url) as reader:
         await reader.ready()
-        # What only the journal of the killed host had is put behind what the cluster has.
+        # The event that only the journal of the killed host had follows the events of the cluster.
         await until(lambda: reader.session(carried).committed > len(written.events(carried)))
         rows = rows_of(await events_of(reader.session(carried)))
         assert rows[:-1] == written.events(carried)
@@ -103,7 +104,7 @@ async def test_new_host_takes_over_from_the_killed_one(
             assert (again.id, (await again.outcome()).kind.value) == (opened, "unknown")
             again = await session.ask("never said", key="key-first")
             assert await outcome_of(again, carried) == written.outcome(carried, "key-first")
-            # The agent of this home knows the conversation by the copy that the cluster had.
+            # The agent in this home knows the conversation from the copy in the cluster.
             assert await recalled(session) == ["first", "third"]
             events = await events_of(session)
     assert rows_of(events)[: len(rows)] == rows
@@ -117,6 +118,6 @@ async def test_new_host_takes_over_from_the_killed_one(
 
 def test_doctor_finds_the_cluster_whole(written: Written, servers: Servers, capsys: pytest.CaptureFixture[str]) -> None:
     found = doctor(capsys, store(servers), "--monitor", servers.monitors()[0])
-    # That there is one node only is worth a note.
+    # `doctor` gives a note, because the cluster has only one node.
     assert "wrong" not in {verdict for verdict, _ in found}, found
     assert ("ok", f"{len(written.rows('session'))} sessions, intact") in found, found

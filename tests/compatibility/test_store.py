@@ -1,4 +1,4 @@
-"""A SQLite store that an older version wrote, and whose host was killed, is opened by this one: see write.py."""
+"""Open a SQLite store that an older version wrote, and whose host was killed: see write.py."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.compatibility.written import Written, doctor, ends, events_of, outcom
 from banksman import Host, Kind, NotFound
 from banksman.testing import checks, fake_agent
 
-# Sessions with a turn that ran when the host was killed, and the key that it was asked for with.
+# Sessions with a turn that ran when the host was killed, and the idempotency key of that turn.
 OPEN = {"s-running": "key-open", "s-asking": "key-asking", "s-keeping": "key-keeping"}
-# Of turns that had ended.
+# Keys of turns that had ended.
 KEYS = {
     "s-talk": ("key-hello", "key-read", "key-failed", "key-interrupted"),
     "s-running": ("key-before",),
@@ -39,7 +39,7 @@ def store(written: Written) -> str:
 
 
 def comparable(rows: list[Row]) -> list[Row]:
-    """Drop the time, and the error's words: a program reads the outcome, and only people read the words."""
+    """Drop the time and the error's text. Programs read the outcome, and only people read the text."""
     return [
         {**{name: value for name, value in row.items() if name not in ("what", "at")}, "data": without_words(row)}
         for row in rows
@@ -58,7 +58,7 @@ async def test_opened_store_lists_kept_sessions_and_no_deleted_one(written: Writ
         for gone in ("s-gone", "gone"):
             with pytest.raises(NotFound):
                 host.session(gone)
-        # Its id and its name are free, and nothing that was said under them comes back.
+        # The id and the name are free again, and the new session has no event of the deleted one.
         session = await host.open("claude", id="s-gone", name="gone", command=[agent.NAME], options=QUICK)
         assert (await (await session.ask("new", key="key-gone")).outcome()).text == "new"
         prompts = [event.body["prompt"] for event in await events_of(session) if event.kind == "turn.queued"]
@@ -66,7 +66,7 @@ async def test_opened_store_lists_kept_sessions_and_no_deleted_one(written: Writ
 
 
 async def test_opened_store_has_every_event_and_settles_as_before(written: Written, store: str) -> None:
-    for _ in range(2):  # What is settled once is not settled again.
+    for _ in range(2):  # The second open must not settle the turns again.
         async with Host(store) as host:
             for session in host.sessions():
                 rows, expected = rows_of(await events_of(session)), written.events(session.id)
@@ -123,7 +123,7 @@ async def test_retried_prompt_has_its_old_outcome_and_a_new_one_is_served(writte
 
 
 async def test_retried_prompt_has_its_outcome_after_retention_took_the_turn(store: str) -> None:
-    """The snapshot knows it; what was said is not kept."""
+    """The snapshot has the outcome of the turn. The text of the turn is not kept."""
     async with Host(store) as host:
         session = host.session("s-long")
         (gap, *_) = await events_of(session)
@@ -142,13 +142,13 @@ async def test_kept_question_is_answered_by_its_old_id(written: Written, store: 
         (found,) = await session.open_questions()
         assert (found.id, found.tool, found.input) == (question, "Bash", {"command": "true"})
         assert (await session.answer(question, "allow")).is_first
-        # Who asks the same again has the answer.
+        # The agent asks the same question again and gets the kept answer.
         turn = await session.ask('once more\n@@ask Bash {"command": "true"}\n@@say I may')
         assert (await turn.outcome()).text == "I may"
 
 
 def test_doctor_finds_the_store_whole(written: Written, store: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for _ in range(2):  # As it was left, and settled.
+    for _ in range(2):  # The first pass checks the store as the killed host left it, the second pass checks it settled.
         found = doctor(capsys, store)
         assert {verdict for verdict, _ in found} == {"ok"}, found
         assert any(f"{len(written.rows('session'))} sessions" in seen and "intact" in seen for _, seen in found)
@@ -173,7 +173,7 @@ async def test_exported_session_is_imported(written: Written, tmp_path: Path) ->
 
 
 async def test_bundle_is_replayed(written: Written) -> None:
-    """The first turn that is in it: the agent says again what it said."""
+    """The replayed agent gives the same answers as in the recorded first turn of the bundle."""
     command = [sys.executable, "-I", "-S", str(MAIN), "--replay", str(written.folder / "talk.bundle")]
     how: dict[str, Any] = {"model": "first-model", "rules": {"Read": "allow"}, "options": QUICK}
     async with Host("memory:") as host:

@@ -1,24 +1,24 @@
-"""Write the fixtures of this folder: a store and a cluster, left by hosts that were killed, and what was in them.
+"""Write the fixtures of this folder: a store and a cluster of killed hosts, and a list of their contents.
 
     cd <repository>; PYTHONPATH=<another version>/src python -m tests.compatibility.write FOLDER
 
 The fixtures in this folder were written by 58ad13a, the last commit before the modules moved to their present places.
-The program uses only the public API, so any version can write them. It needs a minute, and nothing else on the machine
-should be called `banksman-fixture-go-on` in /tmp.
+The program uses only the public API, so any version can write them. It needs a minute. Nothing else on the machine may
+use a file `banksman-fixture-go-on` in /tmp.
 
     X.tar.xz    the files that the hosts left, for X `store` (SQLite) and `cluster` (one NATS node)
-    X.jsonl     what the same version read in them, one object a line
+    X.jsonl     the contents as the same version read them, one object a line
 
 The objects differ by `what`:
 
     session     id, name and agent of each session that was not deleted
-    event       every event; a long one has its length and hash in place of its data
-    outcome     of each turn that had ended, as the log tells it
+    event       every event; a long event has its length and hash in place of its data
+    outcome     the outcome of each ended turn, as the log has it
     settled     an event that the same version appended when it opened a copy of the store
     killed      the id of the host that was killed, in a cluster
 
-The archives hold nothing of the machine that wrote them: the agent is a name on PATH (`agent.py`) and works in /tmp,
-and the machine is called `fixture`. `tar -xJOf X.tar.xz | grep -a …` shows it.
+The archives contain nothing about the machine that wrote them: the agent is a name on PATH (`agent.py`) and works in
+/tmp, and the machine has the name `fixture`. `tar -xJOf X.tar.xz | grep -a …` shows it.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ from banksman.testing.nats_servers import Servers
 
 MACHINE = "fixture"
 PREFIX = "fixture"
-# Long, so that a host that opens the fixture on a busy machine does not lose its own.
+# Long, so that a host that opens the fixture on a busy machine does not lose its lease.
 LEASE_SECONDS = 60
 QUICK = {"eof_grace": 0.1, "grace": 1.0, "linger": 0.05}
-# What is longer is told by its hash.
+# For longer data the row has its hash.
 DATA_BYTES_MAX = 4096
-# What is kept of the session with the long history. A version takes a snapshot after a thousand events.
+# Retention limit of the session with the long history. A version takes a snapshot after a thousand events.
 KEEP_BYTES = 12_000
 LONG_EVENTS = 1_050
-# More than one message of a NATS server holds.
+# More than one NATS message can hold.
 LARGE_BYTES = 1_200_000
-# In the agent's folder: it goes on when the file is there.
+# File in the agent's folder. The agent continues when the file exists.
 GO_ON = "banksman-fixture-go-on"
-# For what nobody tells: a journal is written, the processes of a dead host have ended.
+# Wait for changes that no event reports: a journal is written, the processes of a dead host have ended.
 SETTLE_SECONDS = 3.0
 PATIENCE_SECONDS = 120.0
 
 Row = dict[str, Any]
 
 
-# -- what was read ---------------------------------------------------------------------------------------------------
+# -- rows of the .jsonl files ----------------------------------------------------------------------------------------
 def data_row(data: bytes) -> Row:
     if len(data) > DATA_BYTES_MAX:
         return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -92,7 +92,7 @@ def outcome_row(turn: str, outcome: Outcome) -> Row:
 
 
 async def session_rows(session: Session) -> list[Row]:
-    """The session, its events, and the outcome of each turn that has ended."""
+    """Return the rows of the session, its events, and the outcome of each ended turn."""
     events = [event async for event in session.events(0)]
     rows: list[Row] = [{"what": "session", "session": session.id, "name": session.name, "agent": session.agent}]
     rows += [event_row(event) for event in events]
@@ -108,14 +108,14 @@ async def read(host: Host) -> list[Row]:
     return [row for session in host.sessions() for row in await session_rows(session)]
 
 
-# -- what is done ----------------------------------------------------------------------------------------------------
+# -- contents of the fixtures ----------------------------------------------------------------------------------------
 async def open_session(host: Host, name: str, **how: Any) -> Session:
     how = {"options": QUICK, **how}
     return await host.open("claude", id=f"s-{name}", name=name, cwd=agent.CWD, command=[agent.NAME], **how)
 
 
 async def logged(session: Session, kind: str, word: bytes) -> Event:
-    """Until the log has such an event."""
+    """Wait until the log has an event of this kind with `word` in its data."""
     async with asyncio.timeout(PATIENCE_SECONDS), aclosing(session.follow()) as events:
         async for event in events:
             if event.kind == kind and word in event.data:
@@ -129,7 +129,7 @@ async def ended(turn: Turn, kind: str) -> None:
 
 
 async def talk(host: Host) -> Session:
-    """A session with turns that ended in each way, and a change of settings."""
+    """Create a session with turns that end in each way, and with a change of settings."""
     session = await open_session(
         host, "talk", model="first-model", rules={"Read": "allow"}, system_prompt="be brief", labels=("fixture",)
     )
@@ -163,11 +163,11 @@ async def talk(host: Host) -> Session:
 
 
 async def long_history(store: str) -> None:
-    """A session of which a snapshot was taken, and the beginning is not kept."""
+    """Create a session that has a snapshot and has lost its first events to retention."""
     async with Host(f"{store}?keep_bytes={KEEP_BYTES}") as host:
         session = await open_session(host, "long")
         await ended(await session.ask("the first", key="key-trimmed"), "done")
-        # Frames without anything random in them: they take little room in the archive.
+        # The frames contain nothing random, so they compress well.
         frames = ['@@raw {"type":"system","subtype":"note"}'] * LONG_EVENTS
         await ended(await session.ask("\n".join(["at length", *frames, "@@say at last"])), "done")
         for number in range(3):
@@ -176,7 +176,7 @@ async def long_history(store: str) -> None:
 
 
 async def live_in_store(store: str, folder: Path) -> None:
-    """The host that is killed: it says when everything is in the store."""
+    """Run as the host that is killed. It prints "ready" when everything is in the store."""
     await long_history(store)
     async with Host(store, address="fixture:1") as host:
         finished = await talk(host)
@@ -186,19 +186,19 @@ async def live_in_store(store: str, folder: Path) -> None:
         gone = await open_session(host, "gone")
         await ended(await gone.ask("forget me", key="key-gone"), "done")
         await host.delete(gone)
-        # A turn that runs, and one that waits behind it.
+        # One turn runs, and one ask waits behind it.
         running = await open_session(host, "running")
         await ended(await running.ask("before", key="key-before"), "done")
         await running.set_model("third-model")
         await running.ask("work\n@@say working\n@@hang", key="key-open")
         await logged(running, "update", b"working")
         await running.ask("after it", key="key-queued")
-        # A question that is open, to be withdrawn, and one that is to be kept.
+        # Two open questions: recovery withdraws one and keeps the other.
         for name, policy in (("asking", "withdraw"), ("keeping", "keep")):
             session = await open_session(host, name, options={**QUICK, "question_after_crash": policy})
             await session.ask('may I\n@@ask Bash {"command": "true"}', key=f"key-{name}")
             await logged(session, "question.asked", b"Bash")
-        # An agent that waits for the next prompt.
+        # This agent waits for the next prompt.
         resting = await open_session(host, "resting")
         await ended(await resting.ask("rest", key="key-rest"), "done")
         await logged(resting, "update", b"completed")
@@ -207,7 +207,7 @@ async def live_in_store(store: str, folder: Path) -> None:
 
 
 async def live_in_cluster(store: str) -> None:
-    """A host that closes its sessions and leaves."""
+    """Run a host that closes its sessions and leaves."""
     async with Host(store) as host:
         await host.ready()
         session = await open_session(host, "large")
@@ -256,7 +256,7 @@ async def write_cluster(folder: Path, work: Path) -> None:
         store = servers.store(PREFIX, lease=LEASE_SECONDS, journal=kept / "journals")
         with part("cluster", store) as process:
             assert process.wait() == 0
-        # Of a home of its own, as on another machine: what its agent remembers must come from the cluster.
+        # The host has a separate home, as on another machine: its agent's memory must come from the cluster.
         home = work / "other" / "home"
         home.mkdir(parents=True)
         with part("banksman", "host", "--store", store, "--name", "old", "--room", "4", HOME=str(home)) as process:
@@ -277,7 +277,7 @@ async def write_cluster(folder: Path, work: Path) -> None:
                 rows = await read(reader)
                 (host,) = (each.id for each in cluster.hosts.all() if each.name == "old")
                 rows.append({"what": "killed", "host": host})
-            # What the agent says now is in the journal of its host, and nowhere else.
+            # The next output of the agent exists only in the journal of its host.
             await stop_node(servers)
             try:
                 go_on.touch()
@@ -291,23 +291,29 @@ async def write_cluster(folder: Path, work: Path) -> None:
 
 
 async def stop_node(servers: Servers) -> None:
-    """In good order: what a node removed shortly before it was killed may be there again when it is started."""
+    """Stop the node cleanly.
+
+    After a kill, a restarted node can restore data that it removed shortly before the kill.
+    """
     pid = servers.pid(0)
     assert pid is not None
     os.kill(pid, signal.SIGTERM)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while servers.pid(0) is not None:  # noqa: ASYNC110  Nobody tells when it has ended.
+        while servers.pid(0) is not None:  # noqa: ASYNC110  No event reports the end.
             await asyncio.sleep(0.1)
 
 
 async def until(look: Callable[[], Awaitable[object]]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await look():  # noqa: ASYNC110  Nobody tells when it is there.
+        while not await look():  # noqa: ASYNC110  No event reports the change.
             await asyncio.sleep(0.1)
 
 
 def save(target: Path, kept: Path, rows: Iterable[Row]) -> None:
-    """Without the program, which is made where the fixture is unpacked."""
+    """Write the archive and the rows.
+
+    The archive omits the agent program, because the test creates it after unpacking.
+    """
     shutil.rmtree(kept / "bin")
 
     def neutral(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -325,7 +331,7 @@ def save(target: Path, kept: Path, rows: Iterable[Row]) -> None:
 # -- processes -------------------------------------------------------------------------------------------------------
 @contextmanager
 def part(*words: str, **environment: str) -> Generator[subprocess.Popen[str]]:
-    """This program again, for one part of it; killed at the end if it still runs."""
+    """Run one part of this program in another process, and kill the process at the end."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.compatibility.write", "--part", *words],
         stdout=subprocess.PIPE,
@@ -363,7 +369,7 @@ def perform(name: str, *words: str) -> int:
 
 
 def main(words: Sequence[str]) -> int:
-    # A cluster keeps the name of each host's machine, and a bundle the version of its kernel.
+    # A cluster stores the machine name of each host, and a bundle stores the version of its kernel.
     socket.gethostname = lambda: MACHINE
     os.uname = lambda: os.uname_result(("Linux", MACHINE, "0", "0", "x86_64"))
     if words[0] == "--part":

@@ -1,4 +1,4 @@
-"""One of the fixtures, unpacked for a test: the files that an older version left, and what it had read in them."""
+"""Fixture, unpacked for a test: the files that an older version left, and their contents as that version read them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Written:
         agent.install(folder, environment)
         for variable in ("PATH", "HOME"):
             monkeypatch.setenv(variable, environment[variable])
-        # It would be another place for the agent's conversations.
+        # The variable would select another folder for the agent's conversations.
         monkeypatch.delenv("CLAUDE_CONFIG_DIR", raising=False)
 
     def rows(self, what: str) -> list[Row]:
@@ -39,11 +39,11 @@ class Written:
         return [row for row in self.rows("event") if row["session"] == session]
 
     def settled(self, session: str) -> list[Row]:
-        """What the older version appended when it opened the store again."""
+        """Return the events that the older version appended when it opened the store again."""
         return [row for row in self.rows("settled") if row["session"] == session]
 
     def turn(self, session: str, key: str) -> str:
-        """The turn that was asked for with this idempotency key."""
+        """Return the turn of the ask with this idempotency key."""
         (turn,) = (
             row["turn"]
             for row in self.events(session)
@@ -62,7 +62,7 @@ async def outcome_of(turn: Turn, session: str) -> Row:
 
 
 async def recalled(session: Session) -> list[str]:
-    """The first line of each prompt that the agent knows of, without the one that asks for them."""
+    """Return the first line of each prompt that the agent remembers, without the prompt that asks for them."""
     outcome = await (await session.ask("@@recall")).outcome()
     *prompts, _ = json.loads(outcome.text or "")
     return [prompt.partition("\n")[0] for prompt in prompts]
@@ -77,12 +77,12 @@ def rows_of(events: Iterable[Event]) -> list[Row]:
 
 
 def ends(events: Iterable[Event], turn: str) -> list[str]:
-    """Each outcome that the log has of a turn."""
+    """Return each outcome that the log has for a turn."""
     return [event.body["outcome"] for event in events if event.kind == "turn.ended" and event.turn == turn]
 
 
 def doctor(capsys: pytest.CaptureFixture[str], store: str, *words: str) -> list[tuple[str, str]]:
-    """Verdict and words of each check of the store itself: not of the machine, and how much room its disk has."""
+    """Return the verdict and the text of each check of the store, without the check of the disk's free space."""
     capsys.readouterr()
     main(["doctor", "--json", "--store", store, *words])
     found = json.loads(capsys.readouterr().out)

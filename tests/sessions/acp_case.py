@@ -1,4 +1,4 @@
-"""A session with a fake ACP agent, for the tests of sessions with such agents."""
+"""Session with a fake ACP agent, for the ACP tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def opened(
     character: Mapping[str, Any] | None = None,
     **how: Any,
 ) -> AsyncGenerator[Case]:
-    """A session with an agent of this character. At the end it is closed, and everything it left is checked."""
+    """Open a session with an agent of this character. At the end close it, and check everything that it left."""
     folder.mkdir(exist_ok=True)
     command = fake_acp.command(evidence=folder / "evidence", memory=folder / "memory", **(character or {}))
     async with host or Host() as owner:
@@ -39,13 +39,13 @@ async def opened(
 
 
 async def killed(case: Case) -> None:
-    """Kill its process, and wait until that is known."""
+    """Kill the agent's process, and wait until the session knows it."""
     os.kill(case.processes[-1].pid, signal.SIGKILL)
     await case.wait_kind(kinds.PROCESS_EXITED)
 
 
 def known(monkeypatch: pytest.MonkeyPatch, folder: Path, quirks: str) -> str:
-    """The name of an agent of which these quirks are known, in a profile of the user's own."""
+    """Write a user profile with these quirks, and return the name of its agent."""
     agents = folder / "config" / "banksman" / "agents"
     agents.mkdir(parents=True)
     (agents / "toy.toml").write_text(f'title = "Toy"\nextends = "custom"\n[quirks]\n{quirks}\n')
@@ -54,17 +54,17 @@ def known(monkeypatch: pytest.MonkeyPatch, folder: Path, quirks: str) -> str:
 
 
 def sent(case: Case) -> list[dict[str, Any]]:
-    """Every message that the agent's processes were given, in order."""
+    """Return every message to the agent's processes, in order."""
     return [frame for process in case.processes for frame in process.frames]
 
 
 def methods(case: Case, *, but: tuple[str, ...] = ("initialize", "session/prompt")) -> list[str]:
-    """What was asked of them, in order."""
+    """Return the methods of the requests to the agent, in order."""
     return [frame["method"] for frame in sent(case) if "method" in frame and frame["method"] not in but]
 
 
 def replies(case: Case) -> list[Any]:
-    """How their requests were answered, in order."""
+    """Return the replies to the agent's requests, in order."""
     return [frame.get("result", frame.get("error")) for frame in sent(case) if "method" not in frame]
 
 
@@ -73,5 +73,5 @@ def bodies(events: list[Event], kind: str) -> list[Any]:
 
 
 def texts(events: list[Event], kind: str = kinds.UPDATE) -> str:
-    """What was said in frames of this kind."""
+    """Return the frames of this kind as one text."""
     return " ".join(event.data.decode() for event in events if event.kind == kind)

@@ -1,4 +1,4 @@
-"""What some tests of sessions need besides their helpers."""
+"""Fixture for tests of sessions whose log records cannot be reported."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import pytest
 
 @pytest.fixture
 def unreported(monkeypatch: pytest.MonkeyPatch) -> list[logging.LogRecord]:
-    """What the package logs, kept out of the test's report: half a surrogate pair in a traceback cannot be sent from a
-    worker to who prints it."""
+    """Collect the package's log records and keep them out of the test report.
+
+    Half a surrogate pair in a traceback cannot be sent from a worker to the process that prints it.
+    """
     records: list[logging.LogRecord] = []
 
     def keep(record: logging.LogRecord) -> bool:
         records.append(record)
         return False
 
-    # A filter: a logger that does not propagate gets the report's handler all the same.
+    # A filter is needed, because a logger without propagation still gets the handler of the report.
     monkeypatch.setattr(logging.getLogger("banksman"), "filters", [keep])
     return records

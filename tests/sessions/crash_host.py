@@ -1,11 +1,11 @@
-"""A host in a process of its own, to share a store with, and to be killed.
+"""Host in a separate process that shares a store with the test and can be killed.
 
-As a program it has one socket, by which it is told what to do, one line of JSON for each thing, and says what came of
-it. Each thing is begun in the order it was told and done beside the others; so an ask can be on its way, or a close,
-when the kill comes. At the end of the socket it closes its host and leaves.
+The program has one socket. Each line of JSON on it is a command, and the program answers with the result. It begins the
+commands in order and runs them concurrently, so an ask or a close can be in progress when the kill comes. At the end of
+the socket it closes its host and exits.
 
-For the test it is `Remote`. What belongs to it can be found: its `mark` is in its environment, which its agents and
-their children inherit, and a word of the test's own is in the argv of the agents.
+The test uses it through `Remote`. Its processes can be found: its `mark` is in its environment, which its agents and
+their children inherit, and a word of the test is in the argv of the agents.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from banksman.testing import fake_agent
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOOL = Path(__file__).resolve().parents[1] / "agents" / "tool.py"
 MARK = "CRASH_TEST_MARK"
-# Whatever becomes of the test, no host outlives it for long.
+# No host outlives its test for long.
 LIFE_SECONDS_MAX = 100
 LINE_BYTES_MAX = 16 << 20
 
@@ -81,7 +81,7 @@ async def serve(control: socket.socket, store: str) -> None:
             task = asyncio.create_task(program.do(told["number"], told["what"], told["words"]))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
-    with suppress(OSError):  # Nobody may be there any more to hear of the rest.
+    with suppress(OSError):  # The test may have closed the socket already.
         await asyncio.gather(*tasks)
     writer.close()
 
@@ -91,13 +91,13 @@ def main(fd: str, store: str) -> None:
     asyncio.run(serve(socket.socket(fileno=int(fd)), store))
 
 
-# -- the test's end --------------------------------------------------------------------------------------------------
+# -- the side of the test --------------------------------------------------------------------------------------------
 class Died(Exception):
-    """It was killed before it answered."""
+    """The host was killed before it answered."""
 
 
 class Refusal(Exception):
-    """The error that a host had for what it was told."""
+    """Error that a host returned for a command."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -105,7 +105,7 @@ class Refusal(Exception):
 
 
 class Remote:
-    """A host in another process. What is told and not awaited is on its way all the same."""
+    """Host in another process. A command is sent even if its answer is not awaited."""
 
     def __init__(self, process: subprocess.Popen[bytes], writer: asyncio.StreamWriter) -> None:
         self.process = process
@@ -120,7 +120,7 @@ class Remote:
 
     def _expect(self, number: int) -> asyncio.Future[Any]:
         answer = self._answers[number] = self._loop.create_future()
-        # Whoever is not interested lets it be.
+        # An answer that no caller awaits must not cause a warning.
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         return answer
 
@@ -130,7 +130,7 @@ class Remote:
         return self._expect(number)
 
     def ping(self) -> asyncio.Future[Any]:
-        """Answered when all that was told before has been begun."""
+        """Return an answer that comes after all earlier commands have begun."""
         return self._tell("ping")
 
     def open(self, **how: Any) -> asyncio.Future[Any]:
@@ -149,7 +149,7 @@ class Remote:
         return self._tell("close", session=session)
 
     async def hear(self, reader: asyncio.StreamReader) -> None:
-        """Until it is dead, or has left."""
+        """Read answers until the host is dead or has left."""
         with suppress(ConnectionResetError):
             while (line := await reader.readline()).endswith(b"\n"):
                 said = json.loads(line)
@@ -163,12 +163,12 @@ class Remote:
                 answer.set_exception(Died())
 
     def kill(self) -> None:
-        """Dead when this returns, with all that it had in its hands."""
+        """Kill the host, and return after its death."""
         self.process.kill()
         self.process.wait()
 
     async def leave(self) -> None:
-        """Let it close its host and end."""
+        """Let the host close and exit."""
         self._writer.write_eof()
         await asyncio.to_thread(self.process.wait)
         assert self.process.returncode == 0
@@ -176,7 +176,7 @@ class Remote:
 
 @asynccontextmanager
 async def remote(store: Path | str, mark: str) -> AsyncGenerator[Remote]:
-    """Such a host, once it is up; killed at the end, if it still lives."""
+    """Start such a host, and kill it at the end."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
@@ -198,9 +198,9 @@ async def remote(store: Path | str, mark: str) -> AsyncGenerator[Remote]:
                 await writer.wait_closed()
 
 
-# -- its agents, and what is left of them ----------------------------------------------------------------------------
+# -- agents and their remains ----------------------------------------------------------------------------------------
 class Agents:
-    """Fake agents with one memory and one folder of evidence, and a word by which they are found."""
+    """Fake agents with one memory and one folder of evidence, and a word in their argv."""
 
     def __init__(self, folder: Path, marker: str) -> None:
         self.folder = folder
@@ -208,27 +208,30 @@ class Agents:
         self.evidence = fake_agent.Evidence(folder / "evidence")
 
     def command(self, generation: str = "", script: Sequence[str] = (), *, tool: bool = False) -> list[str]:
-        """The words that start one. `generation` tells the agents of one host from those of another. `tool`: it comes
-        with a plain child, one in a session of its own and one that does not hear TERM."""
+        """Return the command of an agent.
+
+        `generation`: tells the agents of one host from those of another. `tool`: the agent has a plain child, a child
+        in another session, and a child that ignores TERM.
+        """
         word = f"{self.marker}{generation}"
         before = [sys.executable, "-I", "-S", str(TOOL), word, str(self.folder / f"tool{generation}")] if tool else []
         command = fake_agent.command(script, evidence=self.evidence.folder, memory=self.folder / "memory")
         return [*before, *command, word]
 
     def alive(self, generation: str = "") -> list[int]:
-        """Every process that has the word in its argv: agents, and what they forked."""
+        """Return every process that has the word in its argv: agents, and their forks."""
         word = f"{self.marker}{generation}".encode()
         return [pid for pid, argv, _ in _processes() if word in argv]
 
 
 def marked(mark: str) -> list[int]:
-    """Every living process that was started by a host of this mark: itself, its agents, their children."""
+    """Return every live process that a host with this mark started: the host, its agents, their children."""
     wanted = f"{MARK}={mark}".encode()
     return [pid for pid, _, environment in _processes() if wanted in environment.split(b"\0")]
 
 
 def keepers(host: int) -> list[int]:
-    """The zygote and the keepers of the host of this pid, which have nothing of its environment, and name it."""
+    """Return the zygote and the keepers of a host. They do not have its environment, but its pid in their argv."""
     return [pid for pid, argv, _ in _processes() if b"keeper/__main__.py\0" in argv and b"\0%d\0" % host in argv]
 
 
@@ -236,9 +239,9 @@ def _processes() -> list[tuple[int, bytes, bytes]]:
     found: list[tuple[int, bytes, bytes]] = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
-            with suppress(OSError):  # It went while we looked.
+            with suppress(OSError):  # The process ended during the scan.
                 argv, environment = Path(f"/proc/{entry}/cmdline").read_bytes(), b""
-                with suppress(OSError):  # A zombie has none, and that of a keeper is not to be read.
+                with suppress(OSError):  # A zombie has no environment, and that of a keeper is not readable.
                     environment = Path(f"/proc/{entry}/environ").read_bytes()
                 found.append((int(entry), argv, environment))
     return found

@@ -1,6 +1,6 @@
-"""Several sessions of one host, each with a fake agent in a folder of its own, that share one memory of conversations.
+"""Several sessions of one host, each with a fake agent in a folder, and one common memory of conversations.
 
-While they live, each event of any of them is a moment at which the agents' processes are counted, from `/proc`.
+While the sessions live, each event of any of them triggers a count of the agents' processes in `/proc`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from banksman.testing.fake_agent import Process
 
 
 class Member(Case):
-    """One of several. A fork is started by the same words as its original, and leaves its evidence in the same folder:
-    whose process is whose is then told by the logs."""
+    """One session of the crowd.
+
+    A fork starts with the same command as its original, and leaves its evidence in the same folder. The logs then tell
+    which process belongs to which session.
+    """
 
     def __init__(self, host: Host, session: Session, folder: Path) -> None:
         super().__init__(host, session, folder)
@@ -42,7 +45,7 @@ class Crowd:
         self.host = host
         self.folder = folder
         self.cases: list[Member] = []
-        # At any event: how many processes there were, and how many of them had not become ready.
+        # At any event: the number of processes, and the number of processes that were not ready.
         self.most_alive = 0
         self.most_starting = 0
         self.watchers: list[asyncio.Task[None]] = []
@@ -60,7 +63,7 @@ class Crowd:
         command: list[str] | None = None,
         **how: Any,
     ) -> Member:
-        """A session with an agent in this folder of its own."""
+        """Open a session with an agent in this folder."""
         command = command or self.command(folder, script)
         session = await self.host.open("claude", command=command, options={**QUICK, **(options or {})}, **how)
         known = next((case for case in self.cases if case.session is session), None)
@@ -86,7 +89,7 @@ class Crowd:
             self.most_starting = max(self.most_starting, sum(_is_starting(other) for other in self.cases))
 
     def alive(self) -> list[int]:
-        """The pids of all agents of ours, as the kernel has them."""
+        """Return the pids of all agents of the crowd, from the kernel."""
         mark = f"--fake-memory={self.folder / 'memory'}".encode()
         found: list[int] = []
         for entry in os.listdir("/proc"):
@@ -95,13 +98,13 @@ class Crowd:
                     with open(f"/proc/{entry}/cmdline", "rb") as file:
                         words = file.read().split(b"\0")
                 except OSError:
-                    continue  # It has just ended.
+                    continue  # The process has just ended.
                 if mark in words:
                     found.append(int(entry))
         return found
 
     async def close(self) -> None:
-        """Close all, and look at everything they left."""
+        """Close all sessions, and check everything that they left."""
         for case in self.cases:
             case.session.close_nowait()
         for case in self.cases:
@@ -113,7 +116,7 @@ class Crowd:
 
 
 def _check(case: Member, events: Sequence[Event]) -> None:
-    """As `helpers.check`, also where some processes were none of the fake agent's, and left no evidence."""
+    """Check like `helpers.check`, also where some processes are not fake agents and left no evidence."""
     checks.log(events)
     checks.turns(events)
     checks.outcomes(events, case.outcomes)
@@ -123,13 +126,13 @@ def _check(case: Member, events: Sequence[Event]) -> None:
 
 
 def _is_starting(case: Case) -> bool:
-    """Its process is there, and has not answered the handshake."""
+    """Return whether the process exists and has not answered the handshake."""
     return bool(case.session.status().pids) and case.state().process.phase is ProcessPhase.STARTING
 
 
 @asynccontextmanager
 async def crowd(folder: Path, **limits: Any) -> AsyncGenerator[Crowd]:
-    """A host with these limits. At the end all sessions are closed and checked."""
+    """Start a host with these limits. At the end close and check all sessions."""
     async with Host(**limits) as host:
         them = Crowd(host, folder)
         yield them
@@ -137,7 +140,7 @@ async def crowd(folder: Path, **limits: Any) -> AsyncGenerator[Crowd]:
 
 
 async def recalled(case: Case) -> list[str]:
-    """Every prompt that the agent knows of, as it says: without the one that asks for it."""
+    """Return every prompt that the agent remembers, without the prompt that asks for them."""
     outcome = await case.answer("@@recall")
     assert outcome.kind is Kind.DONE, outcome
     *known, _ = json.loads(outcome.text or "")
@@ -145,18 +148,18 @@ async def recalled(case: Case) -> list[str]:
 
 
 async def retired(case: Case) -> str:
-    """Wait until a process was let go, and is gone; the reason."""
+    """Wait until a process is retired and has exited, and return the reason."""
     event = await case.wait_kind(kinds.PROCESS_RETIRED)
     await case.wait_event(lambda e: e.kind == kinds.PROCESS_EXITED, event.seq)
     return event.body["reason"]
 
 
 def argv(case: Case, number: int) -> list[str]:
-    """The words of its process of this number, from 1, without those that are the fake agent's own."""
+    """Return the argv of the process with this number, from 1, without the words of the fake agent."""
     return [word for word in case.processes[number - 1].argv if not word.startswith("--fake-")]
 
 
 def tasks(*names: str) -> str:
-    """The frame by which an agent says what runs in its background."""
+    """Return the frame by which an agent reports its background tasks."""
     frame = {"type": "system", "subtype": "background_tasks_changed", "tasks": [{"task_id": name} for name in names]}
     return json.dumps(frame, separators=(",", ":"))

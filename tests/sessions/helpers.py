@@ -1,4 +1,4 @@
-"""What the tests of sessions share: a session with a fake agent, quick timings, and a look at everything afterwards."""
+"""Common parts of the session tests: a session with a fake agent, quick timings, and checks of the result."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from banksman.testing.fake_agent import Evidence, Process
 
 Script = Mapping[str, Sequence[str]] | Sequence[str]
 
-# The ladder's rungs follow each other at once; what a turn may take is left as it is, so that a slow machine is not
-# taken for a slow agent.
+# The rungs of the ladder follow each other immediately. The time limits of a turn are unchanged, so that a slow machine
+# does not look like a slow agent.
 QUICK = {"eof_grace": 0.1, "grace": 2.0, "linger": 0.05}
-# For the tests in which the drain of an interrupted turn does pass.
+# For tests in which the drain of an interrupted turn expires.
 SHORT_DRAIN = {"drain_seconds": 0.3}
 
 
 class Case:
-    """One session with a fake agent, in a folder of its own."""
+    """Session with a fake agent, in a separate folder."""
 
     def __init__(self, host: Host, session: Session, folder: Path) -> None:
         self.host = host
@@ -53,11 +53,11 @@ class Case:
         return await self.outcome(await self.ask(prompt, **how))
 
     async def running(self, prompt: str, **how: Any) -> Turn:
-        """A turn that has come to its content, says nothing more, and waits to be interrupted."""
+        """Start a turn that says its text and then waits for an interrupt."""
         return await self.reaches(f"{prompt}\n@@say {prompt}\n@@hang", **how)
 
     async def reaches(self, prompt: str, **how: Any) -> Turn:
-        """Ask, and return once the agent has come to what this prompt says last but one, in whatever it does last."""
+        """Ask, and return when the agent has reached the last step of the prompt."""
         *before, last = prompt.split("\n")
         mark = self.path(f"reached-{len(list(self.folder.glob('reached-*')))}")
         turn = await self.ask("\n".join([*before, f"@@touch {mark}", last]), **how)
@@ -65,14 +65,14 @@ class Case:
         return turn
 
     async def reached(self, mark: Path) -> None:
-        """Until the agent has made this file, and we have heard all that it said before."""
+        """Wait until the agent has created this file, and read everything that it said before."""
         await exists(mark)
         process = self.session._driver._process  # pyright: ignore[reportPrivateUsage]
         if process is not None:
             process.look_now()
 
     async def wait_event(self, is_wanted: Callable[[Event], bool], after: int = 0) -> Event:
-        """The first event of the log of which this is so, waited for."""
+        """Wait for the first event for which `is_wanted` is true."""
         async for event in self.session.events(after, waits=True):
             if is_wanted(event):
                 return event
@@ -85,7 +85,7 @@ class Case:
         return await self.wait_event(lambda e: e.kind == kinds.UPDATE and text.encode() in e.data)
 
     async def events(self) -> list[Event]:
-        """What the log has now."""
+        """Return the present events of the log."""
         return [event async for event in self.session.events(0, waits=False)]
 
     async def kinds(self) -> list[str]:
@@ -96,14 +96,16 @@ class Case:
 
 
 async def exists(path: Path) -> None:
-    """Until a file is there. Its maker tells nobody, so it is looked for again and again."""
+    """Wait for a file. No event reports its creation, so the function polls."""
     while not path.exists():  # noqa: ASYNC110
         await asyncio.sleep(0.002)
 
 
 def let_pass(seconds: float) -> None:
-    """Move the clock of the running loop ahead. Everything that the driver decides by time sees these seconds at once,
-    and a busy machine adds nothing that could be mistaken for them."""
+    """Move the clock of the running loop ahead.
+
+    All decisions of the driver by time see these seconds immediately, and a busy machine adds nothing to them.
+    """
     loop = asyncio.get_running_loop()
     now = loop.time
     loop.time = lambda: now() + seconds
@@ -124,7 +126,7 @@ async def opened(
     host: Host | None = None,
     **how: Any,
 ) -> AsyncGenerator[Case]:
-    """A session with a fake agent of this script. At the end it is closed, and everything it left is checked."""
+    """Open a session with a fake agent and this script. At the end close it, and check everything that it left."""
     folder.mkdir(exist_ok=True)
     command = fake_agent.command(script, evidence=folder / "evidence", memory=folder / "memory" if memory else None)
     async with host or Host() as owner:
@@ -137,7 +139,7 @@ async def opened(
 
 
 def check(case: Case, events: Sequence[Event]) -> None:
-    """Every guarantee that can be seen from outside, of a session that is closed."""
+    """Check every guarantee that is visible from outside, for a closed session."""
     checks.log(events)
     checks.turns(events)
     checks.outcomes(events, case.outcomes)
@@ -146,12 +148,12 @@ def check(case: Case, events: Sequence[Event]) -> None:
 
 
 def sent(case: Case) -> list[dict[str, Any]]:
-    """Every frame that the agent's processes were given, in order."""
+    """Return every frame to the agent's processes, in order."""
     return [frame for process in case.processes for frame in checks.frames(process.stdin, may_be_cut=True)]
 
 
 def prompts(case: Case) -> list[str]:
-    """The first line of each prompt that was given, in order."""
+    """Return the first line of each prompt to the agent, in order."""
     return [
         str(content).partition("\n")[0]
         for process in case.processes
@@ -160,18 +162,18 @@ def prompts(case: Case) -> list[str]:
 
 
 def requests(case: Case, subtype: str) -> list[dict[str, Any]]:
-    """What the agent's processes were told in requests of this kind, in order."""
+    """Return the requests of this kind to the agent's processes, in order."""
     asked = [frame["request"] for frame in sent(case) if frame.get("type") == "control_request"]
     return [request for request in asked if request["subtype"] == subtype]
 
 
 def answers(case: Case) -> list[dict[str, Any]]:
-    """How the requests of the agent's processes were answered, in order."""
+    """Return the answers to the requests of the agent's processes, in order."""
     return [frame["response"] for frame in sent(case) if frame.get("type") == "control_response"]
 
 
 def requesting(subtype: str, **body: Any) -> str:
-    """The line of a prompt by which the agent makes a request, and waits for the answer."""
+    """Return the line of a prompt by which the agent makes a request, and waits for the answer."""
     return f"@@request {json.dumps({'subtype': subtype, **body})}"
 
 
@@ -180,7 +182,7 @@ def interrupts(case: Case) -> int:
 
 
 def ended(events: Sequence[Event], turn: Turn) -> dict[str, Any]:
-    """How the log says that a turn ended."""
+    """Return the event body with which a turn ended."""
     return next(event.body for event in events if event.kind == kinds.TURN_ENDED and event.turn == turn.id)
 
 

@@ -1,8 +1,8 @@
-"""A store that can take back what was claimed in it, as one that is far away does: in memory, and told when to.
+"""Log in memory that can lose its leases, like a remote store, when a test wants it.
 
-It is a log like any other, passes its tests in between, and does to its guard what an engine with heartbeats does: it
-says how long everything is held, and, once that is over, that it is lost. What was claimed before a loss is refused
-from then on; what is claimed after it is not.
+It is a log like any other, and behaves like `MemoryLog` between losses. It calls its guard as an engine with heartbeats
+does: it reports how long everything is held, and later that it is lost. Sessions that were claimed before a loss are
+refused from then on. Sessions that are claimed after it are not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def times(held: float, window: float) -> Times:
 
 
 class LeasedLog(MemoryLog):
-    """`is_ready` False: it cannot be asked until `become_ready`. `fences`: it says at `fence_at` that all is lost."""
+    """`is_ready` False: the log cannot be used until `become_ready`. `fences`: it reports the loss at `fence_at`."""
 
     def __init__(self, until: Times | None = None, *, is_ready: bool = True, fences: bool = False) -> None:
         super().__init__()
@@ -40,12 +40,12 @@ class LeasedLog(MemoryLog):
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if is_ready:
             self.become_ready()
-        # The epoch of each session that was claimed when all was lost.
+        # The epoch of each session that was claimed at the loss.
         self._lost: dict[str, int] = {}
-        # What an append waits for before it is begun, for a test that wants something to happen meanwhile.
+        # An append waits for this future, for a test that wants another event to come first.
         self.append_after: asyncio.Future[None] | None = None
 
-    # -- what an engine does -----------------------------------------------------------------------------------------
+    # -- behaviour of an engine --------------------------------------------------------------------------------------
     def become_ready(self) -> None:
         self._ready.set_result(None)
 

@@ -1,7 +1,7 @@
-"""An agent made with the protocol's own Python SDK, for Banksman to drive: `python sdk_echo_agent.py [FOLDER]`.
+"""Agent made with the Python SDK of the protocol, for Banksman to drive: `python sdk_echo_agent.py [FOLDER]`.
 
-It says back what it is told, one update a block. A text that begins with a word of `Echo.prompt` does that instead.
-What was said is kept for `session/load`: in the folder, for the next process; without one, in this process.
+It repeats each prompt, one update per block. A text that begins with a keyword of `Echo.prompt` does that instead. For
+`session/load` it keeps the conversation in the folder, for the next process, or in this process if there is no folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from acp.schema import AgentCapabilities, AllowedOutcome, PermissionOption, Tool
 
 
 class Echo:
-    """As much of an agent as is asked for here."""
+    """The parts of an agent that the tests need."""
 
     _client: Client
 

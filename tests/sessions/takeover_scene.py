@@ -1,4 +1,4 @@
-"""What tests of takeovers share: a session under a host that will be killed, and what its log must say afterwards."""
+"""Common parts of the take-over tests: a session on a host that is killed, and checks of its log."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from banksman.core.session import event as kinds
 from banksman.testing import checks
 
 NAME = "the one"
-# A child that does not hear TERM is there until the grace is over.
+# A child that ignores TERM lives until the end of the grace.
 SHORT = {**QUICK, "grace": 0.3}
 PATIENCE_SECONDS = 60.0
 
 
 class Scene:
-    """A store, a host on it that will be killed, and its session."""
+    """Store, a host on it that is killed, and its session."""
 
     def __init__(self, folder: Path, agents: Agents, host: Remote, session: str) -> None:
         self.folder = folder
         self.agents = agents
         self.host = host
         self.session = session
-        # The asks that were acknowledged, in order.
+        # The accepted asks, in order.
         self.accepted: list[str] = []
 
     @property
@@ -46,14 +46,14 @@ class Scene:
         return turn
 
     async def reaches(self, prompt: str, **how: Any) -> str:
-        """Ask, until the agent has come to the last line of it."""
+        """Ask, and return when the agent has reached the last line of the prompt."""
         *before, last = prompt.split("\n")
         turn = await self.ask("\n".join([*before, f"@@touch {self.path('reached')}", last]), **how)
         await exists(self.path("reached"))
         return turn
 
     async def logged(self, kind: str, turn: str | None = None, data: bytes = b"") -> Event:
-        """Until the log has such an event, as another host reads it."""
+        """Wait until the log has such an event, as another host reads it."""
         async with Host(f"sqlite:{self.store}") as reader, aclosing(reader.session(self.session).follow()) as events:
             async for event in events:
                 if event.kind == kind and turn in (None, event.turn) and data in event.data:
@@ -77,14 +77,14 @@ async def scene(
 
 
 async def gone(pid: int, marker: str) -> None:
-    """Until nothing at all is left of a host that was killed: its zygote goes last, and tells nobody."""
+    """Wait until nothing is left of a killed host. Its zygote ends last, and no event reports it."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while keepers(pid) or marked(marker):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
 async def reopen(host: Host, agents: Agents) -> Session:
-    """Take it over. Nothing of the dead host's agents is left by then."""
+    """Take the session over. None of the dead host's agents is left at that point."""
     session = await host.open("claude", name=NAME, command=agents.command("-next"), options=QUICK)
     assert agents.alive("-dead") == []
     return session
@@ -99,14 +99,14 @@ async def outcomes(session: Session, turns: Sequence[str]) -> list[Kind]:
 
 
 async def recalled(session: Session) -> list[str]:
-    """The first lines of the prompts that the agent knows of, without the one that asks for them."""
+    """Return the first line of each prompt that the agent remembers, without the prompt that asks for them."""
     outcome = await (await session.ask("@@recall")).outcome()
     *known, _ = json.loads(outcome.text or "")
     return [prompt.partition("\n")[0] for prompt in known]
 
 
 def check(events: Sequence[Event], agents: Agents, accepted: Sequence[str]) -> None:
-    """What a log must say however often its hosts were killed."""
+    """Check the rules that hold for a log after any number of killed hosts."""
     checks.log(events)
     checks.turns(events)
     checks.attribution(events)
@@ -118,9 +118,9 @@ def check(events: Sequence[Event], agents: Agents, accepted: Sequence[str]) -> N
 
 
 def _check_sent(events: Sequence[Event], agents: Agents) -> None:
-    """No prompt was given to an agent before its start was in the log, and none was given twice."""
+    """Check that each prompt was sent after its start was in the log, and at most once."""
     started = {event.turn for event in events if event.kind == kinds.TURN_STARTED}
-    # Another attempt has another name, but for its end.
+    # Another attempt has another ref, which differs only at its end.
     turns = {event.body["ref"][:-4]: event.turn for event in events if event.kind == kinds.TURN_QUEUED}
     given = [
         frame["uuid"]
@@ -133,7 +133,7 @@ def _check_sent(events: Sequence[Event], agents: Agents) -> None:
 
 
 def _check_unknown(events: Sequence[Event]) -> None:
-    """UNKNOWN is what had begun, and each is named by the recovery that says so."""
+    """Check that only begun turns are UNKNOWN, and that a recovery event names each of them."""
     started = {event.turn for event in events if event.kind == kinds.TURN_STARTED}
     joined = {id for body in bodies(events, kinds.TURN_STARTED) for id in body.get("joined") or ()}
     unknown = [event.turn for event in events if event.kind == kinds.TURN_ENDED and event.body["outcome"] == "unknown"]

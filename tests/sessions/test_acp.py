@@ -1,4 +1,4 @@
-"""Sessions with an ACP agent: turns and how they end, what is stopped, what is put right, and what goes wrong."""
+"""Sessions with an ACP agent: turns and their ends, interrupts, quirks, conversations, settings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_turn_outcome_matches_stop_reason(tmp_path: Path, prompt: str, kin
         outcome = await case.answer(prompt)
         assert outcome.kind is kind
         assert (outcome.error is None) if words is None else (words in str(outcome.error))
-        # And the next one is served.
+        # The next turn works.
         assert (await case.answer("on")).text == "you said: on"
 
 
@@ -76,7 +76,7 @@ async def test_session_ignores_unparsable_lines_and_stray_replies(tmp_path: Path
 
 
 async def test_turn_ignores_updates_of_another_conversation(tmp_path: Path) -> None:
-    """A subagent has a conversation of its own, and may speak first."""
+    """A subagent has a separate conversation, and may speak first."""
     update = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": "foreign"}}
     aside = json.dumps({"method": "session/update", "params": {"sessionId": "other", "update": update}})
     async with opened(tmp_path) as case:
@@ -124,7 +124,7 @@ async def test_turn_fails_with_reason_when_agent_cannot_take_content(tmp_path: P
         assert outcome.text == "you said: look\n[image]"
 
 
-# -- stopping --------------------------------------------------------------------------------------------------------
+# -- interrupts ------------------------------------------------------------------------------------------------------
 async def test_interrupt_sends_cancel_and_keeps_session_usable(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.reaches("@@text begun\n@@hang")
@@ -152,7 +152,7 @@ async def test_cancelled_turn_is_interrupted_when_agent_is_known_to_answer_other
         assert (await turn.interrupt()).stopped
         outcome = await case.outcome(turn)
         assert outcome.kind is Kind.INTERRUPTED
-        # What it said is kept.
+        # The reported stop reason is kept.
         assert outcome.stop_reason == ("end_turn" if after == "end_turn" else None)
 
 
@@ -203,7 +203,7 @@ async def test_interrupt_sweeps_tool_that_cancel_left_running(tmp_path: Path) ->
         turn, pids = await in_tool(case)
         assert (await turn.interrupt()).by is By.BOUNDARY
         assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
-        # No prompt is sent before it is gone.
+        # The next prompt is sent only after the tool is gone.
         assert (await case.answer("on")).text == "you said: on"
         assert alive(pids) == []
         assert len(case.processes) == 1
@@ -220,7 +220,7 @@ async def test_interrupt_keeps_running_tool_until_close_when_configured(tmp_path
         await case.outcome(turn)
         assert (await case.answer("on")).kind is Kind.DONE
         assert len(alive(pids)) == 4
-    # But not beyond the end of the session.
+    # The tool ends with the session.
     assert alive(pids) == []
 
 
@@ -233,7 +233,7 @@ async def test_interrupt_sweeps_nothing_when_agent_ends_its_tool(tmp_path: Path)
         assert alive(pids) == []
 
 
-# -- what is put right -----------------------------------------------------------------------------------------------
+# -- quirks ----------------------------------------------------------------------------------------------------------
 async def test_turn_fails_on_error_text_when_agent_is_known_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,7 +276,7 @@ async def test_conversation_is_resumed_after_agent_is_killed(tmp_path: Path, how
             await case.answer(f"@@text word {number}")
         await killed(case)
         outcome = await case.answer("@@text after")
-        # What was said before is not said again.
+        # Earlier messages are not repeated.
         assert outcome.text == "after"
         assert methods(case) == (
             ["session/new", "session/resume"] if how == "resume" else ["session/new", "session/load", "_banksman/fence"]
@@ -342,7 +342,7 @@ async def test_failed_handshake_names_who_must_act(tmp_path: Path, character: di
         assert "authenticate" not in methods(case)
 
 
-# -- what can be set -------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("offers", ["modes", "options"])
 async def test_session_sets_requested_model_and_mode(tmp_path: Path, offers: str) -> None:
     async with opened(tmp_path, character={"offers": offers}, model="big", permission_mode="code") as case:
@@ -350,7 +350,7 @@ async def test_session_sets_requested_model_and_mode(tmp_path: Path, offers: str
         await case.session.set_model("small")
         await case.session.set_permission_mode("ask")
         assert (await case.answer("@@status")).text == "ask small"
-        # The next process is told, too.
+        # The next process gets the settings too.
         await killed(case)
         await case.session.set_model("big")
         assert (await case.answer("@@status")).text == "ask big"
@@ -376,7 +376,7 @@ async def test_session_passes_mcp_servers_to_agent(tmp_path: Path) -> None:
         assert sent(case)[1]["params"]["mcpServers"] == [server]
 
 
-# -- what is refused before it is sent -------------------------------------------------------------------------------
+# -- refusals before sending -----------------------------------------------------------------------------------------
 async def test_ask_refuses_content_that_known_agent_does_not_take(tmp_path: Path) -> None:
     audio = [{"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}]
     async with opened(tmp_path / "known", agent="codex-acp") as case:

@@ -1,4 +1,4 @@
-"""What an ACP agent asks of a session: permissions, what a user enters, files, terminals, and what nobody knows."""
+"""Requests of an ACP agent to a session: permissions, user input, files, terminals, and unknown methods."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_interrupt_cancels_open_question_after_cancel_is_sent(tmp_path: Pa
         assert (await turn.interrupt()).stopped
         assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
         assert replies(case) == [CANCELLED]
-        # The cancel comes first: an agent that hears "cancelled" before it takes it for an answer, and goes on.
+        # The cancel comes first. An agent that reads "cancelled" before it would take it for an answer, and continue.
         frames = case.processes[0].frames
         order = [frame.get("method", "answer") for frame in frames][-2:]
         assert order == ["session/cancel", "answer"]

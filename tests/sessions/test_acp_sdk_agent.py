@@ -1,4 +1,4 @@
-"""A second opinion: Banksman drives an agent that is made with the protocol's own Python SDK."""
+"""Cross-check: Banksman drives an agent that is made with the Python SDK of the protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an agent says that it failed, in each shape that was seen; what is retired then, and what is never sent again."""
+"""Failures that an agent reports, in each shape that was seen, and their effect on the conversation and its prompts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ OVERFLOW = {"is_error": True, "terminal_reason": "prompt_too_long", "result": TO
 
 
 def fails(**members: Any) -> str:
-    """A turn that says something, and whose boundary has these members."""
+    """Return the prompt of a turn that says some text and whose boundary has these members."""
     return f"@@say so far\n@@boundary {json.dumps({'is_error': True, **members})}"
 
 
 def resumed(case: Case) -> list[list[str]]:
-    """The conversation that each process was to resume."""
+    """Return the conversation that each process had to resume."""
     return [[word for word in process.argv if word.startswith("--resume")] for process in case.processes]
 
 
@@ -31,7 +31,7 @@ def resumed(case: Case) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("prompt", "error"),
     [
-        # A model call that failed is called a success.
+        # The agent reports a failed model call as a success.
         ("@@error API Error: 529 overloaded", "API Error: 529 overloaded"),
         (fails(terminal_reason="api_error", api_error_status=500, result="API Error: 500 boom"), "API Error: 500 boom"),
         (fails(result="what was said", errors=["a list"]), "what was said"),
@@ -39,7 +39,7 @@ def resumed(case: Case) -> list[list[str]]:
         (fails(result=None, errors=["only this"]), "only this"),
         (fails(result=None, errors=[], terminal_reason="api_error", api_error_status=529), "api_error 529"),
         (fails(result="", errors=None, terminal_reason=None, subtype="error_max_turns"), "error_max_turns"),
-        # One of the two says so; either is believed.
+        # Either member alone marks the turn as failed.
         (fails(is_error=False, subtype="error_max_budget_usd", result="", errors=["too dear"]), "too dear"),
         (fails(result="", terminal_reason=None), "error"),
         ("@@failure [ede_diagnostic] boom", "[ede_diagnostic] boom"),
@@ -92,11 +92,11 @@ async def test_overflown_conversation_is_retired_and_next_ask_begins_another(
         (lost,) = bodies(events, kinds.SESSION_CONTEXT_LOST)
         assert (lost["conversation"], bool(lost["error"])) == (before, True)
         assert resumed(case) == [[], []]
-        # And that one is gone on with, however often the old process says the old name.
+        # The session continues the new conversation, however often the old process names the old one.
         assert (await case.answer("@@exit 1")).kind is Kind.FAILED
         assert (await case.answer("four")).text == "four"
         assert resumed(case) == [[], [], [f"--resume={after}"]]
-        # No prompt was sent again.
+        # No prompt was sent twice.
         assert prompts(case) == ["one", "two", "three", "@@exit 1", "four"]
 
 
@@ -106,13 +106,13 @@ async def test_oversized_prompt_does_not_retire_conversation(tmp_path: Path) -> 
         conversation = case.session.status().conversation
         huge = "x" * LARGE_PROMPT_CHARACTERS
         assert (await case.answer(f"two {huge}\n@@boundary {json.dumps(OVERFLOW)}")).kind is Kind.FAILED
-        # It is not the second in a row: this one fits.
+        # The overflows are not consecutive: this prompt fits.
         assert (await case.answer("three")).text == "three"
         assert (await case.answer(f"four {huge}\n@@boundary {json.dumps(OVERFLOW)}")).kind is Kind.FAILED
         assert case.session.status().conversation == conversation
         assert kinds.SESSION_CONTEXT_LOST not in await case.kinds()
         assert len(case.processes) == 1
-        # But where the next one is too much too, whatever its size, it is.
+        # A second overflow in a row retires the conversation, whatever the size of the prompt.
         assert (await case.answer(f"five {huge}\n@@boundary {json.dumps(OVERFLOW)}")).kind is Kind.FAILED
         assert kinds.SESSION_CONTEXT_LOST in await case.kinds()
         assert (await case.answer("six")).text == "six"
@@ -157,7 +157,7 @@ async def test_session_accepts_image_repeated_in_one_line(tmp_path: Path) -> Non
     async with opened(tmp_path) as case:
         outcome = await case.answer(f"@@tool_use Read\n@@raw {line}\n@@huge {8 << 20}\n@@say seen")
         assert (outcome.kind, outcome.text) == (Kind.DONE, "seen")
-        # Both are kept as they came.
+        # Both lines are kept unchanged.
         said = [event.data for event in await case.events() if event.kind == kinds.UPDATE]
         assert line.encode() in said
         assert max(map(len, said)) > 8 << 20

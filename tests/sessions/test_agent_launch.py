@@ -1,4 +1,4 @@
-"""How the agent's process is started: with values that cannot become flags, and without what would mislead it."""
+"""Start of the agent's process: values that cannot become flags, and an environment without misleading variables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.sessions.helpers import Case, opened
 from banksman import Kind, UsageError
 from banksman.process.launch import NESTING
 
-# The words of the dialect itself, and of the fake agent's script.
+# The flags of the dialect, without those of the fake agent.
 PLAIN = [
     *("--print", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose"),
     *("--include-partial-messages", "--permission-prompt-tool", "stdio"),
@@ -20,7 +20,7 @@ ODD = ["-x", "--dangerously-skip-permissions", "two words", " padded\t", "a\nlin
 
 
 def words(case: Case, process: int = 0) -> list[str]:
-    """What a process was started with, but for the words of the fake agent."""
+    """Return the argv of a process, without the words of the fake agent."""
     argv = case.processes[process].argv
     return argv[1:][next(index for index, word in enumerate(argv[1:]) if not word.startswith("--fake-")) :]
 
@@ -42,7 +42,7 @@ async def test_agent_command_has_only_requested_flags_and_extra_args_last(tmp_pa
 @pytest.mark.parametrize("fork", [False, True])
 async def test_resume_flag_keeps_conversation_in_one_word(tmp_path: Path, fork: bool) -> None:
     async with opened(tmp_path, memory=True, resume="--evil id", fork=fork) as case:
-        # Nobody knows it; another is begun, once that was said.
+        # The agent does not know the conversation. The session reports it, and then begins another one.
         assert (await case.answer("one")).kind is Kind.FAILED
         assert (await case.answer("two")).kind is Kind.DONE
         assert words(case) == [*PLAIN, "--resume=--evil id", *(["--fork-session"] if fork else [])]
@@ -98,13 +98,13 @@ async def test_agent_environment_drops_nesting_variables(tmp_path: Path, monkeyp
     async with opened(tmp_path, env={"BANKSMAN_MINE": "1", "CLAUDE_CODE_ENTRYPOINT": "mine"}) as case:
         await case.answer("one")
         found = set(case.processes[0].env)
-        # What the caller asks for is always there, and all that does not mislead.
+        # The caller's variables are always there, and all variables that do not mislead.
         assert found >= {"BANKSMAN_MINE", "OTHER_TEST_VARIABLE", "PATH"}
         assert found & NESTING == {"CLAUDE_CODE_ENTRYPOINT"}
 
 
 async def test_agent_inherits_no_variable_of_banksman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may hold the token of a server, with which the agent could answer its own questions."""
+    """They can contain the token of a server, with which the agent could answer its own questions."""
     for name in ("BANKSMAN_TOKEN", "BANKSMAN_URL", "BANKSMAN_SERVE_TOKEN", "BANKSMAN_STORE"):
         monkeypatch.setenv(name, "1")
     async with opened(tmp_path) as case:

@@ -1,4 +1,4 @@
-"""What runs in the background of the agent when its turn is over: it is heard and answered, and not evicted."""
+"""Background tasks of an agent after its turn: their requests are answered, and their process is kept."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.sessions.helpers import SHORT_DRAIN, Case, answers, bodies, exists, o
 from banksman import Kind, Question
 from banksman.core.session import event as kinds
 
-# Much shorter than these tests wait; the processes that are to be spared are spared for another reason.
+# Much shorter than the waits of these tests. Other rules keep the processes alive.
 IDLE = {"idle_seconds": 0.1}
 
 
 def tasks(*names: str) -> str:
-    """The agent says what runs in its background now."""
+    """Return the step by which the agent reports its present background tasks."""
     each = [{"task_id": name, "task_type": "local_bash", "description": "a server"} for name in names]
     return f"raw {json.dumps({'type': 'system', 'subtype': 'background_tasks_changed', 'tasks': each})}"
 
@@ -44,10 +44,10 @@ async def test_background_task_is_answered_and_keeps_its_process(tmp_path: Path)
     async with opened(tmp_path, script, memory=True, on_question=on_question, options=IDLE) as case:
         assert (await case.answer("one")).text == "started it"
         pids = case.session.status().pids
-        await asyncio.sleep(0.4)  # That nothing happens has no fact to wait for.
+        await asyncio.sleep(0.4)  # Nothing should happen, so there is no event to wait for.
         assert case.session.status().pids == pids
         touch(go)
-        # It got its answer: its stdin is open, and is read by us.
+        # The task got its answer, so its stdin is open and the session reads its requests.
         await exists(over)
         (question,) = asked
         assert (question.turn, question.tool, question.details) == (None, "Bash", {"agent_id": "a-1"})
@@ -55,7 +55,7 @@ async def test_background_task_is_answered_and_keeps_its_process(tmp_path: Path)
         await case.wait_kind(kinds.QUESTION_ANSWERED)
         assert [event.turn for event in await case.events() if event.kind.startswith("question.")] == [None, None]
         assert await retired(case) == []
-        # When it has ended, nobody needs the process any more.
+        # After the end of the task the process is idle.
         touch(end)
         await case.wait_kind(kinds.PROCESS_RETIRED)
         assert await retired(case) == ["idle"]
@@ -71,7 +71,8 @@ async def test_background_task_question_stays_open_through_other_turns(tmp_path:
         await case.wait_kind(kinds.QUESTION_ASKED)
         (question,) = case.session.questions()
         turn = await case.reaches("@@tool_use Read\n@@tool_result done\n@@hang")
-        # It is nobody's turn that waits for it: neither its clocks stand still, nor does its end end the question.
+        # No turn waits for the question. So the clocks of the turn run, and the end of the turn does not end the
+        # question.
         assert [clock.is_running for clock in case.session.status().clocks] == [True]
         await turn.interrupt()
         assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
@@ -91,7 +92,7 @@ async def test_background_tasks_end_with_their_process(tmp_path: Path) -> None:
         assert answered.body["answer"] == "withdrawn"
         assert case.session.questions() == []
         assert (await case.answer("next")).text == "next"
-        # The one that came after has none, and is let go.
+        # The next process has no background task, and is retired.
         await case.wait_kind(kinds.PROCESS_RETIRED)
 
 
@@ -99,6 +100,6 @@ async def test_session_closes_while_background_task_lives(tmp_path: Path) -> Non
     script = {"prompt 1": [tasks("b1"), "say started it", "at eof hang"]}
     async with opened(tmp_path, script, options=SHORT_DRAIN) as case:
         await case.answer("one")
-        # As with the real one: the end of its stdin alone does not end it. The ladder does.
+        # Like the real agent, this one does not end at the end of its stdin. The ladder ends it.
         await case.session.close()
         assert case.session.status().phase == "closed"

@@ -1,4 +1,4 @@
-"""The end of a session and of its host: everybody has an outcome, and nothing is left."""
+"""Close of a session and of its host: every ask has an outcome, and nothing is left."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_close_during_process_start_leaves_no_process(tmp_path: Path) -> N
 
 
 async def test_close_ends_blocked_agent_quickly(tmp_path: Path) -> None:
-    """It writes and writes, and takes no notice of the end of its stdin."""
+    """The agent writes all the time, and ignores the end of its stdin."""
     script = ["ignore eof", "on_interrupt unanswered"]
     async with opened(tmp_path, script, options={"drain_seconds": 60.0}) as case:
         turn = await case.ask("@@flood 1000000 1000")
@@ -130,7 +130,7 @@ async def test_host_cancelled_twice_still_ends_its_sessions(tmp_path: Path) -> N
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
-    # It gave up waiting; what it began goes on.
+    # The caller stopped waiting. The close continues.
     await sessions[0].wait_closed()
     (process,) = fake_agent.Evidence(tmp_path).processes
     assert not os.path.exists(f"/proc/{process.pid}")

@@ -1,4 +1,4 @@
-"""Sessions with Codex: a fake of its app-server, through the public names."""
+"""Sessions with Codex: a fake app-server, driven through the public API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from banksman.testing import fake_codex
 
 @asynccontextmanager
 async def opened(folder: Path, *, options: Mapping[str, Any] | None = None, **how: Any) -> AsyncGenerator[Case]:
-    """A session with a fake Codex. At the end it is closed, and everything it left is checked."""
+    """Open a session with a fake Codex. At the end close it, and check everything that it left."""
     folder.mkdir(exist_ok=True)
     command = fake_codex.command(evidence=folder / "evidence", memory=folder / "memory")
     async with Host() as host:
@@ -36,19 +36,19 @@ async def opened(folder: Path, *, options: Mapping[str, Any] | None = None, **ho
 
 
 def sent(case: Case, method: str) -> list[dict[str, Any]]:
-    """The parameters of each such request that the agent's processes were given, in order."""
+    """Return the parameters of each such request to the agent's processes, in order."""
     frames = [frame for process in case.processes for frame in process.frames]
     return [frame["params"] for frame in frames if frame.get("method") == method]
 
 
 def replies(case: Case) -> list[Any]:
-    """How its requests were answered, in order."""
+    """Return the replies to the agent's requests, in order."""
     frames = [frame for process in case.processes for frame in process.frames]
     return [frame.get("result", frame.get("error")) for frame in frames if "method" not in frame]
 
 
 async def own_turns(case: Case) -> list[str]:
-    """The turns that the agent began by itself."""
+    """Return the turns that the agent started without an ask."""
     return [
         event.turn or "" for event in await case.events() if event.kind == kinds.TURN_STARTED and "origin" in event.body
     ]
@@ -124,7 +124,7 @@ async def test_oversized_answer_fails_only_its_turn(tmp_path: Path) -> None:
 async def test_agent_initiated_turn_is_kept_apart_from_asked_ones(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         assert (await case.answer("@@text mine\n@@own by myself")).text == "mine"
-        # What it says of it may come before the turn has begun.
+        # The agent's output for this turn may come before the start of the turn.
         await case.wait_event(lambda event: event.kind == kinds.TURN_STARTED and "origin" in event.body)
         await case.wait_said("by myself")
         assert (await case.answer("@@text mine again")).text == "mine again"
@@ -170,7 +170,7 @@ async def test_steered_prompt_gets_own_turn_when_agent_refuses_it(tmp_path: Path
         assert len(sent(case, "turn/start")) == 2
 
 
-# -- stopping --------------------------------------------------------------------------------------------------------
+# -- interrupts ------------------------------------------------------------------------------------------------------
 async def test_interrupt_during_stream_keeps_partial_text(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask("@@slow 1000 0.01")
@@ -185,7 +185,6 @@ async def test_interrupt_during_stream_keeps_partial_text(tmp_path: Path) -> Non
 
 
 async def test_interrupt_before_turn_is_named_leaves_session_usable(tmp_path: Path) -> None:
-    """Before the agent has said which turn it is."""
     async with opened(tmp_path) as case:
         await case.answer("first")
         for number in range(10):
@@ -204,7 +203,7 @@ async def _in_a_tool(case: Case, folder: Path) -> tuple[Turn, list[int]]:
 
 
 def _is_alive(pid: int) -> bool:
-    """Not one that is dead, and whose parent has not looked."""
+    """Return whether the process lives. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -217,7 +216,7 @@ async def test_interrupt_sweeps_processes_of_running_command(tmp_path: Path) -> 
         assert len(pids) == 4
         await turn.interrupt()
         assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
-        # No prompt is sent before it is done.
+        # The next prompt is sent only after the sweep.
         assert (await case.answer("next")).text == "you said: next"
         assert not any(map(_is_alive, pids))
         (swept,) = bodies(await case.events(), kinds.PROCESS_SWEPT)
@@ -256,7 +255,7 @@ async def test_question_is_answered_under_its_request_id(tmp_path: Path, answer:
 
     async with opened(tmp_path, on_question=on_question) as case:
         for number in range(4):
-            # Its numbers count from 0, so in time each is also one of ours.
+            # The agent numbers its requests from 0, so each number is also used by a request of the session.
             outcome = await case.answer(f"@@permission touch {number}")
             assert outcome.text == f"answered {json.dumps(decision)}"
         assert [question.input["command"] for question in asked] == [f"touch {number}" for number in range(4)]
@@ -292,7 +291,7 @@ async def test_unknown_request_is_refused_and_turn_continues(tmp_path: Path) -> 
         assert (await case.answer("@@request currentTime/read")).text == "answered -32601"
 
 
-# -- settings, and the thread ----------------------------------------------------------------------------------------
+# -- settings and the thread -----------------------------------------------------------------------------------------
 async def test_model_and_policy_change_with_next_turn(tmp_path: Path) -> None:
     async with opened(tmp_path, model="one") as case:
         assert json.loads((await case.answer("@@settings")).text or "") == {"model": "one"}

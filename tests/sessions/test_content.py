@@ -1,4 +1,4 @@
-"""What a prompt can be besides text: images, files and links as content blocks, refused where the agent has no use."""
+"""Content blocks in a prompt: images, files and links, refused if the agent does not support them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXT = {"type": "text", "text": "what is this?"}
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """An agent that cannot do this."""
+    """Replace the profile by one without these capabilities."""
     known = known_agents.load("claude")
     less = dataclasses.replace(known, capabilities=known.capabilities - set(names))
 
@@ -89,7 +89,7 @@ async def test_image_is_refused_when_agent_lacks_capability(tmp_path: Path, monk
 
 
 def _quiet(said: Any) -> None:
-    """Nothing to say."""
+    """Do nothing."""
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ async def test_session_call_refuses_option_that_agent_lacks(tmp_path: Path, monk
         [{"type": "image", "mimeType": "image/png", "data": b"x"}],
         [{"type": "resource_link", "name": "b.py"}],
         [{"type": "resource", "uri": "file:///a"}],
-        # What is no text could only be an image, and is not said to be one.
+        # Binary data could only be an image, but the block does not declare one.
         [{"type": "resource", "resource": {"uri": "file:///a", "blob": "x"}}],
         [{"type": "text", "text": "\ud800"}],
     ],

@@ -1,5 +1,7 @@
-"""One conversation, one session: who has it, who copies it, who goes on with one that was begun elsewhere. And what a
-process is told of MCP servers, which no other user of the machine may see."""
+"""Conversations: each belongs to one session; forks, resumes, and the private configuration of MCP servers.
+
+A process gets the MCP servers in a way that no other user of the machine can read.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,14 @@ def conversation_of(case: Case) -> str:
 
 
 async def begun(them: Crowd, prompt: str = "begun") -> str:
-    """A conversation that an agent knows and nobody has."""
+    """Return a conversation that the agent knows and that no session has."""
     case = await them.open("elsewhere")
     await case.answer(prompt)
     await case.session.close()
     return conversation_of(case)
 
 
-# -- who has it ------------------------------------------------------------------------------------------------------
+# -- ownership -------------------------------------------------------------------------------------------------------
 async def test_conversation_is_driven_by_one_session_only(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         conversation = await begun(them)
@@ -46,7 +48,7 @@ async def test_conversation_is_driven_by_one_session_only(tmp_path: Path) -> Non
         with pytest.raises(NotOwner, match=first.session.id) as refusal:
             await them.open("second", resume=conversation)
         assert refusal.value.ids["session"] == first.session.id
-        # Nothing of it is there: neither a session nor a process, nor one for the first.
+        # The refused open leaves neither a session nor a process, also none for the first session.
         assert first.session in them.host.sessions()
         assert len(them.host.sessions()) == 2
         assert them.alive() == []
@@ -92,7 +94,7 @@ async def test_conversation_leases_are_shared_by_hosts_of_one_log(tmp_path: Path
 
 
 def init_of(conversation: str) -> str:
-    """An agent says, out of the blue, that it is in this conversation."""
+    """Return the frame by which an agent reports, unasked, that it is in this conversation."""
     return json.dumps({"type": "system", "subtype": "init", "session_id": conversation})
 
 
@@ -113,13 +115,13 @@ async def test_agent_is_dropped_when_it_enters_conversation_of_another_session(t
         else:
             await second.answer(f"@@at idle raw {init_of(taken)}\n@@say three")
         await second.wait_kind(kinds.PROCESS_EXITED)
-        # It is not the one that goes on with it either.
+        # The next process does not continue the conversation of the other session either.
         assert (await second.answer("four")).text == "four"
         assert conversation_of(second) != taken
         assert f"--resume={taken}" not in argv(second, 2)
-        # It is the one it had.
+        # It continues the one that the session had.
         assert conversation_of(second) == own
-        # The other one has noticed nothing.
+        # The first session is not affected.
         assert running.state == "running"
         assert first.session.status().pids == pid
         await running.interrupt()
@@ -142,7 +144,7 @@ async def test_conversation_ownership_follows_agent_that_switches_conversation(
         assert len(await recalled(second)) == 2
 
 
-# -- who copies it ---------------------------------------------------------------------------------------------------
+# -- forks -----------------------------------------------------------------------------------------------------------
 async def test_fork_begins_with_memory_and_both_sessions_continue(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         first = await them.open("first", name="first")
@@ -186,7 +188,7 @@ async def test_fork_copies_options_of_original_and_shares_no_state(tmp_path: Pat
         await first.answer("one")
         await first.session.set_model("other")
         second = await them.fork(first)
-        # One that was not asked yet is a copy of what it is to be a copy of.
+        # A fork that has no ask yet can be forked: the copy begins with the same memory.
         third = await them.fork(second)
         assert (await second.answer("@@ask Bash\n@@say two")).text == "two"
         assert asked == ["Bash"]
@@ -213,7 +215,7 @@ async def test_fork_leaves_original_with_its_owner(tmp_path: Path) -> None:
         first = await them.open("first")
         running = await first.running("long")
         conversation = conversation_of(first)
-        # Neither a fork nor an open that forks takes it, also while it is in use.
+        # Neither a fork nor an open with `fork` takes the conversation, even while it is in use.
         second = await them.fork(first)
         third = await them.open("third", resume=conversation, fork=True)
         assert len(await recalled(second)) == len(await recalled(third)) == 1
@@ -226,7 +228,7 @@ async def test_fork_leaves_original_with_its_owner(tmp_path: Path) -> None:
 
 
 async def test_fork_fails_when_agent_resumes_original_instead(tmp_path: Path) -> None:
-    """It resumes the original instead. What follows must not begin with nothing, as if that had been asked for."""
+    """The agent resumes the original instead. The next ask must not begin an empty conversation without notice."""
     drops = "import os, sys; os.execv(sys.argv[1], [word for word in sys.argv[1:] if word != '--fork-session'])"
     async with crowd(tmp_path) as them:
         first = await them.open("first")
@@ -271,9 +273,9 @@ async def test_fork_of_unknown_conversation_fails_then_begins_fresh(
         assert "--fork-session" not in argv(case, 2)
 
 
-# -- who goes on with it ---------------------------------------------------------------------------------------------
+# -- resumes ---------------------------------------------------------------------------------------------------------
 async def test_conversation_begun_outside_banksman_is_adopted(tmp_path: Path) -> None:
-    """Begun by nobody of ours: the agent's program was run by hand, and only its memory is there."""
+    """The conversation was begun without Banksman: the agent was run by hand, and only its memory exists."""
     (tmp_path / "memory").mkdir()
     lines = [json.dumps([kind, "by hand"]) for kind in ("process", "read", "prompt")]
     (tmp_path / "memory" / f"{UNKNOWN}.jsonl").write_text("\n".join(lines) + "\n")
@@ -297,7 +299,7 @@ async def test_unknown_conversation_fails_then_begins_fresh_and_frees_its_name(
         assert "No conversation found" in lost[0]["error"]
         assert prompts(first) == ["one"]
         assert conversation_of(first) != UNKNOWN
-        # What it has given up is nobody's.
+        # The conversation that the session gave up is free.
         second = await them.open("second", resume=UNKNOWN)
         assert UNKNOWN in str((await second.answer("two")).error)
 
@@ -309,7 +311,7 @@ async def test_resume_refuses_value_that_is_no_name(resume: object) -> None:
             await host.open("claude", command=fake_agent.command(), resume=resume)  # pyright: ignore[reportArgumentType]
 
 
-# -- servers that only the agent may know ----------------------------------------------------------------------------
+# -- MCP servers, private to the agent -------------------------------------------------------------------------------
 SERVERS = [
     {"name": "files", "command": "npx", "args": ["-y", "files"], "env": [{"name": "KEY", "value": "sesame-1"}]},
     {
@@ -325,7 +327,7 @@ CONFIG = {
         "web": {"type": "http", "url": "https://example.com/mcp", "headers": {"Authorization": "sesame-2"}},
     }
 }
-# Reads what it is told to, twice, since agents do; leaves it beside what the agent leaves; then is the agent.
+# Reads the configuration twice, because agents do so, copies it to a file, and then becomes the agent.
 READER = """
 import os, sys
 out, *command = sys.argv[1:]
@@ -349,13 +351,13 @@ def configs(folder: Path) -> list[Any]:
 
 
 def private_fds() -> list[str]:
-    """Our own fds on files that have no name."""
+    """Return the fds of this process on files without a name."""
     found: list[str] = []
     for name in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            continue  # The one that listed the folder.
+            continue  # The fd that listed the folder.
         if target.endswith("(deleted)"):
             found.append(target)
     return found
@@ -368,7 +370,7 @@ async def test_mcp_servers_reach_process_and_stay_private(tmp_path: Path) -> Non
         case = Case(host, session, tmp_path)
         await case.answer("@@say one\n@@at idle exit 0")
         await case.wait_kind(kinds.PROCESS_EXITED)
-        # By each process, and as often as it likes.
+        # Each process can read it, any number of times.
         await case.answer("two")
         assert configs(tmp_path) == [CONFIG] * 4
         (word,) = [word for word in argv(case, 1) if word.startswith("--mcp-config=")]
@@ -378,7 +380,7 @@ async def test_mcp_servers_reach_process_and_stay_private(tmp_path: Path) -> Non
         pid = session.status().pids[0]
         assert b"sesame" not in Path(f"/proc/{pid}/cmdline").read_bytes()
         assert b"sesame" not in Path(f"/proc/{pid}/environ").read_bytes()
-        # Nor is it in a folder where somebody could look for it, nor in the log.
+        # The configuration is in no folder where another user could find it, and not in the log.
         assert private_fds() != before
         assert not any(b"sesame" in event.data for event in await case.events())
         await session.close()
@@ -397,13 +399,13 @@ async def test_mcp_servers_fd_is_closed_with_session(tmp_path: Path) -> None:
         fork = await host.fork(named)
         assert len(private_fds()) == len(before) + 3
         await named.close()
-        # The fork has its own.
+        # The fork has a separate fd.
         await (await fork.ask("two")).outcome()
         await fork.close()
         await unused.close()
         assert configs(tmp_path) == [CONFIG] * 4
         assert private_fds() == before
-        # An open that comes to nothing leaves nothing either.
+        # A failed open leaves no fd either.
         other = await host.open("claude", resume=UNKNOWN, command=fake_agent.command(), options=QUICK)
         with pytest.raises(NotOwner):
             await host.open("claude", resume=UNKNOWN, **how)

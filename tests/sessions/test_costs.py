@@ -1,4 +1,4 @@
-"""What a turn has used and cost: as the agent says, or by subtraction from what it says of all of them."""
+"""Cost and usage of a turn: as the agent reports them, or as the growth of its total."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def models(**costs: float | None) -> dict[str, Any]:
 
 
 async def spend(case: Case, *prompts: str) -> list[float | None]:
-    """The costs of turns with these prompts, rounded as money is."""
+    """Run turns with these prompts, and return their costs, rounded."""
     outcomes: list[Outcome] = [await case.answer(prompt) for prompt in prompts]
     return [None if outcome.cost is None else round(outcome.cost, 6) for outcome in outcomes]
 
@@ -39,7 +39,7 @@ async def test_turn_cost_is_the_one_the_agent_reports(tmp_path: Path) -> None:
         outcome = await case.outcome(turn)
         assert (outcome.cost, outcome.usage) == (0.26, {"input_tokens": 7})
         assert (total(case), ended(await case.events(), turn)["cost"]) == (0.26, 0.26)
-        # Not the total, which may have another beginning than we know.
+        # The total does not count here, because its beginning is unknown.
         assert await spend(case, costing(9.6, **models(big=0.5))) == [0.5]
         assert total(case) == 0.76
 
@@ -47,14 +47,14 @@ async def test_turn_cost_is_the_one_the_agent_reports(tmp_path: Path) -> None:
 async def test_turn_cost_is_growth_of_total_without_own_figure(tmp_path: Path) -> None:
     async with opened(tmp_path, memory=True) as case:
         assert await spend(case, costing(0.1), costing(0.25), costing(0.25)) == [0.1, 0.15, 0.0]
-        # One model of several does not say.
+        # One of several models reports no cost.
         assert await spend(case, costing(0.45, **models(big=0.1, small=None))) == [0.2]
         assert total(case) == 0.45
-        # The total goes on through a resume, and begins anew where the agent has lost it.
+        # The total continues through a resume, and restarts if the agent has lost it.
         assert (await case.answer("@@exit 1")).kind is Kind.FAILED
         assert await spend(case, costing(0.5), costing(0.02), costing(0.05)) == [0.05, 0.02, 0.03]
         assert total(case) == 0.55
-        # Nothing is said, or nothing that is a number: then nobody knows.
+        # Without a number the cost is unknown.
         assert await spend(case, costing(None), costing("much"), costing(True)) == [None, None, None]
         assert await spend(case, costing(0.1)) == [0.05]
         assert total(case) == 0.6
@@ -67,7 +67,7 @@ async def test_failed_or_stopped_turn_has_its_cost(tmp_path: Path, members: dict
         assert (failed.kind, failed.cost) == (Kind.FAILED, 0.2)
         turn = await case.running("hangs")
         await turn.interrupt()
-        # The fake agent says the same small total each time: less than before, so it has begun anew.
+        # The fake agent reports the same small total each time. It is less than before, so the total has restarted.
         assert (await case.outcome(turn)).cost == 0.0001
         assert total(case) == 0.2001
 
@@ -91,6 +91,6 @@ async def test_agent_initiated_turn_cost_is_not_charged_to_next_turn(tmp_path: P
         over = await case.wait_event(lambda e: e.kind == kinds.TURN_ENDED and "origin" in e.body)
         assert round(over.body["cost"], 6) == 0.2
         assert await spend(case, costing(0.35)) == [0.05]
-        # But by the session.
+        # The session's total includes it.
         assert total(case) == 0.35
         assert [round(body["cost"], 6) for body in bodies(await case.events(), kinds.TURN_ENDED)] == [0.1, 0.2, 0.05]

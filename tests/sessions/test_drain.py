@@ -1,4 +1,4 @@
-"""A session leaves its host: what runs is finished, what waits is kept in the log, and whoever comes next serves it."""
+"""A session leaves its host: the running turn ends, the queue stays in the log, and the next host serves it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAME = "the one"
 
 
 class Pair:
-    """Two hosts that share a store, and a session under the first."""
+    """Two hosts that share a store, and a session on the first."""
 
     def __init__(self, first: Host, second: Host, session: Session, agents: Agents) -> None:
         self.first = first
@@ -37,7 +37,7 @@ class Pair:
         self.agents = agents
 
     async def reaches(self, prompt: str, **how: Any) -> Turn:
-        """Ask, until the agent has come to the last line of it."""
+        """Ask, and return when the agent has reached the last line of the prompt."""
         mark = self.agents.folder / "reached"
         *before, last = prompt.split("\n")
         turn = await self.session.ask("\n".join([*before, f"@@touch {mark}", last]), **how)
@@ -69,7 +69,7 @@ async def moved(turn: Turn) -> Moved:
     return caught.value
 
 
-# -- the whole of it -------------------------------------------------------------------------------------------------
+# -- the whole move --------------------------------------------------------------------------------------------------
 async def test_leaving_session_finishes_running_turn_and_moves_queue_to_next_host(tmp_path: Path, marker: str) -> None:
     async with pair(tmp_path, marker) as it:
         go = tmp_path / "go"
@@ -95,13 +95,13 @@ async def test_leaving_session_finishes_running_turn_and_moves_queue_to_next_hos
         assert events[-1].kind == kinds.SESSION_LEFT
         assert events[-1].body == {"queued": [turn.id for turn in waiting]}
         assert kinds.SESSION_CLOSED not in {event.kind for event in events}
-        # Whoever comes next has them in their order, in the same conversation, by the same keys.
+        # The next host serves the asks in their order, in the same conversation, and under the same keys.
         session = await it.second.open("claude", name=NAME, command=it.agents.command("-second"), options=QUICK)
         again = await session.ask("two", key="key of two")
         assert again.id == waiting[0].id
         assert [(await (await session.turn(turn.id)).outcome()).text for turn in waiting] == ["two", "three"]
         assert await recalled(session) == ["one", "two", "three"]
-        # By the host that it has left, too, each outcome can be had: the log has it.
+        # The first host can return each outcome too: the log has it.
         handle = it.first.session(NAME)
         assert handle is not it.session
         assert (await (await handle.turn(waiting[1].id)).outcome()).text == "three"
@@ -151,7 +151,7 @@ async def test_unclaimed_or_closed_session_ignores_leave(tmp_path: Path) -> None
         assert (await case.kinds())[-1] == kinds.SESSION_CLOSED
 
 
-# -- what runs -------------------------------------------------------------------------------------------------------
+# -- the running turn ------------------------------------------------------------------------------------------------
 async def test_leave_stops_running_turn_and_keeps_queue_after_timeout(tmp_path: Path, marker: str) -> None:
     async with pair(tmp_path, marker) as it:
         running = await it.reaches("one\n@@say one\n@@hang")
@@ -196,7 +196,7 @@ async def test_leaving_session_allows_answer_to_question(tmp_path: Path) -> None
 
 
 async def test_preempted_turn_moves_to_next_host_when_session_leaves(tmp_path: Path, marker: str) -> None:
-    """It was stopped for somebody more urgent, in whose place the session leaves."""
+    """The turn was preempted by a more urgent ask, and the session leaves before that ask runs."""
     script = ["on_interrupt unanswered", "ignore eof"]
     async with pair(tmp_path, marker, script, options=SHORT_DRAIN) as it:
         chore = await it.reaches("chore\n@@hang", priority="background", on_preempt="requeue")
@@ -227,7 +227,7 @@ async def test_leave_at_any_point_loses_no_turn(tmp_path: Path, marker: str, poi
                 told.append((await turn.outcome()).kind)
             except Moved:
                 told.append(None)
-        # The second may have been sent when the first was over.
+        # The second ask may have been sent after the end of the first.
         assert told[0] in (None, Kind.INTERRUPTED, Kind.DONE)
         assert told[1] is None or told[0] is Kind.DONE
         waits = [turn.id for turn, kind in zip(turns, told, strict=True) if kind is None]
@@ -253,7 +253,7 @@ async def test_leave_during_process_start_leaves_no_process(tmp_path: Path, mark
             assert turn.state == "queued"
 
 
-# -- what waits ------------------------------------------------------------------------------------------------------
+# -- the queue -------------------------------------------------------------------------------------------------------
 async def test_queued_turn_can_be_withdrawn_until_session_has_left(tmp_path: Path) -> None:
     async with opened(tmp_path, is_checked=False) as case:
         go = case.path("go")
@@ -277,9 +277,11 @@ async def test_queued_turn_can_be_withdrawn_until_session_has_left(tmp_path: Pat
 
 
 async def test_ask_cancelled_at_moment_of_leave_leaves_no_turn(tmp_path: Path) -> None:
-    """At every step of the loop: either it is withdrawn, or it was accepted and its caller has it. But for two:
-    the log has taken the ask and the leaving at once, and its caller is being told when it is cancelled. It is served
-    elsewhere."""
+    """Cancel an ask at every step of the loop: it is withdrawn, or it was accepted and its caller has it.
+
+    There is one exception, in at most two steps: the log commits the ask and the leave together, and the caller is
+    cancelled before it gets the turn. The next host serves such an ask.
+    """
     # In memory, so that each commit comes at its step.
     taken_at_once = 0
     for passes in range(8):
@@ -312,7 +314,7 @@ async def test_leaving_session_ends_holds_and_refuses_settings(tmp_path: Path) -
 
         async with case.session.hold():
             running = await case.reaches(f"one\n@@wait {go}")
-            # Of somebody who is not inside the hold that this task is in.
+            # The task has an empty context, so it is not inside this hold.
             waiting = asyncio.get_running_loop().create_task(hold(), context=contextvars.Context())
             await asyncio.sleep(0)
             case.session.leave_nowait()
@@ -345,13 +347,13 @@ async def test_left_session_log_names_queued_turns(tmp_path: Path, marker: str) 
             await store.close()
         look = await it.second.session(NAME).look()
         assert (look.phase, [each.turn for each in look.queue]) == ("asleep", [waiting.id])
-        # A host that serves its store takes it up by itself.
+        # A host that serves its store takes the session up without a call for it.
         await it.second.take_up()
         assert (await (await it.second.session(NAME).turn(waiting.id)).outcome()).text == "two"
         await it.second.session(NAME).close()
 
 
-# -- others who end it -----------------------------------------------------------------------------------------------
+# -- other ends ------------------------------------------------------------------------------------------------------
 async def test_close_of_leaving_session_refuses_its_queue(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         running = await case.running("one")

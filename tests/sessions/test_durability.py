@@ -1,7 +1,7 @@
-"""Sessions in a file: what is kept of them when the disk is full, may not be written or was torn, and what is not kept.
+"""Durability of sessions in a file: full disks, read-only stores, torn files.
 
-The scenarios of logs and restarts that are shown elsewhere: 51 and 52 in tests/store (appends and snapshots under an
-expected seq, whole or not at all; exports), 55 and 66 in test_takeover.py, 62 in test_pool.py.
+Other files cover the remaining scenarios of logs and restarts: 51 and 52 are in tests/store (appends and snapshots
+under an expected seq, whole or not at all; exports), 55 and 66 in test_takeover.py, 62 in test_pool.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from banksman.errors import StoreDamaged, StoreError, StoreFull, StoreReadOnly
 from banksman.testing import checks, fake_agent
 
 NAME = "the one"
-# The store is tried again at once, and then soon.
+# The store is retried immediately, and then at short intervals.
 RETRIES = {"store_retry_seconds": 0.01, "store_retry_seconds_max": 0.05}
 
 
@@ -56,7 +56,7 @@ async def outcome_of(session: Session, prompt: str) -> Outcome:
 
 
 async def ask_writer(host: Host, pragma: str) -> Any:
-    """By the connection that writes: what is asked, or changed, is its own."""
+    """Query the connection of the writer, because the setting belongs to it."""
 
     def ask(work: Any) -> Any:
         return work.row(pragma)
@@ -65,7 +65,7 @@ async def ask_writer(host: Host, pragma: str) -> Any:
     return await store._bridge.call(ask)
 
 
-# -- what a turn leaves ----------------------------------------------------------------------------------------------
+# -- events of a turn ------------------------------------------------------------------------------------------------
 async def test_late_interrupt_after_success_changes_nothing_after_restart(agents: Agents) -> None:
     """Scenario 53."""
     async with Host(store_of(agents)) as host:
@@ -86,8 +86,11 @@ async def test_late_interrupt_after_success_changes_nothing_after_restart(agents
 
 
 async def test_interrupted_turn_is_stored_with_all_it_had(agents: Agents, tmp_path: Path) -> None:
-    """Scenario 54. The prompt, the text so far, the reasoning and the tool calls: for who reads it in another host, and
-    after a restart."""
+    """Scenario 54.
+
+    The log keeps the prompt, the text so far, the reasoning and the tool calls, for a reader on another host and after
+    a restart.
+    """
     lines = ["look into it", "@@think hm, let me see", "@@say half of it", '@@tool_use Bash {"command":"make"}']
     prompt = "\n".join([*lines, f"@@touch {tmp_path / 'reached'}", "@@hang"])
     async with Host(store_of(agents)) as host, Host(store_of(agents)) as reader:
@@ -99,7 +102,7 @@ async def test_interrupted_turn_is_stored_with_all_it_had(agents: Agents, tmp_pa
         await _has_all(reader.session(NAME), turn.id, prompt)
     async with Host(store_of(agents)) as host:
         await _has_all(host.session(NAME), turn.id, prompt)
-        # What the agent has kept of it goes on too.
+        # The agent's memory of the turn continues too.
         assert await recalled(host.session(NAME)) == ["look into it"]
 
 
@@ -117,7 +120,7 @@ async def _has_all(session: Session, id: str, prompt: str) -> None:
 
 
 async def test_turn_end_survives_full_queue_and_delayed_log(agents: Agents, tmp_path: Path) -> None:
-    """Scenario 57. Somebody else has the store's write lock while the turn is flooded to its end."""
+    """Scenario 57. Another connection holds the write lock of the store while the turn is flooded to its end."""
     options = {**QUICK, "queue_max": 2}
     async with Host(store_of(agents)) as host:
         session = await open_on(host, agents, options=options)
@@ -130,7 +133,7 @@ async def test_turn_end_survives_full_queue_and_delayed_log(agents: Agents, tmp_
         with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             (tmp_path / "go").touch()
-            # It is read until so much is uncommitted as may be; then the pipe pushes back on the agent.
+            # The host reads until the limit of uncommitted bytes. Then the pipe pushes back on the agent.
             async with asyncio.timeout(30):
                 while session.status().counters["bytes_in"] < 8 << 20:  # noqa: ASYNC110
                     await asyncio.sleep(0.002)
@@ -143,7 +146,7 @@ async def test_turn_end_survives_full_queue_and_delayed_log(agents: Agents, tmp_
 
 
 async def test_agent_initiated_turn_is_delivered_once_to_late_follower(agents: Agents, tmp_path: Path) -> None:
-    """Scenario 61. A task in its background comes to its end, and it says so by a turn of its own."""
+    """Scenario 61. A background task ends, and the agent reports it in an unasked turn."""
     mark = tmp_path / "own"
     async with Host(store_of(agents)) as host:
         session = await open_on(host, agents)
@@ -157,7 +160,7 @@ async def test_agent_initiated_turn_is_delivered_once_to_late_follower(agents: A
         own = [event for event in first if event.turn == "own-1"]
         assert [event.body["outcome"] for event in own if event.kind == kinds.TURN_ENDED] == ["done"]
         assert sum(b'"assistant"' in event.data for event in own) == 1
-        # Who has heard of it does not hear of it again.
+        # A follower gets each event only once.
         again = [event async for event in session.follow(after=first[-1].cursor)]
         assert again == []
         checks.log(first)
@@ -165,7 +168,7 @@ async def test_agent_initiated_turn_is_delivered_once_to_late_follower(agents: A
 
 
 async def test_unseen_process_exit_is_not_recorded_as_success(agents: Agents, tmp_path: Path, marker: str) -> None:
-    """Scenario 63. Of a process that died with its host, or of a signal, no log says that it ended with 0."""
+    """Scenario 63. No log records exit code 0 for a process that died with its host or by a signal."""
     async with remote(tmp_path / "store.db", marker) as there:
         session = await there.open(name=NAME, command=agents.command(), options=QUICK)
         turn = await there.ask(session, f"one\n@@touch {tmp_path / 'reached'}\n@@hang")
@@ -181,13 +184,13 @@ async def test_unseen_process_exit_is_not_recorded_as_success(agents: Agents, tm
 
 
 async def test_turn_end_is_known_by_key_after_retention_took_its_events(agents: Agents) -> None:
-    """So nothing is asked twice; and who waits for what was said, and is gone, is told so and does not wait."""
+    """A repeated ask starts no second turn. A caller that waits for dropped text gets an error and does not hang."""
     store = store_of(agents, "?keep_bytes=20000")
     async with Host(store) as host:
         session = await open_on(host, agents)
         turn = await session.ask("first", key="the key")
         assert (await turn.outcome()).kind is Kind.DONE
-        # A snapshot is written now and then; what it holds need not be kept.
+        # The session writes a snapshot now and then. The events that it covers need not be kept.
         assert (await outcome_of(session, "more\n@@flood 2500 100\n@@say more")).kind is Kind.DONE
     async with Host(store) as host:
         session = await open_on(host, agents)
@@ -203,9 +206,9 @@ async def test_turn_end_is_known_by_key_after_retention_took_its_events(agents: 
         assert (await recalled(session))[0] == "first"
 
 
-# -- no room ---------------------------------------------------------------------------------------------------------
+# -- no space --------------------------------------------------------------------------------------------------------
 class Disk:
-    """The store's file may not grow: SQLite itself says that it is full, as it does of a disk."""
+    """Full disk: a page limit makes SQLite report that the file cannot grow."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -218,8 +221,8 @@ class Disk:
         await self._ask("PRAGMA max_page_count=1000000")
 
     async def refuse(self) -> None:
-        """From here on not a byte can be written."""
-        with suppress(StoreReadOnly):  # What is written together with it cannot be any more.
+        """Refuse every further write."""
+        with suppress(StoreReadOnly):  # The write of the same transaction fails too.
             await self._ask("PRAGMA query_only=ON")
 
     async def _ask(self, pragma: str) -> Any:
@@ -248,7 +251,7 @@ async def test_full_disk_fails_running_turn_and_session_recovers(agents: Agents,
         with pytest.raises(StoreFull):
             await session.ask("three" * 100_000)
         await _is_gone(pid)
-        # What was acknowledged before is there, also for others.
+        # The events acknowledged before are there, also for other hosts.
         for each in (session, reader.session(NAME)):
             assert (await read(each))[: len(kept)] == kept
         await disk.make_room()
@@ -258,7 +261,7 @@ async def test_full_disk_fails_running_turn_and_session_recovers(agents: Agents,
         await session.close()
         events = await read(session)
         assert kinds.SESSION_STORE_RETURNED in {event.kind for event in events}
-        # The endings that were owed.
+        # The ends of turns that could not be written before.
         ends = {event.turn: event.body["outcome"] for event in events if event.kind == kinds.TURN_ENDED}
         assert (ends[turn.id], ends[waiting.id]) == ("failed", "failed")
         check(events, agents, [acknowledged.id, turn.id, waiting.id])
@@ -267,7 +270,7 @@ async def test_full_disk_fails_running_turn_and_session_recovers(agents: Agents,
 
 
 async def _accepted(session: Session, prompt: str) -> Turn:
-    """What was refused because of the disk can be asked again, until there is room."""
+    """Repeat an ask that the full disk refused, until there is room."""
     async with asyncio.timeout(30):
         while True:
             with suppress(StoreFull):
@@ -277,12 +280,12 @@ async def _accepted(session: Session, prompt: str) -> Turn:
 
 async def _is_gone(pid: int) -> None:
     async with asyncio.timeout(30):
-        while os.path.exists(f"/proc/{pid}"):  # noqa: ASYNC110  Told by the log, which is full.
+        while os.path.exists(f"/proc/{pid}"):  # noqa: ASYNC110  The full log cannot record the exit.
             await asyncio.sleep(0.002)
 
 
 async def test_host_closes_with_unwritable_store_and_next_host_settles_it(agents: Agents, tmp_path: Path) -> None:
-    """Scenario 68. Nobody could write how the turn ended, so the log has no end of it; the next host gives it one."""
+    """Scenario 68. The host cannot write the end of the turn, so the log has none. The next host adds it."""
     async with Host(store_of(agents)) as host:
         session = await open_on(host, agents, options={**QUICK, **RETRIES})
         prompt = f"one\n@@touch {tmp_path / 'reached'}\n@@wait {tmp_path / 'go'}\n@@say more\n@@hang"
@@ -295,7 +298,7 @@ async def test_host_closes_with_unwritable_store_and_next_host_settles_it(agents
             outcome = await each.outcome()
             assert (outcome.kind, outcome.durable) == (Kind.FAILED, False)
             assert isinstance(outcome.error, StoreReadOnly)
-        # Who looks now is not told of an end that the log does not have.
+        # A later reader does not see an end that the log does not have.
         looking = [asyncio.ensure_future((await session.turn(each.id)).outcome()) for each in (turn, waiting)]
         await read(session)
         assert not any(each.done() for each in looking)
@@ -304,7 +307,7 @@ async def test_host_closes_with_unwritable_store_and_next_host_settles_it(agents
     async with Host(store_of(agents)) as host:
         session = await open_on(host, agents)
         assert (await (await session.turn(turn.id)).outcome()).kind is Kind.UNKNOWN
-        # Accepted is accepted: its caller was told that nobody can prove what becomes of it.
+        # The ask was accepted. Its caller knows from `durable` that its fate is not proven.
         again = await session.ask("two", key="the key")
         assert again.id == waiting.id
         assert (await again.outcome()).text == "two"
@@ -372,7 +375,7 @@ def _run(code: str, *words: object, prefix: Sequence[str] = ()) -> str:
     return done.stdout
 
 
-# -- no right --------------------------------------------------------------------------------------------------------
+# -- no permission ---------------------------------------------------------------------------------------------------
 _AS_A_READER = """
 import asyncio, json, os, sys
 from banksman import BanksmanError, Host
@@ -428,8 +431,8 @@ asyncio.run(asyncio.wait_for(main(*sys.argv[1:]), 60))
 
 @pytest.mark.parametrize("is_left_by_a_kill", [False, True])
 def test_read_only_store_can_be_read_by_another_user(is_left_by_a_kill: bool) -> None:
-    """Scenario 68. As another user than its owner."""
-    # Not in pytest's own folder, into which no other user may look.
+    """Scenario 68."""
+    # Other users must not read pytest's folder.
     folder = tempfile.mkdtemp()
     os.chmod(folder, 0o755)
     os.mkdir(f"{folder}/copy")
@@ -452,7 +455,7 @@ def test_read_only_store_can_be_read_by_another_user(is_left_by_a_kill: bool) ->
 async def test_store_without_its_end_is_refused_and_left_unchanged(
     agents: Agents, tmp_path: Path, marker: str, how: str
 ) -> None:
-    """Scenario 68. A host was killed, and what it had acknowledged is no longer there."""
+    """Scenario 68. A host was killed, and acknowledged events are missing."""
     async with remote(tmp_path / "store.db", marker) as there:
         session = await there.open(name=NAME, command=agents.command(), options=QUICK)
         turn = await there.ask(session, "acknowledged")
@@ -534,7 +537,7 @@ def _hashes(folder: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.glob("store.db*")}
 
 
-# -- how it is kept --------------------------------------------------------------------------------------------------
+# -- storage settings ------------------------------------------------------------------------------------------------
 async def test_store_files_are_private_to_their_owner(tmp_path: Path) -> None:
     agents = Agents(tmp_path / "new" / "folder", "files")
     before = os.umask(0)
@@ -555,7 +558,6 @@ async def test_store_files_are_private_to_their_owner(tmp_path: Path) -> None:
 async def test_store_level_is_chosen_with_path_and_survives_kill(
     agents: Agents, tmp_path: Path, marker: str, level: str
 ) -> None:
-    """And everything goes on with either, also after a kill."""
     path = f"{tmp_path / 'store.db'}?level={level}"
     async with remote(path, marker) as there:
         session = await there.open(name=NAME, command=agents.command(), options=QUICK)

@@ -1,4 +1,4 @@
-"""An agent that says too much keeps nobody else waiting, and can be ended."""
+"""An agent that floods its output does not block other sessions, and can be ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from banksman.testing import fake_agent
 
 
 def _busy() -> None:
-    """Work that takes a quarter of a pass."""
+    """Work for a quarter of a pass."""
     until = time.monotonic() + PASS_SECONDS_MAX / 4
     while time.monotonic() < until:
         pass
@@ -47,13 +47,13 @@ async def test_backlog_yields_to_loop_between_passes() -> None:
     names = [str(number) for number in range(20)]
     backlog.take(*(step(name) for name in names[:12]))
     assert backlog
-    # What comes later comes after.
+    # Later work runs after earlier work.
     backlog.take(*(step(name) for name in names[12:]))
     await is_empty
     assert not backlog
     assert [name for name in order if name != "other"] == names
     runs = "".join("x" if name == "other" else "." for name in order).strip("x").split("x")
-    # As many as fit into a pass, and not one pass more.
+    # A run has as much work as fits into one pass.
     assert max(map(len, runs)) <= 5
 
 
@@ -80,7 +80,7 @@ def test_slices_keep_all_lines_in_order() -> None:
 
 @pytest.mark.thorough
 async def test_flooding_agent_does_not_block_others_and_is_ended() -> None:
-    """Half a million lines a read."""
+    """One read returns half a million lines."""
     async with asyncio.timeout(60), Host("memory:") as host:
         flood = await host.open("custom", command=["yes"])
         lost = await flood.ask("hello")
@@ -97,7 +97,10 @@ async def test_flooding_agent_does_not_block_others_and_is_ended() -> None:
 
 
 async def test_last_line_without_newline_is_logged_before_exit() -> None:
-    """It has no newline, and so is known for a line only when the output has ended: then all else may wait already."""
+    """The last line has no newline, so it is complete only at the end of the output.
+
+    Other work can be queued at that moment.
+    """
     async with asyncio.timeout(60), Host("memory:") as host:
         session = await host.open("custom", command=["sh", "-c", "yes | head -n 12000; printf last"])
         turn = await session.ask("hello")
@@ -110,7 +113,7 @@ async def test_last_line_without_newline_is_logged_before_exit() -> None:
 async def test_output_of_an_agent_that_exits_is_logged_whole_when_the_host_is_slow(
     monkeypatch: pytest.MonkeyPatch, closes_stdin: bool
 ) -> None:
-    """A host that cannot keep up takes any burst for a flood. The output of an agent that exits is still finite."""
+    """A host that cannot keep up treats any burst as a flood. The output of an agent that exits is still finite."""
     monkeypatch.setattr(backlogs, "PASS_SECONDS_MAX", 0.001)
     monkeypatch.setattr(backlogs, "FLOOD_SECONDS", -1.0)
     script = "yes | head -n 12000; printf last"
@@ -130,7 +133,7 @@ MIB = 1 << 20
 
 
 async def _logged_and_dropped(session: Session) -> tuple[int, int]:
-    """Bytes, without newlines."""
+    """Return the number of logged bytes and of dropped bytes, without newlines."""
     lines = [event.data async for event in session.events(waits=False) if event.kind == kinds.UPDATE]
     return sum(map(len, lines)), session.status().counters["dropped"]
 
@@ -166,6 +169,6 @@ async def test_flood_of_what_an_exited_agent_left_is_dropped_past_a_bound(tmp_pa
         await turn.outcome()
         logged, dropped = await _logged_and_dropped(session)
         assert (MIB < logged < 3 * MIB, logged + dropped) == (True, 120_000 * len(line) + len("saidlast"))
-        # Whole lines only, and nothing after the first one that is missing.
+        # The log has whole lines only, and nothing after the first missing one.
         lines = [event.data async for event in session.events(waits=False) if event.kind == kinds.UPDATE]
         assert lines == [b"said", *[line.encode()] * (len(lines) - 1)]

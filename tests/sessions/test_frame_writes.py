@@ -1,4 +1,4 @@
-"""The bytes: whole frames in order, whatever is full, slow, cut or broken; and what is too large to keep."""
+"""Frames as bytes: whole and in order, whatever is full, slow, cut or broken; and frames that are too large to keep."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from banksman.testing import checks
 pytestmark = thorough
 
 LARGE = "x" * 200_000
-# More than any pipe between us and the agent holds.
+# More than any pipe to the agent holds.
 HUGE = "y" * 4_000_000
 
 
 async def test_concurrent_callers_never_mix_frame_bytes(tmp_path: Path) -> None:
-    """Large frames and small ones, interrupts between them, an agent that reads in small pieces."""
+    """Large and small frames with interrupts between them, and an agent that reads in small pieces."""
     async with opened(tmp_path, ["read_slowly 3000 0"]) as case:
 
         async def call(caller: int) -> None:
@@ -49,7 +49,7 @@ async def test_concurrent_callers_never_mix_frame_bytes(tmp_path: Path) -> None:
         await asyncio.gather(*(call(caller) for caller in range(8)))
         assert len(case.processes) == 1
         assert len(case.outcomes) == 32
-        # At the level of bytes: what was read is what was sent, frame by frame, and each is whole.
+        # The bytes that the agent read are the bytes that were sent, frame by frame, and each frame is whole.
         frames = checks.frames(case.processes[0].stdin)
         assert max(len(json.dumps(frame)) for frame in frames) > 65536
         assert interrupts(case) > 0
@@ -66,7 +66,7 @@ async def test_frame_of_megabytes_reaches_slow_reader_whole(tmp_path: Path) -> N
 
 
 # -- stdin is full ---------------------------------------------------------------------------------------------------
-# The conversation is known after the first turn; then the agent reads a piece of what comes next, and no more.
+# The conversation is known after the first turn. Then the agent reads only a piece of the next prompt.
 DEAF = {"prompt 1": ["say one", "at completed read_slowly 4000 60"]}
 
 
@@ -95,7 +95,7 @@ async def test_turn_stopped_while_prompt_is_half_written_replaces_process(tmp_pa
 
 
 async def test_half_written_frame_is_finished_before_interrupt(tmp_path: Path) -> None:
-    """The interrupt waits behind it, and is obeyed when its turn comes."""
+    """The interrupt waits behind the frame, and works when it arrives."""
     go = tmp_path / "go"
     script = {"prompt 1": ["say one", f"at completed stop_reading {go}"], "prompt 2": ["say two", "hang"]}
     async with opened(tmp_path, script) as case:
@@ -113,7 +113,7 @@ async def test_half_written_frame_is_finished_before_interrupt(tmp_path: Path) -
 
 
 async def test_frames_waiting_for_pipe_keep_their_order(tmp_path: Path) -> None:
-    """Prompts that are added to a turn whose agent does not read; the first of them fills the pipe."""
+    """Prompts join a turn whose agent does not read. The first of them fills the pipe."""
     go = tmp_path / "go"
     async with opened(tmp_path) as case:
         turn = await case.reaches(f"one\n@@stop_reading {go}\n@@wait {go}")
@@ -140,7 +140,7 @@ async def test_session_with_full_stdin_closes_quickly(tmp_path: Path) -> None:
         await case.answer("one")
         turn = await case.ask(f"two{HUGE}")
         await case.wait_kind(kinds.SENT, turn)
-        async with asyncio.timeout(30):  # Not `write_seconds`.
+        async with asyncio.timeout(30):  # Less than `write_seconds`.
             await case.session.close()
         assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
 
@@ -232,7 +232,7 @@ async def test_idle_follower_blocks_nobody(tmp_path: Path) -> None:
 
 
 async def test_session_does_not_deadlock_when_both_pipes_are_full(tmp_path: Path) -> None:
-    """The agent floods and reads nothing meanwhile; our frame to it is larger than its pipe."""
+    """The agent floods and does not read. The frame to it is larger than its pipe."""
     go = tmp_path / "go"
     steps = [f"stop_reading {go}", "flood 3000 1000", f"touch {go}", "flood 3000 1000", "say done"]
     async with opened(tmp_path, {"prompt 1": steps}) as case:
@@ -340,7 +340,7 @@ def test_spilled_bytes_are_cut_and_marked_past_session_bound(monkeypatch: pytest
 
     first, second, third = take(b"abcd"), take(b"efghijkl", b"mn"), take(b"op")
     assert (first["bytes"], first["kept"], Path(first["file"]).read_bytes()) == (4, 4, b"abcd")
-    # The beginning, without a hole: what comes after a piece that did not fit is not there either.
+    # The file has the beginning without a hole: after a piece that did not fit, nothing is kept.
     assert (second["bytes"], second["kept"], Path(second["file"]).read_bytes()) == (10, 6, b"efghij")
     assert (third["bytes"], third["kept"], third["file"]) == (2, 0, None)
     assert (counters.spilled, counters.dropped) == (3, 6)

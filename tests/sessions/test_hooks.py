@@ -1,4 +1,4 @@
-"""Hooks: what is registered, what is called, and that one that fails says no where it must and harms nobody."""
+"""Hooks: registration, calls, and failures. A failing hook denies where it must, and harms no other call."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ ASKING = ("PreToolUse", "PermissionRequest")
 
 
 def quiet(said: Mapping[str, Any]) -> None:
-    """A hook that has nothing to say."""
+    """Return nothing."""
 
 
 def denial(event: str, output: Mapping[str, Any]) -> str:
-    """The reason of a "no" in the agent's shape for this event."""
+    """Check the agent's format of a denial for this event, and return the reason."""
     specific = dict(output["hookSpecificOutput"])
     assert list(output) == ["hookSpecificOutput"]
     assert specific.pop("hookEventName") == event
@@ -46,7 +46,7 @@ def denial(event: str, output: Mapping[str, Any]) -> str:
     return specific["decision"]["message"]
 
 
-# -- what is registered ----------------------------------------------------------------------------------------------
+# -- registration ----------------------------------------------------------------------------------------------------
 def test_hooks_are_registered_in_order_however_given() -> None:
     given = Hooks({"PreToolUse": [quiet, Hook(quiet, matcher="Bash", seconds=5)], "Stop": quiet, "Notification": ()})
     grace = AGENT_GRACE_SECONDS
@@ -55,7 +55,7 @@ def test_hooks_are_registered_in_order_however_given() -> None:
         Registration("PreToolUse", "Bash", "hook-2", 5 + grace),
         Registration("Stop", None, "hook-3", 60.0 + grace),
     )
-    # The agent must not have given up before our "no" is there.
+    # The agent must wait longer than the hook, so that the denial arrives.
     assert grace > 0
     assert repr(given) == "<Hooks hook-1 PreToolUse, hook-2 PreToolUse, hook-3 Stop>"
     assert Hooks({}).registrations() == ()
@@ -100,7 +100,7 @@ async def test_hook_call_with_unknown_id_is_usage_error() -> None:
         await Hooks({"Stop": quiet}).call("hook-2", {})
 
 
-# -- what is called --------------------------------------------------------------------------------------------------
+# -- calls -----------------------------------------------------------------------------------------------------------
 def _plainly(output: Any) -> Any:
     def call(said: Mapping[str, Any]) -> Any:
         return output
@@ -153,7 +153,7 @@ async def test_hook_answer_is_a_copy_of_its_output() -> None:
     assert answer == {"systemMessage": "one"}
 
 
-# -- what fails ------------------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------------------------
 def _raises(exc: BaseException) -> Any:
     def call(said: Mapping[str, Any]) -> None:
         raise exc

@@ -1,4 +1,4 @@
-"""Callers and agents that do what nobody thought of: the harm is theirs alone, and what is told is true."""
+"""Unusual inputs of callers and agents: they harm no other caller, and every report stays true."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_accepted_prompt_is_unaffected_by_later_mutation(tmp_path: Path) -
 async def test_callback_that_raises_unusual_error_denies(
     tmp_path: Path, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # What is logged holds the strange text too, and could not be told by a worker.
+    # The log record contains the odd text too, and a worker could not send it.
     caplog.set_level(logging.CRITICAL, "banksman")
 
     def on_question(_question: Question) -> str:

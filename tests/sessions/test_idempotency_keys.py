@@ -1,4 +1,4 @@
-"""Idempotency keys across restarts: also of what retention has taken."""
+"""Idempotency keys across restarts, also for turns that retention dropped."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_turn_whose_end_was_not_stored_does_not_keep_later_turns_in_memory
 
 
 class _Over:
-    """A turn that has ended."""
+    """Ended turn."""
 
     state = TurnPhase.ENDED
 

@@ -1,4 +1,4 @@
-"""Stopping a turn: which one, by what, what is kept, and that the next one never feels it."""
+"""Interrupts of a turn: the right turn stops, its text is kept, and the next turn is not affected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_interrupted_turn_keeps_its_text(tmp_path: Path) -> None:
 
 
 async def test_interrupted_turn_keeps_unfinished_sentence(tmp_path: Path) -> None:
-    """The turn is interrupted while it streams; some of the sentence was said."""
+    """The interrupt comes during the stream, so a part of the sentence is there."""
     async with opened(tmp_path) as case:
         turn = await case.ask("@@stream 1000 0.02")
         await case.wait_said("tick1 ")
@@ -40,7 +40,7 @@ async def test_interrupted_turn_keeps_unfinished_sentence(tmp_path: Path) -> Non
 
 
 async def test_empty_result_after_interrupt_is_not_success(tmp_path: Path) -> None:
-    """What ends the turn then is a result without an error and without a text, after the acknowledgement."""
+    """After the acknowledgement, a result without an error and without text ends the turn."""
     empty = '{"type":"result","subtype":"success","is_error":false,"result":""}'
     mark = tmp_path / "mark"
     script = {"prompt 1": ["omit result", "omit completed", f"at acked raw {empty}", f"touch {mark}", "hang"]}
@@ -79,7 +79,7 @@ async def test_late_interrupt_does_not_stop_next_turn(tmp_path: Path) -> None:
 
 
 async def test_interrupt_at_end_of_turn_does_not_stop_next_turn(tmp_path: Path) -> None:
-    """The next ask waits already, so the agent has it a moment after the first result."""
+    """The next ask is queued already, so the agent gets it right after the first result."""
     async with opened(tmp_path) as case:
         for number in range(20):
             first = await case.ask(f"first {number}")
@@ -119,7 +119,7 @@ async def test_interrupt_is_honoured_at_every_point_of_start(tmp_path: Path, poi
         interrupting = asyncio.ensure_future(turn.interrupt())
         await asyncio.sleep(0)
         if point != "initialize":
-            # Only when the agent has the interrupt does it go on to what it would not have done otherwise.
+            # The agent continues only after it has the interrupt.
             await case.wait_said("still_queued")
         touch(go)
         receipt = await interrupting
@@ -131,7 +131,10 @@ async def test_interrupt_is_honoured_at_every_point_of_start(tmp_path: Path, poi
 
 
 async def test_interrupt_before_first_byte_sends_nothing(tmp_path: Path) -> None:
-    """Between the grant and the commit of its intent nothing was sent; and nothing is."""
+    """Nothing is sent between the grant and the commit of the turn's start.
+
+    After the interrupt nothing is sent either.
+    """
     async with opened(tmp_path) as case:
         await case.answer("warm")
         asking = asyncio.ensure_future(case.ask("never sent"))
@@ -179,7 +182,7 @@ async def test_interrupt_takes_effect_after_its_caller_is_cancelled(tmp_path: Pa
 
 
 async def test_next_prompt_waits_for_late_acknowledgement(tmp_path: Path) -> None:
-    """An agent's answer to an interrupt that is still on its way could be about the next turn: so it is waited for."""
+    """A late answer to an interrupt could apply to the next turn. So the next prompt waits for it."""
     async with opened(tmp_path, ["on_interrupt late_ack"]) as case:
         turn = await case.running("one")
         assert (await turn.interrupt()).stopped
@@ -220,7 +223,7 @@ async def test_process_is_replaced_when_interrupt_gets_no_boundary(tmp_path: Pat
         first, second = case.processes
         assert not any(word.startswith("--resume") for word in first.argv)
         assert any(word.startswith("--resume=") for word in second.argv)
-        # It survives the new process: an interrupted turn is never tried again.
+        # The interrupted turn is not repeated by the new process.
         assert prompts(case) == ["zero", "one", "two"]
 
 
@@ -236,7 +239,7 @@ async def test_agent_that_ignores_every_signal_is_killed(tmp_path: Path) -> None
 
 
 async def test_boundary_during_process_end_still_counts(tmp_path: Path) -> None:
-    """The drain is over and stdin is closed: the agent then says its boundary, and only then goes."""
+    """The drain is over and stdin is closed. Then the agent sends its boundary and exits."""
     script = {"prompt 1": ["on_interrupt unanswered", "say all of it", "await eof", "result at last"]}
     async with opened(tmp_path, script, memory=True, options={"drain_seconds": 0.2, "eof_grace": 5.0}) as case:
         turn = await case.ask("one")
@@ -271,10 +274,11 @@ async def test_endless_stream_is_ended_by_overall_clock(tmp_path: Path, how: str
         events = await case.events()
         assert ended(events, turn)["clock"] == "overall"
         assert ended(events, turn)["by"] == ("boundary" if how == "boundary" else "ladder")
-        # None, if the machine stood still between the warning and the end. tests/simulation has it in virtual time.
+        # The set is empty if the machine paused between the warning and the end. tests/simulation covers it in virtual
+        # time.
         assert {warning["clock"] for warning in bodies(events, kinds.CLOCK_WARNING)} <= {"overall"}
         assert (await case.answer("two")).text == "two"
-        # The end of the old process came after all that, and did nothing.
+        # The end of the old process came later, and had no effect.
         assert len(case.processes) == (1 if how == "boundary" else 2)
 
 
@@ -297,7 +301,7 @@ async def test_silent_turn_is_ended_by_bytes_clock(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 async def test_long_turn_with_progress_is_not_ended_by_silence_clocks(tmp_path: Path) -> None:
-    """It takes longer than either clock allows for one silence."""
+    """The turn takes longer than either clock allows for one silence."""
     async with opened(tmp_path, options={"clocks": {"bytes": 5.0, "progress": 5.0}}) as case:
         outcome = await case.answer("@@stream 60 0.1")
         assert outcome.kind is Kind.DONE

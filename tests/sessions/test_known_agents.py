@@ -1,4 +1,4 @@
-"""The profiles that come with the package, those of users, and how a wrong one is told."""
+"""Agent profiles: those of the package, those of users, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OURS = [
     *("claude", "claude-agent-acp", "codex", "codex-acp", "codex-acp-ts", "copilot", "custom", "gemini", "goose"),
     *("kimi", "opencode", "qwen"),
 ]
-# Which agent spoke in which recording.
+# The recording of each agent.
 SPOKE = {
     "claude-agent-acp": "acp-claude-agent-acp-basic",
     "codex-acp": "acp-codex-acp-zed-basic",
@@ -40,14 +40,14 @@ SPOKE = {
 
 @pytest.fixture(autouse=True)
 def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's own folder, which is not that of whoever runs the tests."""
+    """Return a temporary profile folder, instead of that of the real user."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     folder = tmp_path / "config" / "banksman" / "agents"
     folder.mkdir(parents=True)
     return folder
 
 
-# -- those that come with the package --------------------------------------------------------------------------------
+# -- profiles of the package -----------------------------------------------------------------------------------------
 def test_builtin_profiles_load() -> None:
     assert known_agents.names() == OURS
     for name in OURS:
@@ -66,7 +66,7 @@ def test_claude_profile_has_expected_values() -> None:
     claude = known_agents.load("claude")
     assert claude.command == ("claude",)
     assert claude.dialect.name == "claude"
-    # It needs up to 2.0 s to end its tools; a KILL before that orphans them.
+    # The agent needs up to 2.0 s to end its tools. A KILL before that would orphan them.
     assert claude.timings.grace >= 2.5
     assert claude.timings.eof is not None
     assert claude.clocks["start"] == 60.0
@@ -77,7 +77,7 @@ def test_claude_profile_has_expected_values() -> None:
 @pytest.mark.parametrize(
     ("name", "grace", "waits_for_eof"),
     [
-        # What was measured after TERM, and whether the end of stdin does anything at all.
+        # The measured time after TERM, and whether the end of stdin has any effect.
         ("claude-agent-acp", 5.1 + 2.0, True),
         ("codex", 5.0, True),
         ("codex-acp-ts", 5.0, True),
@@ -116,7 +116,7 @@ def frames(recording: str) -> list[tuple[str, float, Any]]:
 
 @pytest.mark.parametrize("name", SPOKE)
 def test_profile_capabilities_match_recorded_handshake(name: str) -> None:
-    """Its command, and its capabilities as far as they are told on the wire: no more of them, and no less."""
+    """Check the command, and exactly the capabilities that the handshake shows."""
     profile = known_agents.load(name)
     (argv,) = (value for way, _, value in frames(SPOKE[name]) if way == "argv")
     assert tuple(argv[: len(profile.command)]) == profile.command
@@ -143,7 +143,7 @@ def test_quirks_match_recorded_texts() -> None:
         if way == "out" and value.get("params", {}).get("update", {}).get("sessionUpdate") == "agent_message_chunk"
     ]
     copilot = known_agents.load("copilot").quirks
-    # It also says that it tries again, which is no end; the one error that it gave up on is the first.
+    # The agent also announces retries, which are not an end. Only the first text is a final error.
     assert [copilot.has_failed(text) for text in texts] == [True, False, False, False, False, False]
     assert copilot.has_failed("".join(reversed(texts)))
     assert not copilot.has_failed("The log says Error: 400")
@@ -161,7 +161,7 @@ def test_quirks_match_recorded_texts() -> None:
 
 
 def test_quiet_window_exceeds_recorded_delays() -> None:
-    """Each of its turns is followed by one more update, before the next prompt is sent."""
+    """Each turn of the recording is followed by one more update, before the next prompt is sent."""
     late: list[float] = []
     ended: float | None = None
     for way, at, value in frames("acp-kimi-basic"):
@@ -206,7 +206,7 @@ def test_unknown_agent_error_lists_known_agents(name: str) -> None:
     assert caught.value.ids == {"agent": name}
 
 
-# -- what a file can say ---------------------------------------------------------------------------------------------
+# -- contents of a file ----------------------------------------------------------------------------------------------
 def test_profile_file_of_caller_is_loaded(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(SMALLEST + "[ladder]\ngrace = 3\n[clocks]\noverall = 0.5\n")
@@ -223,7 +223,7 @@ def test_profile_file_of_caller_is_loaded(tmp_path: Path) -> None:
 
 
 def test_docs_example_profile_uses_every_key(users: Path) -> None:
-    """All of its keys are heard, and all keys are in it but those that `extends` brings."""
+    """The profile reads all keys of the example, and the example has all keys except those that `extends` adds."""
     text = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     (users / "house-agent.toml").write_text(example)
@@ -319,7 +319,7 @@ def test_unreadable_profile_file_is_usage_error(tmp_path: Path) -> None:
     (tmp_path / "folder.toml").mkdir()
     with pytest.raises(UsageError, match="Is a directory"):
         known_agents.load_file(tmp_path / "folder.toml")
-    # Nobody writes into it, and nobody waits for that.
+    # The FIFO has no writer, and the load must not wait for one.
     os.mkfifo(tmp_path / "pipe.toml")
     with pytest.raises(UsageError, match="not a regular file"):
         known_agents.load_file(tmp_path / "pipe.toml")
@@ -338,12 +338,12 @@ def test_profile_file_size_is_bounded(tmp_path: Path) -> None:
         known_agents.load_file(file)
 
 
-# -- the user's own --------------------------------------------------------------------------------------------------
+# -- profiles of users -----------------------------------------------------------------------------------------------
 def test_user_profile_is_known_by_its_file_name(users: Path) -> None:
     (users / "mine.toml").write_text('extends = "custom"\ncommand = ["mine"]\n')
     assert known_agents.names() == sorted([*OURS, "mine"])
     mine = known_agents.load("mine")
-    # Told by its own name, and not by the title of what it extends.
+    # The title is the profile's name, not the title of the profile that it extends.
     assert (mine.name, mine.title, mine.command, mine.source) == ("mine", "mine", ("mine",), str(users / "mine.toml"))
     assert mine.leaves_tools
 
@@ -353,7 +353,7 @@ def test_user_profile_overrides_builtin_and_may_extend_it(users: Path) -> None:
     (users / "gemini.toml").write_text('extends = "gemini"\n[ladder]\ngrace = 9\n[quirks]\nserves = []\n')
     mine = known_agents.load("gemini")
     assert (mine.title, mine.command, mine.capabilities) == (ours.title, ours.command, ours.capabilities)
-    # Key by key: the other numbers of the ladder are ours still.
+    # The override works key by key: the other numbers of the ladder come from the package.
     assert mine.timings == Timings(eof=ours.timings.eof, grace=9.0)
     assert mine.quirks.serves == ()
     assert mine.note == ours.note
@@ -361,7 +361,7 @@ def test_user_profile_overrides_builtin_and_may_extend_it(users: Path) -> None:
 
 
 def test_extends_accepts_only_builtin_profiles(users: Path) -> None:
-    """So nothing can go round in a circle, and a user's own `custom` is not what `extends` means."""
+    """So there can be no cycle, and `extends` never means a user's `custom`."""
     (users / "custom.toml").write_text('extends = "custom"\ntitle = "mine"\n[clocks]\nstart = 7\n')
     (users / "other.toml").write_text('extends = "custom"\ncommand = ["x"]\n')
     assert known_agents.load("custom").clocks["start"] == 7.0
@@ -382,7 +382,7 @@ def test_invalid_user_profile_breaks_only_that_agent(users: Path) -> None:
     with pytest.raises(UsageError, match="is not a valid agent name"):
         known_agents.load("unspeakable name")
     assert known_agents.load("qwen").source is None
-    # What was said with it can still be read: as ours has it, or as plainly as can be.
+    # Its sessions can still be read: with the package's profile, or with a plain one.
     assert known_agents.load_or_plain("gemini").dialect.name == "acp"
     assert known_agents.load_or_plain("bad").name == "bad"
     looked = {each.name: each for each in known_agents.find_agents()}
@@ -398,7 +398,7 @@ def test_missing_or_invalid_profile_folder_has_no_agents(tmp_path: Path, monkeyp
         monkeypatch.setenv("XDG_CONFIG_HOME", home if home == "relative" else str(tmp_path / home))
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
         assert known_agents.names() == OURS
-    # A relative one is not heard, as the standard has it: the user's home is what counts then.
+    # A relative path is ignored, as the XDG specification says. The user's home counts instead.
     folder = tmp_path / "home" / ".config" / "banksman" / "agents"
     assert known_agents.user_folder() == folder
     folder.mkdir(parents=True)
@@ -421,7 +421,7 @@ def test_find_agents_finds_programs_as_a_shell_does(
     assert found == {"gemini": str(program), "mine": str(program)}
 
 
-# -- what becomes of it ----------------------------------------------------------------------------------------------
+# -- use of a profile ------------------------------------------------------------------------------------------------
 def test_session_config_comes_from_profile_or_caller() -> None:
     kimi = known_agents.load("kimi")
     config = arguments.read_options(kimi, {}).config()

@@ -1,4 +1,4 @@
-"""The log is the stream: every reader sees the same, wherever it begins, however slow it is, and learns of the end."""
+"""Readers of the log: all see the same events, from any start and at any speed, and learn of the end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ async def test_readers_agree_wherever_they_begin(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prompt", ["@@say x\n@@hang", "@@say x"])
 @pytest.mark.parametrize("is_slow", [False, True])
 async def test_follower_sees_session_end_when_host_closes(tmp_path: Path, prompt: str, is_slow: bool) -> None:
-    """Nobody closes the session first; the log goes with the host, and still the follower has the last event."""
+    """The host closes before the session does.
+
+    The log closes with the host, and the follower still gets the last event.
+    """
     seen: list[Event] = []
     async with Host() as host:
         session = await host.open("claude", command=fake_agent.command(), options=QUICK)
@@ -54,7 +57,7 @@ async def test_follower_sees_session_end_when_host_closes(tmp_path: Path, prompt
             async for event in session.follow():
                 seen.append(event)
                 if is_slow:
-                    await asyncio.sleep(0)  # The host may close the log while the last page is in our hands.
+                    await asyncio.sleep(0)  # The host may close the log while the follower has the last page.
 
         following = asyncio.ensure_future(follow())
         turn = await session.ask(prompt)
@@ -127,7 +130,10 @@ async def test_follower_is_served_to_the_end_after_host_closes(tmp_path: Path, s
 
 
 async def test_rest_is_kept_only_when_no_follower_is_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A follower that has come back for more while the rest was read: its host closes the store next."""
+    """A follower reads again while `keep_rest` reads the rest.
+
+    The host must not close the store before that read ends.
+    """
     store = MemoryLog()
     await (await Writer.claim(store)).commit(*(b"%d" % number for number in range(10)))
     loop = asyncio.get_running_loop()
@@ -206,7 +212,7 @@ async def test_follower_behind_retention_gets_lost_range(tmp_path: Path) -> None
         assert events[0].body["first"] == 1
         assert events[0].body["last"] + 1 == events[1].seq
         assert events[0].seq == 0
-        # Nothing of the first turn is left, its end included; whoever iterates it is not kept waiting.
+        # Nothing of the first turn is left, not even its end. An iteration of the turn must not wait.
         assert [update async for update in first] == []
 
 

@@ -1,4 +1,4 @@
-"""What sessions may be called, and that a store of somebody else's keeps nobody from running commands."""
+"""Valid names of sessions, and commands that run without a usable store."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a host has claimed is not its own any more: who waits is told, nothing runs on, and it can begin anew.
+"""Loss of ownership: callers learn of it, every process ends, and the host can start over.
 
-The store is `LeasedLog`: it holds and loses as a test says. The agents are real processes, and the dead are counted
-from outside.
+The store is `LeasedLog`, which holds and loses its leases as a test says. The agents are real processes, and the tests
+count dead processes from outside.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from banksman.process.portable import PortableProcess
 from banksman.runtime.base_host import Host, SettleTime
 from banksman.testing import fake_acp, fake_agent
 
-# So long that whoever waits for it has not been cut.
+# So long that a full wait shows that the ladder was not shortened.
 LONG = {"eof_grace": 60.0, "grace": 60.0}
 WINDOW_SECONDS = 12.0 if IS_THOROUGH else 3.0
-# How much later than promised a tree may be dead: not at all for `make prove`. `make test` may run on a machine that is
-# busy with other things, and there the waits above are what must not pass.
+# How much later than the deadline a tree may be dead. `make prove` allows no delay. `make test` may run on a busy
+# machine, so there only the long waits above must not pass.
 LATE_SECONDS_MAX = 0.0 if IS_THOROUGH else 30.0
 
 
 class Fenced(Case):
-    """A session in a store that can be lost."""
+    """Session in a store that can be lost."""
 
     def __init__(self, host: Host, session: Session, folder: Path, store: LeasedLog) -> None:
         super().__init__(host, session, folder)  # pyright: ignore[reportArgumentType]
         self.store = store
 
     def lose(self, seconds: float = WINDOW_SECONDS) -> float:
-        """All is lost, and dead so many seconds later: at the time that is returned."""
+        """Lose all leases. Every process must be dead after `seconds`. Return that time."""
         dead_by = time.monotonic() + seconds
         self.store.lose(dead_by)
         return dead_by
@@ -56,7 +56,7 @@ async def hosting(store: LeasedLog, **how: Any) -> AsyncGenerator[Host]:
 
 @asynccontextmanager
 async def opened(folder: Path, marker: str, *, options: dict[str, float] | None = None) -> AsyncGenerator[Fenced]:
-    """A session whose agent ignores all that is asked of it, with the marker in the argv of each process."""
+    """Open a session whose agent ignores EOF and TERM, with the marker in the argv of each process."""
     store = LeasedLog(times(60, 60))
     command = fake_agent.command(["ignore term", "ignore eof"], evidence=folder / "evidence", memory=folder / "memory")
     async with hosting(store) as host:
@@ -64,13 +64,13 @@ async def opened(folder: Path, marker: str, *, options: dict[str, float] | None 
         yield Fenced(host, session, folder, store)
 
 
-# -- sessions that are open ------------------------------------------------------------------------------------------
+# -- open sessions ---------------------------------------------------------------------------------------------------
 @pytest.mark.explored
 @pytest.mark.parametrize("is_portable", [False, True], ids=["with a keeper", "without one"])
 async def test_lost_lease_ends_every_turn_and_kills_tree_in_time(
     tmp_path: Path, marker: str, is_portable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long the ladder's waits are set to; and what waits for its turn does not wait any more."""
+    """The deadline holds for any length of the ladder's waits, and queued asks stop waiting."""
     if is_portable:
         monkeypatch.setattr(running_command, "PROCESS", PortableProcess)
     async with opened(tmp_path, marker) as case:
@@ -84,10 +84,10 @@ async def test_lost_lease_ends_every_turn_and_kills_tree_in_time(
         dead_by = case.lose()
         for each in (turn, waiting):
             outcome = await each.outcome()
-            assert outcome.kind is Kind.UNKNOWN  # The log of whoever has it next says how it ended.
+            assert outcome.kind is Kind.UNKNOWN  # The log of the next owner records the real outcome.
             assert isinstance(outcome.error, NotOwner)
             assert not outcome.durable
-        # They are told before the tree is gone.
+        # The callers get their outcomes before the tree is gone.
         assert alive(marker)
         results = await asyncio.gather(asking, holding, interrupting, return_exceptions=True)
         assert all(not isinstance(each, BaseException) or isinstance(each, BanksmanError) for each in results)
@@ -150,10 +150,10 @@ async def test_lost_lease_cancels_pending_process_start(tmp_path: Path, marker: 
 
 @pytest.mark.thorough
 async def test_lost_lease_ends_terminals_together_with_agent(tmp_path: Path, marker: str) -> None:
-    """An agent that takes all of its time must not leave none to its terminals."""
+    """An agent that uses all of its time must still leave time for its terminals."""
     store = LeasedLog(times(60, 60))
     async with hosting(store) as host:
-        # Its leader hears nothing, and stays when the agent has left at the end of its input.
+        # The leader ignores TERM, and stays after the agent has exited at the end of its input.
         command = ["sh", "-c", "trap '' TERM; \"$@\"; sleep 60", "sh", *fake_acp.command()]
         session = await host.open("custom", command=command, cwd=str(tmp_path), options=LONG)
         await (await session.ask("hello")).outcome()
@@ -165,7 +165,7 @@ async def test_lost_lease_ends_terminals_together_with_agent(tmp_path: Path, mar
         dead_by = time.monotonic() + WINDOW_SECONDS
         store.lose(dead_by)
         wait = asyncio.ensure_future(session.wait_closed())
-        while alive(marker):  # noqa: ASYNC110  (nobody tells of it)
+        while alive(marker):  # noqa: ASYNC110  No event reports it.
             await asyncio.sleep(0.01)
         assert not wait.done(), "it was to outlive its terminal"
         await wait
@@ -173,7 +173,7 @@ async def test_lost_lease_ends_terminals_together_with_agent(tmp_path: Path, mar
         assert alive(marker) == []
 
 
-# -- sessions that are being opened ----------------------------------------------------------------------------------
+# -- sessions in the middle of an open -------------------------------------------------------------------------------
 @pytest.mark.parametrize("is_known", [False, True], ids=["a new one", "one with a past"])
 async def test_lost_lease_fails_session_being_opened(tmp_path: Path, is_known: bool) -> None:
     store = LeasedLog(times(60, 60))
@@ -183,11 +183,11 @@ async def test_lost_lease_fails_session_being_opened(tmp_path: Path, is_known: b
             await (await host.open("claude", command=command, name="one")).close()
         store.append_after = asyncio.get_running_loop().create_future()
         opening = asyncio.ensure_future(host.open("claude", command=command, name="one"))
-        while not (known := store.sessions()) or known[0].owner is None:  # noqa: ASYNC110  (nobody tells of a claim)
+        while not (known := store.sessions()) or known[0].owner is None:  # noqa: ASYNC110  No event reports a claim.
             await asyncio.sleep(0)
         await asyncio.sleep(0.05)
         assert not opening.done()
-        # The append was on its way before the loss, and still gets through: what is said of it comes after.
+        # The append began before the loss and still succeeds. The loss is reported after it.
         store.append_after.set_result(None)
         store.append_after = None
         store.lose(time.monotonic() + 1)
@@ -199,12 +199,14 @@ async def test_lost_lease_fails_session_being_opened(tmp_path: Path, is_known: b
         assert (await (await again.ask("hello")).outcome()).kind is Kind.DONE
 
 
-# -- beginning anew --------------------------------------------------------------------------------------------------
+# -- start over ------------------------------------------------------------------------------------------------------
 @pytest.mark.thorough
 @pytest.mark.parametrize("by", ["name", "id"])
 async def test_host_can_start_over_after_lost_lease(tmp_path: Path, marker: str, by: str) -> None:
-    """Asked for at once: what is left of the process before goes first. A lease that is renewed after a loss is another
-    one, and does nothing for it."""
+    """The session is requested immediately, so the remains of the earlier process go first.
+
+    A lease that is renewed after a loss is a new lease, and does not extend the deadline of the old process.
+    """
     async with opened(tmp_path, marker) as case:
         await case.reaches("one\n@@say one\n@@hang")
         dead_by = case.lose()
@@ -220,7 +222,7 @@ async def test_host_can_start_over_after_lost_lease(tmp_path: Path, marker: str,
         assert (await turn.outcome()).kind is Kind.DONE
         assert len(case.processes) == 2
         assert case.session.is_closed
-        case.lose()  # Opened as it was, it would take two minutes to close.
+        case.lose()  # With the options of its open, the session would take two minutes to close.
         await again.wait_closed()
 
 
@@ -234,20 +236,21 @@ async def test_host_closes_normally_after_lost_lease(tmp_path: Path, marker: str
 
 # -- a host that was too busy ----------------------------------------------------------------------------------------
 async def renew(store: LeasedLog, seconds: float) -> None:
-    """Until it is cancelled: a lease of so many seconds that a machine which is busy for less does not cost."""
+    """Renew a lease of `seconds` until the task is cancelled. It survives shorter pauses of a busy machine."""
     while True:
         store.hold(times(seconds, WINDOW_SECONDS))
         await asyncio.sleep(seconds / 20)
 
 
 async def test_turn_ended_by_keeper_reports_expired_lease(tmp_path: Path, marker: str) -> None:
-    """The loop was blocked, and the store knows nothing of it: the session is still ours, and goes on."""
+    """The loop was blocked, and the store noticed nothing. So the host still owns the session, and continues it."""
     store = LeasedLog(times(60, 60))
     command = fake_agent.command(evidence=tmp_path / "evidence", memory=tmp_path / "memory")
     async with hosting(store) as host:
         session = await host.open("claude", command=command, args=[marker], options=QUICK)
         case = Fenced(host, session, tmp_path, store)
-        store.lose(time.monotonic())  # There is nothing yet. The next lease is a short one, renewed until it matters.
+        # No process exists yet. The next lease is short, and is renewed until the test needs it to expire.
+        store.lose(time.monotonic())
         renewing = asyncio.create_task(renew(store, 3.0))
         await session.wait_closed()
         case.session = session = host.session(session.id)
@@ -263,7 +266,7 @@ async def test_turn_ended_by_keeper_reports_expired_lease(tmp_path: Path, marker
         await session.close()
 
 
-# -- a store that is not known yet -----------------------------------------------------------------------------------
+# -- a store that is not ready yet -----------------------------------------------------------------------------------
 async def test_first_await_waits_until_store_is_ready(tmp_path: Path) -> None:
     store = LeasedLog(times(60, 60), is_ready=False)
     async with hosting(store) as host:

@@ -1,4 +1,4 @@
-"""Rules for tools, of a session and of one ask, wherever the agent asks: for a permission, and before each use."""
+"""Tool rules of a session and of an ask, for permission requests and for the hook before each use."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def permission(tool: str, **arguments: Any) -> str:
 
 
 def ruling(tool: str) -> str:
-    """The agent is about to use a tool, and tells our own hook."""
+    """Return the request by which the agent announces a tool use to Banksman's hook."""
     said = {"hook_event_name": "PreToolUse", "tool_name": tool, "tool_input": {"command": "ls"}}
     return requesting("hook_callback", callback_id="banksman-rules", input=said, tool_use_id="toolu_1")
 
 
 def verdicts(case: Case) -> list[str | None]:
-    """What was answered, in a word each: of a permission, and of the hook."""
+    """Return the decision of each answer, for permissions and for the hook."""
     found: list[str | None] = []
     for answer in answers(case):
         response = answer["response"]
@@ -38,7 +38,7 @@ async def _nobody(question: Question) -> str:
     raise AssertionError(f"somebody was asked about {question.tool}")
 
 
-# -- a permission ----------------------------------------------------------------------------------------------------
+# -- permission requests ---------------------------------------------------------------------------------------------
 async def test_rule_decides_without_question_and_is_logged(tmp_path: Path) -> None:
     async with opened(tmp_path, on_question=_nobody, rules={"Bash": "deny", "Read": "allow"}) as case:
         turn = await case.ask(f"{permission('Bash', command='ls')}\n{permission('Read', path='x')}\n@@say went on")
@@ -93,11 +93,11 @@ async def test_ask_rules_precede_session_rules_and_end_with_ask(tmp_path: Path) 
     [
         ({"mcp__github__*": "deny"}, ["deny", "deny", None]),
         ({"mcp__github__get": "allow", "mcp__github__*": "deny"}, ["allow", "deny", None]),
-        # The first that fits, in the order they were given.
+        # The first rule that matches, in the given order.
         ({"mcp__github__*": "deny", "mcp__github__get": "allow"}, ["deny", "deny", None]),
         ({"*": "allow"}, ["allow", "allow", "allow"]),
         ({"mcp__github__get*": "ask", "*": "deny"}, ["ask", "deny", "deny"]),
-        # A name is not its beginning.
+        # A pattern without a star does not match a prefix.
         ({"mcp__github__": "deny", "Bas": "deny"}, [None, None, None]),
     ],
 )
@@ -108,7 +108,7 @@ async def test_rule_star_matches_any_suffix(tmp_path: Path, rules: dict[str, str
         assert verdicts(case) == expected
 
 
-# -- before each use -------------------------------------------------------------------------------------------------
+# -- the hook before each use ----------------------------------------------------------------------------------------
 async def test_rules_hook_is_registered_and_precedes_agent_settings(tmp_path: Path) -> None:
     rules = {"Bash": "deny", "Read": "allow", "Write": "ask"}
     async with opened(tmp_path, on_question=_nobody, rules=rules) as case:
@@ -119,13 +119,13 @@ async def test_rules_hook_is_registered_and_precedes_agent_settings(tmp_path: Pa
             "PreToolUse": [{"matcher": None, "hookCallbackIds": ["banksman-rules"], "onFailure": "block"}]
         }
         responses = [answer["response"] for answer in answers(case)]
-        # No rule, no word.
+        # Without a rule the hook has no output.
         assert responses.pop() == {}
         for response, (tool, word) in zip(responses, rules.items(), strict=True):
             specific = response["hookSpecificOutput"]
             assert (specific["hookEventName"], specific["permissionDecision"]) == ("PreToolUse", word)
             assert tool in specific["permissionDecisionReason"]
-        # Nobody was asked anything, so there is no question in the log.
+        # There was no question, so the log has none.
         assert kinds.QUESTION_ASKED not in await case.kinds()
 
 
@@ -165,7 +165,7 @@ async def test_question_between_turns_has_session_rules_only(tmp_path: Path) -> 
         assert verdicts(case) == ["deny"]
 
 
-# -- what cannot be meant --------------------------------------------------------------------------------------------
+# -- invalid rules ---------------------------------------------------------------------------------------------------
 BAD = [
     "Bash",
     ["Bash"],

@@ -1,4 +1,4 @@
-"""Processes that are only there while somebody needs them, and never more of them than there may be."""
+"""Pool of agent processes: started on demand, retired when idle, and limited in number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ IDLE = {"idle_seconds": 0.5}
 
 
 async def wait_idle_seconds(them: Crowd) -> None:
-    """Until another process, which becomes idle only now, was let go for that: so long nobody has needed it."""
+    """Wait until another process, which becomes idle now, is retired.
+
+    An older idle process has been idle at least as long.
+    """
     control = await them.open(f"control-{len(them.cases)}", options=IDLE)
     await control.answer("nothing")
     assert await retired(control) == "idle"
@@ -28,12 +31,12 @@ async def is_kept(case: Case) -> bool:
     return kinds.PROCESS_RETIRED not in await case.kinds() and len(case.session.status().pids) == 1
 
 
-# -- lazy, and idle --------------------------------------------------------------------------------------------------
+# -- lazy start and idle retirement ----------------------------------------------------------------------------------
 async def test_session_has_no_process_before_first_ask(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         quiet = await them.open("quiet")
         other = await them.open("other")
-        # Opened later, and served: whatever the first one had to start would be there by now.
+        # This session was opened later and was served. A process of the first session would exist at this point.
         assert (await other.answer("one")).text == "one"
         assert quiet.processes == []
         assert quiet.session.status().counters["processes"] == 0
@@ -90,7 +93,7 @@ async def test_running_turn_is_not_idle(tmp_path: Path) -> None:
         assert await retired(case) == "idle"
 
 
-# What goes on after its turn is over, until the file GATE is there.
+# Activity after the end of the turn, until the file GATE exists.
 NEEDS = {
     "own turn": "@@at idle own task-notification touch MARK;;wait GATE;;say done",
     "background task": f"@@raw {tasks('b1')}\n@@at idle touch MARK\n@@at idle wait GATE\n@@at idle raw {tasks()}",
@@ -143,7 +146,7 @@ async def test_ask_during_process_retirement_is_served_by_next_process(tmp_path:
         assert len(case.processes) == 2
 
 
-# -- so many processes -----------------------------------------------------------------------------------------------
+# -- limit of processes ----------------------------------------------------------------------------------------------
 async def test_least_recently_used_process_is_evicted(tmp_path: Path) -> None:
     async with crowd(tmp_path, processes_max=2) as them:
         a, b, c = [await them.open(name) for name in "abc"]
@@ -218,7 +221,7 @@ async def test_waiting_session_closes_at_once(tmp_path: Path) -> None:
         await c.session.close()
         assert (await c.outcome(waiting)).kind is Kind.REFUSED
         assert c.processes == []
-        # Nobody had to make room for that, and the place in the queue was given up.
+        # The close ended no other turn, and the place in the queue was given up.
         assert [turn.state for turn in running] == ["running", "running"]
         await running[0].interrupt()
         assert (await d.outcome(later)).text == "later"
@@ -236,7 +239,7 @@ async def test_process_is_not_started_when_its_ask_was_withdrawn(tmp_path: Path)
         await running.interrupt()
         assert (await c.outcome(last)).text == "last"
         assert (await a.answer("again")).text == "again"
-        # It was before both of these, and would have been served.
+        # The session was queued before both of these, and would have been served first.
         assert b.processes == []
         assert (await b.answer("now")).text == "now"
 
@@ -244,7 +247,7 @@ async def test_process_is_not_started_when_its_ask_was_withdrawn(tmp_path: Path)
 @pytest.mark.parametrize("how", ["close", "drain"])
 async def test_host_with_waiting_sessions_closes_at_once(tmp_path: Path, how: str) -> None:
     async with Host(processes_max=1) as host:
-        them = Crowd(host, tmp_path)  # Not checked at the end: its log is closed then.
+        them = Crowd(host, tmp_path)  # Not checked at the end, because its log is closed then.
         cases = [await them.open(str(number)) for number in range(4)]
         running = await cases[0].running("long")
         waiting: list[Turn] = [await case.ask("never") for case in cases[1:]]
@@ -289,7 +292,7 @@ async def test_place_is_freed_when_session_fails_by_internal_bug(
         assert (await turn.outcome()).kind is Kind.FAILED
         assert "a bug" in caplog.text
         waiting = await other.ask("two")
-        # The place is there, or it never is.
+        # If the place is not free now, it never is.
         await broken.session.wait_closed()
         assert "0 waiting" in repr(other.session._driver._pool)  # pyright: ignore[reportPrivateUsage]
         assert (await other.outcome(waiting)).text == "two"
@@ -320,9 +323,9 @@ def test_host_refuses_invalid_limit(name: str, limit: object) -> None:
         Host(**{name: limit})  # pyright: ignore[reportArgumentType]
 
 
-# -- so many starts --------------------------------------------------------------------------------------------------
+# -- limit of concurrent starts --------------------------------------------------------------------------------------
 def slow_start(them: Crowd, name: str) -> list[str]:
-    """An agent that says that it was asked to be ready, and is when it may."""
+    """Return the script of an agent that reports its handshake, and answers it when the gate file exists."""
     return [f"at initialize touch {them.folder / f'{name}-mark'}", f"at initialize wait {them.folder / f'{name}-gate'}"]
 
 
@@ -332,7 +335,7 @@ async def test_concurrent_starts_are_bounded(tmp_path: Path) -> None:
         cases = [await them.open(name, slow_start(them, name)) for name in names]
         turns = [await case.ask("one") for case in cases]
         for number, (case, turn) in enumerate(zip(cases, turns, strict=True)):
-            # This one and the next are starting; what was before them is ready, what comes after has no process.
+            # This session and the next are starting. Earlier ones are ready, and later ones have no process.
             for name in names[number : number + 2]:
                 await exists(tmp_path / f"{name}-mark")
             assert len(them.alive()) == min(number + 2, 6)
@@ -354,7 +357,7 @@ async def test_hanging_starts_delay_others_only_briefly(tmp_path: Path, monkeypa
             await exists(tmp_path / f"{name}-mark")
         assert (await other.outcome(turn)).text == "two"
         assert [turn.state for turn in stuck] == ["queued", "queued"]
-        # They are late, and not lost.
+        # The starts are late but not lost.
         for name, case, late in zip("ab", hanging, stuck, strict=True):
             touch(tmp_path / f"{name}-gate")
             assert (await case.outcome(late)).text == "one"

@@ -1,4 +1,4 @@
-"""Who speaks next: classes, preemption, holds, what a busy session does, and how many may wait."""
+"""Order of asks: priorities, preemption, holds, busy sessions, and the limit of the queue."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from banksman.core.session import event as kinds
 
 
 async def outside(asking: Coroutine[Any, Any, Turn]) -> Turn:
-    """As somebody asks who is not inside the hold of this test."""
+    """Ask in an empty context, outside of the hold of the test."""
     return await asyncio.get_running_loop().create_task(asking, context=contextvars.Context())
 
 
-# -- classes ---------------------------------------------------------------------------------------------------------
+# -- priorities ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("lower", "upper"), [(BACKGROUND, NORMAL), (NORMAL, INTERACTIVE), (BACKGROUND, INTERACTIVE)])
 async def test_urgent_ask_preempts_running_turn(tmp_path: Path, lower: int, upper: int) -> None:
     async with opened(tmp_path) as case:
@@ -64,7 +64,7 @@ async def test_urgent_asks_run_before_queued_background_work(tmp_path: Path) -> 
 
 
 async def test_priority_belongs_to_ask_and_not_to_session(tmp_path: Path) -> None:
-    """Many callers at once, each with a class of its own: none is served as another."""
+    """Many callers ask concurrently, each with another priority. Each is served in its own class."""
     async with opened(tmp_path) as case:
         go = case.path("go")
         first = await case.reaches(f"first\n@@say first\n@@wait {go}", priority="interactive")
@@ -90,7 +90,7 @@ async def test_withdrawn_ask_passes_its_grant_to_next_one(tmp_path: Path) -> Non
         first = await case.running("first")
         second, third = await case.ask("second"), await case.ask("third")
         interrupting = asyncio.ensure_future(first.interrupt())
-        # In the very pass in which the second is granted, and not a byte of it is sent.
+        # In the same pass in which the second ask is granted. No byte of it is sent.
         while case.state().turn is None or case.state().turn.id != second.id:  # noqa: ASYNC110
             await asyncio.sleep(0)
         case.session.withdraw(second)
@@ -103,7 +103,7 @@ async def test_withdrawn_ask_passes_its_grant_to_next_one(tmp_path: Path) -> Non
 
 
 async def test_queued_ask_cancelled_at_any_point_leaves_nothing(tmp_path: Path) -> None:
-    """Each is cancelled so many passes of the loop after it began: before it is accepted, as it is, while it waits."""
+    """Cancel each ask a number of loop passes after it began: before its acceptance, during it, and in the queue."""
     async with opened(tmp_path) as case:
         first = await case.running("first")
         for passes in range(8):
@@ -156,7 +156,7 @@ async def test_queued_ask_can_be_moved_within_its_class(tmp_path: Path) -> None:
         low = await case.ask("low", priority=BACKGROUND)
         case.session.move(c)
         case.session.move(b, before=a)
-        case.session.move(low, before=a)  # Of another class: nothing happens.
+        case.session.move(low, before=a)  # This ask has another class, so nothing happens.
         case.session.move(first)
         case.session.move("t-none")
         await first.interrupt()
@@ -204,7 +204,7 @@ async def test_on_busy_reject_refuses_ask_while_session_is_busy(tmp_path: Path) 
         assert (await case.answer("idle", on_busy="reject")).kind is Kind.DONE
         first = await case.running("first")
         await case.wait_kind("sent", first)
-        # What the agent is still saying comes when it comes; of ours there must be nothing more.
+        # The agent's output can still arrive. No other event may come.
         before = [kind for kind in await case.kinds() if kind != "update"]
         with pytest.raises(Busy):
             await case.ask("second", on_busy="reject", priority=INTERACTIVE)
@@ -301,7 +301,7 @@ async def test_key_of_refused_ask_can_be_reused(tmp_path: Path) -> None:
         assert (await case.answer("second", key="k")).text == "second"
 
 
-# -- how many may wait -----------------------------------------------------------------------------------------------
+# -- limit of the queue ----------------------------------------------------------------------------------------------
 async def test_full_queue_refuses_asks_until_there_is_room(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"queue_max": 2}) as case:
         first = await case.running("first")
@@ -352,10 +352,10 @@ async def test_hold_is_reentrant_for_its_caller(tmp_path: Path) -> None:
         async with case.session.hold(), case.session.hold(INTERACTIVE):
             async with case.session.hold():
                 assert (await case.answer("inner")).text == "inner"
-            # Leaving the inner one does not end the outer.
+            # The end of the inner hold does not end the outer one.
             assert case.session.status().hold is not None
             assert (await case.answer("outer")).text == "outer"
-            # A task that is started inside is inside.
+            # A task that is started inside the hold belongs to it.
             assert await asyncio.ensure_future(case.answer("child")) is not None
         assert case.session.status().hold is None
 

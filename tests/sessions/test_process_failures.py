@@ -1,4 +1,4 @@
-"""Processes come and go; the session stays. And sessions that fail to start, or fail by a bug, fail alone."""
+"""Processes come and go, and the session stays. A failed start or an internal bug fails only its session."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from banksman.core.session.state import Session as State
 from banksman.testing import checks, fake_agent
 
 
-# -- lives -----------------------------------------------------------------------------------------------------------
+# -- replaced processes ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", ["exit 0", "exit 1", "kill 9"])
 async def test_process_that_dies_idle_is_replaced_and_conversation_resumes(tmp_path: Path, how: str) -> None:
     async with opened(tmp_path, {"prompt 1": ["say one", f"at idle {how}"]}, memory=True) as case:
@@ -34,7 +34,7 @@ async def test_process_that_dies_idle_is_replaced_and_conversation_resumes(tmp_p
 
 
 async def test_process_killed_as_ask_arrives_still_yields_an_outcome(tmp_path: Path) -> None:
-    """Killed at no moment in particular: before the prompt, within it, or after it."""
+    """The kill comes at any moment: before the prompt, during it, or after it."""
     async with opened(tmp_path, memory=True) as case:
         for number in range(6):
             await case.answer("warm")
@@ -92,7 +92,7 @@ async def test_process_tree_left_by_agent_is_swept_and_logged(tmp_path: Path) ->
         assert [process["pid"] for process in swept[0]["swept"]] == case.processes[0].holders
 
 
-# -- starts that fail ------------------------------------------------------------------------------------------------
+# -- failed starts ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("script", "word"),
     [
@@ -110,7 +110,7 @@ async def test_process_that_dies_before_ready_fails_its_ask(tmp_path: Path, scri
             assert isinstance(outcome.error, AgentError)
             assert word in str(outcome.error)
             assert "no key" in outcome.error.hint
-        # One start for each ask, and no more.
+        # Exactly one start for each ask.
         assert len(case.processes) == 3
         assert prompts(case) == []
 
@@ -176,9 +176,9 @@ async def test_sessions_of_one_host_do_not_disturb_each_other(tmp_path: Path) ->
         assert (await one.answer("again")).text == "again"
 
 
-# -- bugs of ours ----------------------------------------------------------------------------------------------------
+# -- internal bugs ---------------------------------------------------------------------------------------------------
 def _break(monkeypatch: pytest.MonkeyPatch, kind: type[Any]) -> None:
-    """From now on the core of that one session has a bug in how it takes facts of this kind."""
+    """Inject a bug into the state machine of one session, for facts of this kind."""
     step = core.step
 
     def broken(state: State, fact: Fact) -> Any:

@@ -1,4 +1,4 @@
-"""What the agent asks: shown, answered once by a callback or a caller, and never left open by the end of its turn."""
+"""Questions of the agent: visible, answered once by a callback or a caller, and closed at the end of their turn."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ async def test_open_question_stops_other_clocks(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"clocks": {"bytes": 1.0, "progress": 1.0, "overall": 1.0}}) as case:
         turn = await case.ask(ASK)
         await case.wait_kind(kinds.QUESTION_ASKED)
-        await asyncio.sleep(1.2)  # Longer than any of them.
+        await asyncio.sleep(1.2)  # Longer than any of the clocks.
         assert turn.state == "running"
         await case.session.answer(case.session.questions()[0].id, "allow")
         assert (await case.outcome(turn)).kind is Kind.DONE
@@ -225,7 +225,7 @@ async def test_question_ends_with_its_process(tmp_path: Path, how: str) -> None:
             assert (await case.outcome(turn)).kind is Kind.FAILED
         else:
             await case.session.close()
-            # Its stdin has ended: an agent takes that for a no, and may well come to its boundary.
+            # The stdin of the agent has ended. An agent takes that for a denial, and may reach its boundary.
             assert (await case.outcome(turn)).kind in (Kind.INTERRUPTED, Kind.DONE)
         assert case.session.questions() == []
 
@@ -238,7 +238,7 @@ async def test_close_waits_for_running_callback(tmp_path: Path) -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            # Busy until all else of the session is over, and a little longer.
+            # Busy until the rest of the session is over, and a little longer.
             while not sessions[0].is_closed:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             for _ in range(5):
@@ -265,7 +265,7 @@ async def test_unknown_control_request_is_answered_with_error(tmp_path: Path) ->
         assert (response["subtype"], response["request_id"]) == ("error", "r-9")
 
 
-# -- more than yes or no ---------------------------------------------------------------------------------------------
+# -- answers with more than a decision -------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("remember", "destination"),
     [
@@ -289,7 +289,7 @@ async def test_answer_is_remembered_at_requested_destination(
             "updatedInput": {"command": "ls"},
             "updatedPermissions": [{**rule, "rules": [{"toolName": "Bash", "ruleContent": "ls"}]}],
         }
-        # Nothing was suggested: the tool as such.
+        # The agent suggested no rule, so the rule is the tool itself.
         assert plain["updatedPermissions"] == [{**rule, "rules": [{"toolName": "Read"}]}]
 
 
@@ -314,7 +314,7 @@ async def test_agent_that_ignores_interrupting_denial_is_ended_by_ladder(tmp_pat
         assert ended(await case.events(), turn)["by"] == "ladder"
         assert (await case.answer("next")).text == "next"
         assert len(case.processes) == 2
-        # What was denied is not tried again.
+        # The denied ask is not repeated.
         assert len(prompts(case)) == 2
 
 
@@ -351,7 +351,7 @@ async def test_invalid_answer_is_refused_and_not_sent(tmp_path: Path, decision: 
         assert case.session.questions() == [question]
         await case.session.answer(question.id, "allow", updated_input={})
         await case.outcome(turn)
-        # An empty input is one: what was emptied on purpose does not run as it was asked for.
+        # An empty input counts: an input that was emptied on purpose must not run as the agent asked for it.
         assert [response["response"] for response in answers(case)] == [{"behavior": "allow", "updatedInput": {}}]
 
 
@@ -436,7 +436,7 @@ async def test_callback_cannot_mutate_its_question(tmp_path: Path) -> None:
         assert response["updatedPermissions"][0]["rules"] == [{"toolName": "Bash", "ruleContent": "ls"}]
 
 
-# -- nobody answers, or somebody else does ---------------------------------------------------------------------------
+# -- expiry and competing answers ------------------------------------------------------------------------------------
 async def _hangs(question: Question) -> str:
     await asyncio.Event().wait()
     return "allow"
@@ -527,16 +527,16 @@ async def test_withdrawn_question_cancels_its_callback(tmp_path: Path) -> None:
 
 async def test_questions_beyond_maximum_are_refused(tmp_path: Path) -> None:
     request = '{"type":"control_request","request_id":"q-%d","request":{"subtype":"can_use_tool","tool_name":"Bash"}}'
-    # Each is asked twice, and is one question.
+    # Each request is sent twice, and is one question.
     asks = [f"@@raw {request % number}" for number in range(QUESTIONS_MAX + 1) for _ in range(2)]
     async with opened(tmp_path) as case:
         turn = await case.reaches("\n".join([*asks, "@@hang"]))
-        # The agent has said it all; that all of it was read is another matter.
+        # The agent has written everything, but the session may not have read it yet.
         await case.wait_said(f"q-{QUESTIONS_MAX}")
         asked = bodies(await case.events(), kinds.QUESTION_ASKED)
         assert [body["request"] for body in asked] == [f"q-{n}" for n in range(QUESTIONS_MAX)]
         assert [question.id for question in case.session.questions()] == [body["question"] for body in asked]
-        # The agent is told of its interrupt after what was refused.
+        # The interrupt reaches the agent after the refusals.
         await turn.interrupt()
         refused = [response for response in answers(case) if response["request_id"] == f"q-{QUESTIONS_MAX}"]
         assert [(each["subtype"], each["error"]) for each in refused] == [("error", "too many questions are open")] * 2
@@ -582,7 +582,7 @@ async def test_callback_may_use_its_session(tmp_path: Path, does: str) -> None:
 async def test_close_does_not_wait_forever_for_callback(
     tmp_path: Path, obeys: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Far longer than the test may take; or a moment, for one that does not end.
+    # Far longer than the test may take; or very short, for a callback that does not end.
     monkeypatch.setattr(questions, "CALLBACK_SECONDS_MAX", 1000.0 if obeys else 0.05)
     free = asyncio.Event()
 
@@ -620,7 +620,7 @@ async def test_question_without_callback_is_logged(tmp_path: Path, caplog: pytes
 
 
 class Odd(BaseException):
-    """Neither an error nor an end of anything."""
+    """Exception that is neither an error nor a cancellation."""
 
 
 async def test_callback_that_raises_base_exception_denies(tmp_path: Path) -> None:

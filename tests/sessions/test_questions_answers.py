@@ -1,4 +1,4 @@
-"""The one answer of a question: who gave it, who is told, and for how long it is known."""
+"""The single answer of a question: its author, its readers, and how long it is known."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from banksman.sessions import questions
 from banksman.sessions.questions import find_answer
 
 ASK = '@@ask Bash {"command":"ls"}\n@@say went on'
-# The agent's own name for a question, which it uses again and again.
+# The agent uses the same request id for every question.
 SAME = '@@raw {"type":"control_request","request_id":"same","request":{"subtype":"can_use_tool","tool_name":"Bash"}}'
 
 
 async def asked(case: Case, prompt: str = ASK) -> str:
-    """The name of the question that the agent comes to."""
+    """Ask, and return the id of the question that the agent asks."""
     turn = await case.ask(prompt)
     return str((await case.wait_kind(kinds.QUESTION_ASKED, turn)).body["question"])
 
 
 async def over(case: Case, question: str) -> None:
-    """Until it is, as the log says."""
+    """Wait until the log records the answer."""
     await case.wait_event(lambda e: e.kind == kinds.QUESTION_ANSWERED and e.body["question"] == question)
 
 
-# -- whoever answers ---------------------------------------------------------------------------------------------------
+# -- competing answers -------------------------------------------------------------------------------------------------
 async def test_concurrent_answers_have_one_first_and_same_result(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         turn = await case.ask(ASK)
@@ -47,7 +47,7 @@ async def test_concurrent_answers_have_one_first_and_same_result(tmp_path: Path)
         told = await asyncio.gather(*(case.session.answer(question, word, message=why) for word, why in given))
         assert [each.is_first for each in told] == [True, False, False]
         assert {replace(each, is_first=True) for each in told} == {Answered(question, "deny", "answer", "no", True)}
-        # And again, as often as anybody likes.
+        # Later calls get the same result.
         assert await case.session.answer(question, "allow") == replace(told[0], is_first=False)
         (logged,) = bodies(await case.events(), kinds.QUESTION_ANSWERED)
         assert logged == {"question": question, "answer": "deny", "by": "answer", "message": "no"}
@@ -64,7 +64,7 @@ async def test_open_question_is_visible_in_status(tmp_path: Path) -> None:
         status = case.session.status()
         assert (status.phase, status.questions) == ("running", (question,))
         assert {clock.name for clock in status.clocks if clock.is_running} == {"human"}
-        # It has said all that it says, and waits: what it has not begun by now it does not begin.
+        # The agent has written everything and waits. A step that has not begun at this point does not begin.
         process = case.session._driver._process  # pyright: ignore[reportPrivateUsage]
         assert process is not None
         process.look_now()
@@ -78,7 +78,10 @@ async def test_open_question_is_visible_in_status(tmp_path: Path) -> None:
 
 
 async def test_answer_is_acknowledged_only_when_durable(tmp_path: Path) -> None:
-    """As long as another has the store's lock, nothing is durable, and nobody is told so, not even the second."""
+    """While another connection holds the store's lock, nothing is durable.
+
+    So no caller gets an acknowledgement, not even the second one.
+    """
     host = Host(f"sqlite:{tmp_path / 'store.db'}")
     async with opened(tmp_path, host=host) as case:
         question = await asked(case, f"@@ask Bash\n@@touch {case.path('done')}\n@@hang")
@@ -90,7 +93,7 @@ async def test_answer_is_acknowledged_only_when_durable(tmp_path: Path) -> None:
             await exists(case.path("done"))
             assert not first.done()
             assert not second.done()
-            # Who goes away only stops waiting.
+            # A cancelled caller only stops waiting.
             gone.cancel()
             await asyncio.wait((gone,))
         told = await asyncio.gather(first, second)
@@ -99,7 +102,7 @@ async def test_answer_is_acknowledged_only_when_durable(tmp_path: Path) -> None:
         await case.session.interrupt()
 
 
-# -- one that is over --------------------------------------------------------------------------------------------------
+# -- closed questions --------------------------------------------------------------------------------------------------
 def _allow(_: Question) -> str:
     return "allow"
 
@@ -157,9 +160,9 @@ async def test_late_answer_does_not_reach_same_named_question_of_next_process(tm
         event = await case.wait_kind(kinds.QUESTION_ASKED, turn)
         second = event.body
         assert (second["request"], second["question"] != first) == ("same", True)
-        # The place where it was asked, under the epoch of its process.
+        # The id is the position of the question, under the epoch of its process.
         assert second["question"] == f"q-{event.cursor}"
-        # Whoever still has the page of the first open.
+        # A client may still show the first question.
         told = await case.session.answer(first, "allow")
         assert (told.question, told.answer, told.by, told.is_first) == (first, "withdrawn", "exit", False)
         assert [question.id for question in case.session.questions()] == [second["question"]]
@@ -180,7 +183,7 @@ async def test_forgotten_answer_is_found_in_log(tmp_path: Path, monkeypatch: pyt
             assert told == Answered(name, "allow", "callback", None, is_first=False)
 
 
-# -- none --------------------------------------------------------------------------------------------------------------
+# -- invalid answers ---------------------------------------------------------------------------------------------------
 async def test_unknown_question_is_not_found(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         question = await asked(case)
@@ -196,7 +199,7 @@ async def test_unknown_question_is_not_found(tmp_path: Path) -> None:
 async def test_invalid_answer_is_refused_whatever_the_question_state(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         question = await asked(case)
-        # It could be an option of another's; of this one it is none.
+        # Another question could have this option. This one does not.
         with pytest.raises(UsageError):
             await case.session.answer(question, "perhaps")
         for _ in range(2):
@@ -207,7 +210,7 @@ async def test_invalid_answer_is_refused_whatever_the_question_state(tmp_path: P
             await case.session.answer(question, "allow")
 
 
-# -- elsewhere, and later ----------------------------------------------------------------------------------------------
+# -- other hosts, and restarts -----------------------------------------------------------------------------------------
 async def _open(host: Host, agents: Agents, **options: Any) -> Session:
     return await host.open("claude", name="one", command=agents.command(), options={**QUICK, **options})
 
@@ -255,7 +258,7 @@ async def test_answer_is_known_after_restart_without_claim(tmp_path: Path, marke
         assert await session.answer(second, "allow") == Answered(second, "withdrawn", "exit", None, is_first=False)
         assert not session.is_ours
         assert await read(session) == before
-        # And by who goes on with it.
+        # The host that continues the session knows it too.
         assert (await (await session.ask("on")).outcome()).kind is Kind.DONE
         assert await session.answer(first, "allow") == replace(told, is_first=False)
 
@@ -276,7 +279,7 @@ def _events(first: int, said: Sequence[tuple[str, dict[str, Any]]]) -> list[Even
 
 
 async def test_find_answer_reads_log_with_agent_named_questions() -> None:
-    """The agent's own name may come again: the last one is meant."""
+    """The agent may use its id again. The last question counts."""
     said = [
         (kinds.QUESTION_ASKED, {"question": "theirs"}),
         (kinds.QUESTION_ANSWERED, {"question": "theirs", "answer": "withdrawn"}),
@@ -290,7 +293,7 @@ async def test_find_answer_reads_log_with_agent_named_questions() -> None:
 
 
 async def test_find_answer_works_as_long_as_log_keeps_the_answer() -> None:
-    """Also if what was asked is no longer kept."""
+    """The answer is found even if the question itself is dropped."""
     answered = _events(9, [(kinds.QUESTION_ANSWERED, {"question": "q-1.4", "answer": "allow", "by": "rule"})])
     told = await find_answer(_log(kinds.gap("s", 1, 8), *answered), "q-1.4", 9)
     assert told == Answered("q-1.4", "allow", "rule", None, False)

@@ -1,5 +1,7 @@
-"""One process after the other: for another configuration, for its age, after crashes, after a wedge. The session stays,
-its conversation too, and nothing is said to an agent twice."""
+"""Successive processes of a session: after a new configuration, by age, after crashes, after a hang.
+
+The session and its conversation stay, and no prompt reaches an agent twice.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,12 @@ PERMISSION = '@@ask Bash {"command":"ls"}\n@@say went on'
 
 
 async def gated(case: Case, name: str, **how: Any) -> tuple[Any, Path]:
-    """A turn that goes on to its end when a file is there."""
+    """Start a turn that ends when a file exists."""
     gate = case.path(f"gate-{name}")
     return await case.reaches(f"{name}\n@@say {name}\n@@wait {gate}", **how), gate
 
 
-# -- another configuration -------------------------------------------------------------------------------------------
+# -- a changed configuration -----------------------------------------------------------------------------------------
 async def test_changed_configuration_starts_new_process_with_next_turn(tmp_path: Path) -> None:
     async with crowd(tmp_path) as them:
         case = await them.open("a", name="x", model="one")
@@ -49,7 +51,7 @@ async def test_changed_configuration_starts_new_process_with_next_turn(tmp_path:
         assert "--model=one" in argv(case, 1)
         assert [word for word in argv(case, 2) if word.startswith("--model")] == ["--model=two"]
         assert f"--resume={case.session.status().conversation}" in argv(case, 2)
-        # And no further one for that.
+        # No further process is started for it.
         await case.answer("last")
         assert len(case.processes) == 2
 
@@ -75,7 +77,7 @@ def _first_line(text: str) -> str:
 
 
 def silent(_: object) -> None:
-    """A hook that has nothing to say."""
+    """Hook without output."""
 
 
 def allow(_: object) -> str:
@@ -107,14 +109,14 @@ async def test_changed_launch_option_starts_new_process(tmp_path: Path, what: st
         assert await them.open("a", name="x", **OTHER[what]) is case
         assert await recalled(case) == ["one"]
         assert len(case.processes) == 2
-        # As it was: that is another one again.
+        # The old options are another change.
         await them.open("a", name="x")
         await case.answer("two")
         assert len(case.processes) == 3
 
 
 async def test_changed_tool_starts_new_process(tmp_path: Path) -> None:
-    """The agent was told the names of the first, and would never hear of the second."""
+    """The agent knows the names of the first tools, and would never see the second."""
     one, two = (Tool(name, "Looks.", {"type": "object"}, look) for name in ("one", "two"))
     async with crowd(tmp_path) as them:
         case = await them.open("a", name="x", tools=[one])
@@ -213,7 +215,7 @@ async def test_changed_idle_time_applies_to_idle_process(tmp_path: Path) -> None
         await never.answer("one")
         await them.open("a", name="soon", options={"idle_seconds": 1.0})
         await them.open("b", name="never", options={"idle_seconds": None})
-        # Its end is before us, or nothing is.
+        # The timer of one is set, and that of the other is not.
         assert any(name.startswith("idle ") for name in soon.session.status().timers)
         assert not any(name.startswith("idle ") for name in never.session.status().timers)
         assert await retired(soon) == "idle"
@@ -256,7 +258,7 @@ async def test_open_with_conflicting_identity_is_usage_error(tmp_path: Path, mon
         monkeypatch.setattr(known_agents, "load", load)
         with pytest.raises(UsageError, match="belongs to the agent claude"):
             await them.host.open("other", name="x", command=them.command("a"), options=QUICK)
-        # Nothing of that has touched it.
+        # The refused opens changed nothing.
         await case.answer("two")
         assert len(case.processes) == 1
         assert len(them.host.sessions()) == 1
@@ -285,7 +287,10 @@ async def test_waiting_process_starts_once_with_latest_configuration(tmp_path: P
 
 
 async def test_running_turn_keeps_hooks_of_its_process(tmp_path: Path) -> None:
-    """They are known to the process by number: another one's must not answer for the one that would have said no."""
+    """A process knows its hooks by number.
+
+    The hooks of another open must not answer for the one that would have denied.
+    """
     called: list[str] = []
     hook = {"subtype": "hook_callback", "callback_id": "hook-1", "input": {"tool_name": "Bash"}}
 
@@ -300,7 +305,7 @@ async def test_running_turn_keeps_hooks_of_its_process(tmp_path: Path) -> None:
         mark, gate = case.path("mark"), case.path("gate")
         turn = await case.ask(f"@@touch {mark}\n@@wait {gate}\n@@request {json.dumps(hook)}\n@@say done")
         await case.reached(mark)
-        # Twice: the second time it is opened as it is, but it is still not what runs.
+        # Twice: the second open changes nothing, but the running process still has the old hooks.
         for _ in range(2):
             await them.open("a", name="x", hooks={"PostToolUse": second})
         touch(gate)
@@ -329,12 +334,12 @@ async def test_reopened_name_resumes_conversation_of_closed_session(tmp_path: Pa
         assert them.host.sessions() == [second.session]
 
 
-# -- old -------------------------------------------------------------------------------------------------------------
+# -- old processes ---------------------------------------------------------------------------------------------------
 OLD = {"recycle_seconds": 0.2}
 
 
 async def wait_old(them: Crowd, times: int = 1) -> None:
-    """Until another process, which is younger, was replaced for its age: so old is the one before it too."""
+    """Wait until another, younger process is replaced for its age. An older process is then old too."""
     for _ in range(times):
         control = await them.open(f"control-{len(them.cases)}", options=OLD)
         await control.answer("nothing")
@@ -376,7 +381,7 @@ async def test_old_process_is_kept_until_background_work_ends(tmp_path: Path) ->
         await case.answer(f"one\n@@raw {tasks('b1')}\n@@at idle wait {gate}\n@@at idle raw {tasks()}")
         await wait_old(them)
         assert await is_kept(case)
-        # A turn has it as it is.
+        # A turn uses the process as it is.
         await case.answer("two")
         assert len(case.processes) == 1
         touch(gate)
@@ -439,7 +444,7 @@ BACKOFF = {"backoff_seconds": 0.05}
 
 
 def guarded(them: Crowd, folder: str, script: Script = ()) -> tuple[list[str], Path]:
-    """An agent that cannot start before a file is there."""
+    """Return the command of an agent that cannot start before a file exists, and the path of the file."""
     works = them.folder / f"{folder}-works"
     program = '[ -e "$0" ] || { echo no key >&2; exit 3; }; exec "$@"'
     return ["/bin/sh", "-c", program, str(works), *them.command(folder, script)], works
@@ -460,10 +465,11 @@ async def test_failing_starts_back_off_with_growing_intervals(tmp_path: Path) ->
         assert [body["seconds"] for body in backed_off] == pytest.approx([0.05, 0.1, 0.2, 0.4])
         started = [event.at for event in await case.events() if event.kind == kinds.PROCESS_STARTED]
         assert len(started) == 5
-        # The second is tried at once; each of the others not before its time. (Wall time, which may be set back a bit.)
+        # The second start comes immediately, and each later one after its delay. The test uses wall time, which can be
+        # set back slightly.
         for wait, body in zip((after - before for before, after in pairwise(started[1:])), backed_off, strict=False):
             assert wait > body["seconds"] * 0.9
-        # When the agent is well again, so is the session, and what has been is forgotten.
+        # After a successful start the session works again, and the crash count is reset.
         touch(works)
         assert (await case.answer("now")).text == "now"
         assert case.state().crashes == 0
@@ -522,7 +528,7 @@ async def test_missing_program_counts_as_crash(tmp_path: Path) -> None:
             await them.open("b", command=[str(tmp_path / "none")])
 
 
-# -- wedged ----------------------------------------------------------------------------------------------------------
+# -- hung processes --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", ["ignored", "unanswered", "ack_only"])
 async def test_wedged_agent_is_replaced_and_conversation_resumes(tmp_path: Path, how: str) -> None:
     options = {**SHORT_DRAIN, "clocks": {"bytes": 1.0}}
@@ -548,7 +554,10 @@ TOOL_RAN = '@@tool_use Bash {"command":"rm x"}\n@@tool_result gone'
 
 @pytest.mark.parametrize("end", ["@@hang", "@@on_interrupt ignored\n@@hang", "@@kill 9", "@@exit 0"])
 async def test_turn_whose_tools_may_have_run_is_not_resent(tmp_path: Path, end: str) -> None:
-    """Timed out or died, obediently or not, and although it was to come back if it gave way."""
+    """The turn timed out or its agent died, with and without an answer to the interrupt.
+
+    It is not sent again, although it asked to be requeued after a preemption.
+    """
     options = {**SHORT_DRAIN, "clocks": {"bytes": 1.0}}
     async with opened(tmp_path, memory=True, options=options) as case:
         turn = await case.ask(f"dangerous\n{TOOL_RAN}\n{end}", on_preempt="requeue")
@@ -573,7 +582,7 @@ async def test_conversation_lost_between_processes_is_logged(tmp_path: Path) -> 
         known = [body["conversation"] for body in bodies(events, kinds.SESSION_CONVERSATION)]
         assert known == [lost, case.session.status().conversation]
         assert lost != case.session.status().conversation
-        # It cost nobody an outcome, and no back-off.
+        # The loss costs no outcome and no back-off.
         assert prompts(case) == ["one", "@@recall"]
         assert kinds.PROCESS_BACKED_OFF not in [event.kind for event in events]
 

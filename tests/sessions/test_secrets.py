@@ -1,4 +1,4 @@
-"""`Host(secrets=…)`: what is never written to the store, by whichever way it comes in."""
+"""`Host(secrets=…)`: a secret is never written to the store, whatever way it comes in."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def outcome_of(session: Session, prompt: str) -> Outcome:
 
 
 def _held(folder: Path, secrets: Sequence[str] = SECRETS) -> list[str]:
-    """The files of a store in which any secret stands, in UTF-8 or as JSON has it."""
+    """Return the files of a store that contain a secret, in UTF-8 or as JSON encodes it."""
     spellings = [
         spelling
         for secret in secrets
@@ -52,8 +52,7 @@ def _held(folder: Path, secrets: Sequence[str] = SECRETS) -> list[str]:
 
 
 async def test_secrets_are_absent_from_store_files(agents: Agents, tmp_path: Path) -> None:
-    """Whatever way they come in by: prompts, what the agent says and is asked, what a tool gives, the command line, the
-    environment."""
+    """The secrets come in by prompts, output, questions, tool results, the command line and the environment."""
     asked: list[Question] = []
 
     def allow(question: Question) -> str:
@@ -76,7 +75,7 @@ async def test_secrets_are_absent_from_store_files(agents: Agents, tmp_path: Pat
             )
             turn = await session.ask(prompt)
             outcome = await turn.outcome()
-            # Whoever asks gets what was said; it is only not kept.
+            # The caller gets the real text. Only the store does not keep it.
             assert outcome.text == f"it is {secret}"
             assert asked[-1].input == {"command": f"login {secret}"}
             failed = await outcome_of(session, f"@@failure cannot log in with {secret}")
@@ -95,7 +94,7 @@ async def test_secrets_are_absent_from_store_files(agents: Agents, tmp_path: Pat
 
 
 async def test_secret_streamed_in_deltas_is_not_stored_in_pieces(agents: Agents) -> None:
-    """The agent says it word by word, each a frame and an event of its own, and then whole."""
+    """The agent streams the secret word by word, each in a separate frame and event, and then sends it whole."""
     secret = "correct horse battery"
     async with Host(store_of(agents), secrets=[secret]) as host:
         session = await open_on(host, agents)
@@ -109,12 +108,12 @@ async def test_secret_streamed_in_deltas_is_not_stored_in_pieces(agents: Agents)
         assert said == "it is [redacted] staple"
 
 
-# Every four characters of it stand there once.
+# Each group of four characters occurs once.
 LONG = "".join(f"{number:04x}" for number in random.Random(4).sample(range(0x1000, 0x10000), 500))
 STDERRS = {
     "in the middle of what is told": SECRETS[0] + "y" * (STDERR_CHARACTERS_MAX - 12),
-    # 64 KiB are kept of it, half of them at either end, and a secret stands on both sides of what is left out. Those
-    # that are replaced make the rest so short that all of it is told.
+    # 64 KiB are kept, half of them at either end, and a secret lies on both sides of the omitted part. The replacements
+    # make the rest so short that all of it is reported.
     "where what is kept of it ends": "y" * (STDERR_BYTES_MAX // 2 - 1000) + LONG * 40 + "y" * 1700,
 }
 
@@ -134,7 +133,7 @@ async def test_secret_cut_in_stderr_is_not_stored_in_part(agents: Agents, cut: s
 
 
 def _held_after(folder: Path) -> list[str]:
-    """Once everything was folded back into the store's one file."""
+    """Return the files that contain a secret, after everything was checkpointed into the single file of the store."""
     return [
         file.name
         for file in folder.glob("store.db*")
@@ -143,7 +142,7 @@ def _held_after(folder: Path) -> list[str]:
 
 
 async def test_names_and_keys_refuse_secrets(agents: Agents, tmp_path: Path) -> None:
-    """Names and keys: without it they would be others."""
+    """Names and keys cannot be redacted, because they would be different ones."""
     async with Host(store_of(agents), secrets=SECRETS) as host:
         session = await open_on(host, agents)
         for secret in SECRETS:
@@ -158,7 +157,7 @@ async def test_names_and_keys_refuse_secrets(agents: Agents, tmp_path: Path) -> 
 
 
 async def test_unredacted_text_is_found_in_store_files(agents: Agents, tmp_path: Path) -> None:
-    """The control: the look at the files does see what is in them."""
+    """The control: the search in the files finds text that is there."""
     async with Host(store_of(agents)) as host:
         session = await open_on(host, agents)
         for secret in SECRETS:
@@ -182,8 +181,7 @@ async def test_secrets_are_absent_from_snapshots_and_queue(tmp_path: Path, agent
 
 
 async def test_session_with_secret_in_command_line_is_not_restarted_without_it(agents: Agents) -> None:
-    """What is not kept cannot be started again by what is: an agent with `[redacted]` for a key would do something else
-    than was asked for."""
+    """A redacted command line must not run again: an agent with `[redacted]` for a key would do something else."""
     async with Host(store_of(agents), secrets=SECRETS) as host:
         session = await open_on(host, agents, args=[f"--key={SECRETS[0]}"])
         assert (await outcome_of(session, "one")).text == "one"

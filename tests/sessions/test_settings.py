@@ -1,4 +1,4 @@
-"""Another model, another permission mode: told, answered, and where it is not, started with."""
+"""Changes of the model and the permission mode: sent to the process, or applied at the next start."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from banksman import AgentError, Closed, Kind, QueueFull, UsageError
 from banksman.core.session import event as kinds
 from banksman.core.session.settings import CHANGES_MAX
 
-# What is left unanswered is given up after a moment.
+# An unanswered setting is given up after a short time.
 SHORT = {"setting_seconds": 0.2}
-# Or it would take longer than the test may.
+# So long that the test would time out first.
 LONG = {"setting_seconds": 600.0}
 
 
 def models(case: Case) -> list[list[str]]:
-    """The model that each process was started with."""
+    """Return the model that each process was started with."""
     return [flags(process.argv, "--model") for process in case.processes]
 
 
@@ -31,20 +31,20 @@ def flags(argv: list[str], name: str) -> list[str]:
 
 
 async def settings(case: Case) -> list[tuple[str, str, str]]:
-    """Which settings were taken, in order, and how."""
+    """Return the accepted settings, in order, with the way in which each was accepted."""
     found = bodies(await case.events(), kinds.SESSION_SETTING)
     return [(body["name"], body["value"], body["by"]) for body in found]
 
 
 def told(case: Case, text: str) -> Any:
-    """Until the agent has been written this."""
+    """Wait until this text was sent to the agent."""
     return case.wait_event(lambda e: e.kind == kinds.SENT and text.encode() in e.data)
 
 
 # -- a process that answers ------------------------------------------------------------------------------------------
 async def test_setting_waits_for_answer_of_running_process(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    # After its first turn it reads nothing until it may.
+    # After its first turn the agent does not read until the file exists.
     script = {"prompt 1": ["say one", f"at idle stop_reading {go}", f"at idle touch {tmp_path / 'deaf'}"]}
     async with opened(tmp_path, script, memory=True, options=LONG) as case:
         await case.answer("one")
@@ -59,7 +59,7 @@ async def test_setting_waits_for_answer_of_running_process(tmp_path: Path) -> No
         assert requests(case, "set_model") == [{"subtype": "set_model", "model": "other"}]
         assert requests(case, "set_permission_mode") == [{"subtype": "set_permission_mode", "mode": "plan"}]
         assert await settings(case) == [("model", "other", "reply"), ("permission_mode", "plan", "reply")]
-        # The next one is started that way, and need not be told.
+        # The next process is started with the settings, and needs no request.
         assert (await case.answer("@@exit 1")).kind is Kind.FAILED
         assert (await case.answer("next")).text == "next"
         assert models(case) == [[], ["other"]]
@@ -73,7 +73,7 @@ async def test_setting_before_first_process_applies_at_start(tmp_path: Path) -> 
         await case.session.set_model("-third model\nwith lines")
         assert case.processes == []
         await case.answer("one")
-        # The last one counts, and is one word whatever it looks like.
+        # The last value counts, and is one word whatever it contains.
         assert models(case) == [["-third model\nwith lines"]]
         assert flags(case.processes[0].argv, "--permission-mode") == ["default"]
         assert requests(case, "set_model") == []
@@ -183,7 +183,7 @@ async def test_late_answer_to_setting_is_ignored(tmp_path: Path) -> None:
         assert models(case) == [[], ["other"]]
 
 
-# -- callers that go away --------------------------------------------------------------------------------------------
+# -- cancelled and late callers --------------------------------------------------------------------------------------
 async def test_cancelled_setting_call_only_stops_waiting(tmp_path: Path) -> None:
     go = tmp_path / "go"
     script = {"prompt 1": ["say one", f"at idle stop_reading {go}", f"at idle touch {tmp_path / 'deaf'}"]}

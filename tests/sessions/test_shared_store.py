@@ -1,4 +1,4 @@
-"""Several hosts on one store: who may do what with a session that another has, had, or is just about to have."""
+"""Several hosts on one store: access to a session that another host owns, owned, or is about to own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from banksman.testing import checks
 
 
 class Shared:
-    """A store that several hosts have, and the agents of their sessions."""
+    """Store that several hosts share, and the agents of their sessions."""
 
     def __init__(self, folder: Path, marker: str) -> None:
         self.folder = folder
@@ -53,9 +53,9 @@ async def answer(session: Session, prompt: str) -> str | None:
     return outcome.text
 
 
-# -- what another host has -------------------------------------------------------------------------------------------
+# -- sessions of another host ----------------------------------------------------------------------------------------
 async def test_session_of_live_host_can_be_read_but_not_claimed(shared: Shared, marker: str, tmp_path: Path) -> None:
-    """Two processes. The reader hears each event as it is committed, and sees what goes on."""
+    """Two processes. The reader gets each event at its commit, and sees the state of the session."""
     async with remote(shared.path, marker) as there, shared.host() as here:
         id = await there.open(name="one", command=shared.agents.command(), options=QUICK)
         session = here.session("one")
@@ -75,7 +75,7 @@ async def test_session_of_live_host_can_be_read_but_not_claimed(shared: Shared, 
         assert status.owner is not None
         assert (status.owner.pid, status.owner.address) == (there.pid, socket.gethostname())
         assert (status.owner.is_here, status.owner.is_alive) == (False, True)
-        # What is asked for there can be waited for here.
+        # A turn of the other host can be awaited here.
         turn = await session.turn(running)
         ending = asyncio.create_task(turn.outcome())
         assert await there.interrupt(running)
@@ -88,7 +88,8 @@ async def test_session_of_live_host_can_be_read_but_not_claimed(shared: Shared, 
         events = await read(session)
         checks.readers_agree(seen, events)
         check(events, shared.agents, [running, waiting])
-        # Nobody has it now: the first ask takes it, as it was opened there, and the conversation goes on.
+        # No host owns the session now. The first ask claims it with its recorded options, and the conversation
+        # continues.
         assert session.status().phase == "asleep"
         assert await recalled(session) == ["one", "two"]
         with pytest.raises(Refusal, match=f"NotOwner.*{os.getpid()}"):
@@ -100,7 +101,7 @@ async def test_session_of_live_host_can_be_read_but_not_claimed(shared: Shared, 
 
 
 async def _is_refused(shared: Shared, here: Host, session: Session, pid: int, question: str) -> None:
-    """Whatever would change it. Nothing of it is in the log."""
+    """Check that every change is refused, and that the log has nothing of it."""
     before = session.status()
     changes: list[Callable[[], Awaitable[object]]] = [
         lambda: shared.open(here),
@@ -118,14 +119,14 @@ async def _is_refused(shared: Shared, here: Host, session: Session, pid: int, qu
         assert str(pid) in str(caught.value)
     with pytest.raises(UsageError, match="not open here"):
         await here.fork(session)
-    await session.close()  # Of what is another's it closes nothing.
+    await session.close()  # The close of another host's session has no effect.
     assert session.status() == before
 
 
 async def _follow(session: Session, seen: list[Event]) -> None:
     async with aclosing(session.follow()) as events:
         async for event in events:
-            seen.append(event)  # noqa: PERF401  Others look at it meanwhile.
+            seen.append(event)  # noqa: PERF401  The test reads the list meanwhile.
 
 
 async def _until(session: Session, kind: str) -> Event:
@@ -137,8 +138,10 @@ async def _until(session: Session, kind: str) -> Event:
 
 
 async def test_follower_in_other_host_gets_each_event_before_next(shared: Shared, tmp_path: Path) -> None:
-    """The agent goes on only when the reader, in another host, has heard what it said: no reader that hears of things
-    later, or in heaps, would ever come to the end."""
+    """The agent continues only after the reader on another host has its output.
+
+    A reader that gets events late or in batches would never reach the end.
+    """
     async with shared.host() as writer, shared.host() as reader:
         session = await shared.open(writer)
         steps = [f"@@say word-{n}-\n@@wait {tmp_path / f'heard-{n}'}" for n in range(5)]
@@ -165,7 +168,7 @@ async def test_follower_in_other_host_reaches_end_and_can_resume(shared: Shared)
         await session.close()
         await following
         assert first == await read(handle)
-        # At its end it is at an end, also for who comes again with the last cursor, until it is opened anew.
+        # A closed session has an end for followers, also from the last cursor, until it is opened again.
         async with asyncio.timeout(10), aclosing(handle.follow(after=first[-1].cursor)) as events:
             assert [event async for event in events] == []
         again = await shared.open(one)
@@ -176,12 +179,12 @@ async def test_follower_in_other_host_reaches_end_and_can_resume(shared: Shared)
                 break
 
 
-# -- one after the other ---------------------------------------------------------------------------------------------
+# -- one host after the other ----------------------------------------------------------------------------------------
 async def test_session_moves_between_hosts_with_its_conversation(shared: Shared) -> None:
     accepted: list[str] = []
     for number in range(4):
         async with shared.host() as host:
-            # By name, with an opening; or as it is found, with the one that is recorded.
+            # By name with new options, or by lookup with the recorded ones.
             session = host.session("one") if number % 2 else await shared.open(host)
             turn = await session.ask(f"ask {number}", key=f"key {number}")
             accepted.append(turn.id)
@@ -268,7 +271,10 @@ async def test_settings_and_rules_move_with_session(shared: Shared) -> None:
 
 
 async def test_open_options_override_earlier_settings(shared: Shared) -> None:
-    """Whatever was set since the last time. What was asked for before, and set since, stays as it was set."""
+    """An option overrides a value that was set since the last open.
+
+    If the open repeats the earlier option, the value that was set stays.
+    """
     wanted: list[dict[str, Any]] = [{}, {}, {"model": "opus"}, {"model": "opus"}, {"permission_mode": "plan"}]
     for how in wanted:
         async with shared.host() as host:
@@ -300,7 +306,7 @@ async def test_hosts_opening_new_name_together_make_one_session(shared: Shared) 
 
 async def test_concurrent_opens_of_name_in_one_host_get_same_session(shared: Shared) -> None:
     async with shared.host() as host:
-        for _ in range(2):  # A new one, and one that was there.
+        for _ in range(2):  # A new session, and then an existing one.
             sessions = await asyncio.gather(*(shared.open(host) for _ in range(5)))
             assert len(set(map(id, sessions))) == 1
             assert await answer(sessions[0], "one") == "one"
@@ -329,7 +335,7 @@ async def test_session_name_can_be_reused_after_rename(shared: Shared) -> None:
         await handle.rename("two")
         with pytest.raises(UsageError, match="no session 'one'"):
             other.session("one")
-        # It was renamed by somebody else meanwhile.
+        # Another host renamed the session in the meantime.
         with pytest.raises(UsageError):
             await first.rename("three")
         assert one.session("two") is first
@@ -363,7 +369,7 @@ async def test_deleted_session_is_gone_for_every_host(shared: Shared) -> None:
         with pytest.raises(UsageError):
             await handle.ask("anybody?")
         assert other.sessions() == []
-        # The name is free, for a session that knows nothing of the one before.
+        # The name is free, and the new session has no memory of the old one.
         fresh = await shared.open(other)
         assert fresh.id != session.id
         assert await recalled(fresh) == []
@@ -371,8 +377,10 @@ async def test_deleted_session_is_gone_for_every_host(shared: Shared) -> None:
 
 @pytest.mark.parametrize("hosts", ["one host", "two hosts"])
 async def test_open_during_delete_gets_consistent_session(shared: Shared, hosts: str) -> None:
-    """Or the one that was there, if it was faster: then the delete is refused, or closes it again. What is in the store
-    afterwards has its name."""
+    """The open gets a new session, or the existing one if it is faster.
+
+    Then the delete is refused, or closes it again. A session in the store has its name in either case.
+    """
     async with shared.host() as one, shared.host() as other:
         for number in range(30):
             await (await shared.open(one)).close()
@@ -410,14 +418,14 @@ async def test_conversation_is_driven_by_one_host_at_a_time(shared: Shared, mark
             with pytest.raises(NotOwner, match=id):
                 await shared.open(here, "two", resume=conversation)
             assert [session.name for session in here.sessions()] == ["one"]
-            # A copy of it is another's business.
+            # A fork of the conversation is allowed.
             fork = await shared.open(here, "fork", resume=conversation, fork=True)
             assert await recalled(fork) == ["first"]
             there.kill()
-        # Its host is dead, so it is nobody's.
+        # The host is dead, so no host owns the session.
         second = await shared.open(here, "two", resume=conversation)
         assert await recalled(second) == ["first"]
-        # And now the first one is refused, and is nobody's still.
+        # Now the first session is refused, and still has no owner.
         with pytest.raises(NotOwner, match=second.id):
             await shared.open(here, "one")
         with pytest.raises(NotOwner, match=second.id):
@@ -446,7 +454,7 @@ async def test_session_refuses_open_with_another_conversation(shared: Shared) ->
 
 # -- histories -------------------------------------------------------------------------------------------------------
 async def test_cursor_of_unknown_history_is_refused(shared: Shared) -> None:
-    """A backup was put in the place of the store: the reader's place is of what came after it."""
+    """A backup replaced the store: the reader's cursor is from the lost history."""
     backup = shared.folder / "backup"
     async with shared.host() as host:
         await answer(await shared.open(host), "kept")
@@ -472,10 +480,12 @@ async def test_cursor_of_unknown_history_is_refused(shared: Shared) -> None:
             assert (await anext(events)).seq == kept.seq + 1
 
 
-# -- opening that comes to nothing -----------------------------------------------------------------------------------
+# -- opens that fail -------------------------------------------------------------------------------------------------
 class Cancelled:
-    """An awaitable that is cancelled at its suspension of this number: as it begins to wait there, or just as what it
-    waits for has come."""
+    """Awaitable that is cancelled at its suspension with this number.
+
+    The cancel comes when it begins to wait there, or (`is_late`) right after the awaited result has come.
+    """
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], number: int, *, is_late: bool) -> None:
         self._coroutine = coroutine
@@ -515,7 +525,7 @@ def _cancel(task: asyncio.Task[Any], _: object) -> None:
 @asynccontextmanager
 async def _new(shared: Shared) -> AsyncGenerator[None]:
     async with shared.host() as host:
-        assert host.sessions() == []  # There is a store.
+        assert host.sessions() == []  # The store exists.
     yield
 
 
@@ -528,7 +538,7 @@ async def _known(shared: Shared) -> AsyncGenerator[None]:
 
 @asynccontextmanager
 async def _open_turn(shared: Shared) -> AsyncGenerator[None]:
-    """One whose host died in a turn."""
+    """A session whose host died in a turn."""
     async with _known(shared):
         log = SqliteLog(shared.path)
         (known,) = log.sessions()
@@ -556,10 +566,10 @@ async def test_open_cancelled_at_any_point_leaves_nothing_owned(
                 task = asyncio.create_task(opening.wait())
                 await asyncio.wait((task,))
                 if opening.count < number:
-                    break  # It came to its end before that.
+                    break  # The open completed before that suspension.
                 phases = await _settled(other) if task.cancelled() else []
                 assert phases == ([] if past is _new else ["asleep"] * len(phases)), f"cancelled at {number}"
-                # As if nothing had been.
+                # The session works as if the cancelled open had not happened.
                 session = await shared.open(other)
                 assert await answer(session, "one") == "one"
                 await session.close()
@@ -569,7 +579,10 @@ async def test_open_cancelled_at_any_point_leaves_nothing_owned(
 
 
 async def _settled(host: Host) -> list[str]:
-    """The phases of what is not open here, once that is released which is about to be: nobody is told of that."""
+    """Return the phases of sessions that are not open here, after pending releases.
+
+    No event reports a release, so the function polls.
+    """
     async with asyncio.timeout(30):
         while True:
             phases = [session.status().phase for session in host.sessions() if not session.is_ours]
@@ -586,7 +599,7 @@ async def test_open_while_host_closes_leaves_session_usable(shared: Shared, pass
         for _ in range(passes):
             await asyncio.sleep(0)
         if passes == 0:
-            await asyncio.sleep(0)  # Or it would not have begun, in a host that nobody has used.
+            await asyncio.sleep(0)  # Otherwise the open would not have begun, in a host that is not in use.
         await host.close()
         (got,) = await asyncio.gather(opening, return_exceptions=True)
         assert isinstance(got, Closed) or (isinstance(got, Session) and got.is_closed), got

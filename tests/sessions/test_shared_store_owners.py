@@ -1,4 +1,4 @@
-"""What a living host has is its own: nothing of it is settled, ended or lost by others who look at its store."""
+"""Sessions of a live host: another host that uses its store settles, ends and loses nothing of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from banksman.process import orphans
 from banksman.sessions.log_reader import LogReaders
 from banksman.testing import fake_agent
 
-# A host that dies with a turn in its log that has begun.
+# Host that dies with a begun turn in its log.
 DEAD = """
 import asyncio, os, sys
 from banksman.core.session.event import TURN_QUEUED, TURN_STARTED, SESSION_OPENED, entry
@@ -45,7 +45,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2:]))
 
 
 def leave_dead(path: Path) -> None:
-    """A session of a host that has died in the middle of its turn."""
+    """Create a session whose host has died in the middle of a turn."""
     subprocess.run([sys.executable, "-c", DEAD, str(path), *fake_agent.command()], check=True, timeout=60)
 
 
@@ -147,7 +147,7 @@ async def test_repeated_listing_keeps_no_readers(tmp_path: Path) -> None:
         assert sum(isinstance(each, LogReaders) for each in gc.get_objects()) <= 20
 
 
-# -- asking again ----------------------------------------------------------------------------------------------------
+# -- repeated asks ---------------------------------------------------------------------------------------------------
 async def test_key_of_refused_turn_can_be_asked_again(tmp_path: Path) -> None:
     command = fake_agent.command({"prompt 1": ["hang"]}, memory=tmp_path / "memory")
     store = f"sqlite:{tmp_path}/store.db"

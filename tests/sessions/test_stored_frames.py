@@ -1,10 +1,9 @@
-r"""What the agent wrote is what the log has, byte for byte, whatever it wrote and however it came; and the turn is
-answered all the same.
+r"""The log has the agent's output byte for byte, whatever the agent writes and however it arrives.
 
-What is a line: what stands between two newlines, and a newline is `\n` or `\r\n`. So one `\r` before a `\n` is not
-kept; any other is. An empty line is none, and is not kept either; one of blanks is a line. The end of the stream ends a
-last line that has no newline. No other byte means anything here: not NUL, nor one that is no UTF-8, nor what Unicode
-calls the end of a line.
+Every turn still gets its answer. A line is the text between two newlines, and a newline is `\n` or `\r\n`. So one `\r`
+before a `\n` is not kept, and any other `\r` is. An empty line is not kept. A line of blanks is kept. The end of the
+stream ends a last line without a newline. No other byte has a meaning here: not NUL, not invalid UTF-8, and not the
+line separators of Unicode.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from banksman import Event, Host, Kind, Outcome, Session
 from banksman.core.session import event as kinds
 from banksman.testing import checks
 
-# An agent that answers each prompt with the bytes of the file that the prompt names, and writes them as it is told to:
-# 0, as many at once as the pipe takes; 1, one by one; -SEED, at random. It says which prompt it is at before and after.
-# What it has written is in a file of its own, `said-NUMBER`, and each process of it has a higher number.
+# Agent that answers each prompt with the bytes of the file that the prompt names. Its argument selects the writes: 0,
+# as many bytes as the pipe takes; 1, byte by byte; -SEED, random sizes. It names its prompt before and after. It also
+# writes its output to a file `said-NUMBER`, with a higher number for each process.
 PARROT = r"""
 import json, os, random, sys
 
@@ -70,7 +69,10 @@ class Parrot:
     folder: Path
 
     async def answer(self, data: bytes) -> tuple[str, Outcome]:
-        """Have it say this, with a REF for the prompt's name; the turn's id and what became of it."""
+        """Make the agent write the data, with the ref of the prompt in place of REF.
+
+        Return the turn's id and its outcome.
+        """
         name = f"answer-{len(list(self.folder.iterdir()))}"
         (self.folder / name).write_bytes(data)
         turn = await self.session.ask(name)
@@ -78,13 +80,13 @@ class Parrot:
 
     @property
     def said(self) -> list[bytes]:
-        """The lines that it wrote, one process after the other."""
+        """Return the lines that the agent wrote, one process after the other."""
         return [line for path in sorted(self.folder.glob("said-*")) for line in lines_of(path.read_bytes())]
 
 
 @asynccontextmanager
 async def parroting(folder: Path, how: int = 0) -> AsyncGenerator[Parrot]:
-    """At the end everything it said must be in the log."""
+    """Run the agent in a session. At the end the log must have everything that it wrote."""
     program = folder / "parrot.py"
     program.write_text(PARROT)
     command = [sys.executable, "-I", "-S", str(program), str(folder), str(how)]
@@ -106,25 +108,25 @@ def lines_of(data: bytes) -> list[bytes]:
 
 
 def kept(events: list[Event], turn: str | None = None) -> list[bytes]:
-    """The lines of the agent that are in the log, or of one turn."""
+    """Return the agent's lines in the log, of all turns or of one."""
     frames = [event.frame for event in events if event.kind == kinds.UPDATE and turn in (None, event.turn)]
     return [frame for frame in frames if frame is not None]
 
 
 def same(found: list[bytes], expected: list[bytes]) -> None:
-    """An assert on lists of lines would have to show megabytes."""
+    """Compare two lists of lines. A plain assert would print megabytes."""
     for place, (line, wanted) in enumerate(zip(found, expected, strict=False)):
         if line != wanted:
             pytest.fail(f"line {place} is {len(line)} bytes {line[:80]!r}, not {len(wanted)} {wanted[:80]!r}")
     assert len(found) == len(expected)
 
 
-# -- whatever the bytes are ------------------------------------------------------------------------------------------
+# -- any bytes -------------------------------------------------------------------------------------------------------
 def text(inside: bytes) -> bytes:
     return b'{"type":"assistant","message":{"content":[{"type":"text","text":"%s"}]}}' % inside
 
 
-# What is written, and the lines that are kept of it.
+# The written bytes, and the lines that are kept of them.
 ODD: Mapping[str, tuple[bytes, list[bytes]]] = {
     "odd spacing": (b' \t{ "type" :\t"assistant" ,  "a":[ ] } \n', [b' \t{ "type" :\t"assistant" ,  "a":[ ] } ']),
     "another order of names": (b'{"message":{},"type":"assistant"}\n', [b'{"message":{},"type":"assistant"}']),
@@ -144,7 +146,7 @@ ODD: Mapping[str, tuple[bytes, list[bytes]]] = {
     ),
     "NUL": (b'{"type":"assistant","a":"\x00"}\x00\n\x00\n', [b'{"type":"assistant","a":"\x00"}\x00', b"\x00"]),
     "a byte order mark": (b"\xef\xbb\xbf" + text(b"one") + b"\n", [b"\xef\xbb\xbf" + text(b"one")]),
-    # Whoever reads lines as text ends one at each of these.
+    # A reader of text lines ends a line at each of these.
     "other ends of lines": (
         text(b"\x0b\x0c\x1c\x1d\x1e\xc2\x85\xe2\x80\xa8\xe2\x80\xa9") + b"\n",
         [text(b"\x0b\x0c\x1c\x1d\x1e\xc2\x85\xe2\x80\xa8\xe2\x80\xa9")],
@@ -161,13 +163,13 @@ async def test_agent_output_is_stored_byte_for_byte(tmp_path: Path, how: int) ->
             turn, outcome = await parrot.answer(data + RESULT)
             assert (outcome.kind, outcome.text) == (Kind.DONE, "done")
             events = [event async for event in parrot.session.events(0)]
-            # Of the turn, between the three frames that open it and the two that end it.
+            # The lines of the turn, between the three frames that open it and the two that end it.
             same(kept(events, turn)[3:-2], lines)
 
 
 @pytest.mark.parametrize("how", [0, -2], ids=["at once", "at random"])
 async def test_line_of_megabytes_is_stored_whole(tmp_path: Path, how: int) -> None:
-    # No two of its parts are alike, so that none can be lost, doubled or moved.
+    # No two parts are equal, so a lost, doubled or moved part is detected.
     large = b"".join(b"%07d\xc3\xa9" % number for number in range(3_000_000 // 9))
     async with parroting(tmp_path, how) as parrot:
         _, outcome = await parrot.answer(text(large) + b"\r\n" + RESULT.replace(b"done", large))
@@ -176,7 +178,7 @@ async def test_line_of_megabytes_is_stored_whole(tmp_path: Path, how: int) -> No
         assert text(large) in parrot.said
 
 
-# -- whatever the boundary looks like --------------------------------------------------------------------------------
+# -- any form of the boundary ----------------------------------------------------------------------------------------
 class Boundary(NamedTuple):
     data: bytes
     text: str | None

@@ -1,6 +1,6 @@
-"""Many callers, each doing whatever it likes, and an agent that does the same: every guarantee holds all the same.
+"""Many callers and an agent act at random, and every guarantee still holds.
 
-What is done is drawn from a seed, which is in the name of the test; what happens first is up to the machine.
+A seed in the name of the test chooses the actions. The machine decides which comes first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OPTIONS = {
     "hold_idle_seconds": 0.1,
     "clocks": {"overall": 1.0, "human": 0.2},
 }
-# What an agent may do to its process or leave out.
+# The scripts of agents that omit frames or delay them.
 AGENTS: dict[str, list[str]] = {
     "well behaved": [],
     "silent about its prompts": ["omit lifecycle", "omit uuids"],
@@ -132,7 +132,7 @@ async def test_storm_of_callers_keeps_every_guarantee(tmp_path: Path, agent: str
         status = case.session.status()
         assert (status.queue, status.questions) == ((), ())
         assert len(case.outcomes) >= CALLERS
-        # After all that it still works. A process that went as the storm ended may cost one more ask.
+        # The session still works. A process that ended together with the storm may cost one more ask.
         for _ in range(3):
             outcome = await case.answer("calm")
             if outcome.kind is Kind.DONE:

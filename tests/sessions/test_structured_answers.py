@@ -1,4 +1,4 @@
-"""A structured answer: a process that was told its schema, a value that fits it, and FAILED where there is none."""
+"""Structured answers: the process gets the schema, the value must match it, and the turn is FAILED without one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORD = {"type": "object", "properties": {"word": {"type": "string"}}}
 
 
 def gives(value: Any, **members: Any) -> str:
-    """A turn whose boundary has this value."""
+    """Return a prompt whose boundary has this value."""
     return f"@@say in words\n@@boundary {json.dumps({'structured_output': value, **members})}"
 
 
@@ -39,7 +39,7 @@ async def test_ask_with_schema_returns_fitting_value(tmp_path: Path) -> None:
         (gives({"n": 1, "m": 2}), "m"),
         (gives(None), "gave no value"),
         (gives("42"), "must be an object, not '42'"),
-        # It answers in words only.
+        # This answer has only text.
         ("@@say forty-two", "gave no value"),
     ],
 )
@@ -51,10 +51,10 @@ async def test_unfitting_or_missing_value_fails_turn_with_reason(tmp_path: Path,
         assert isinstance(outcome.error, AgentError)
         assert "the answer does not match its schema" in str(outcome.error)
         assert why in str(outcome.error)
-        # What it said is kept.
+        # The text is kept.
         assert outcome.text
         assert ended(await case.events(), turn)["structured"] is None
-        # And the process with it: nothing is wrong with that.
+        # The process is kept too, because it did nothing wrong.
         assert (await case.answer(gives({"n": 1}), schema=NUMBER)).structured == {"n": 1}
         assert len(case.processes) == 1
 
@@ -104,11 +104,11 @@ async def test_schema_is_unaffected_by_later_mutation(tmp_path: Path) -> None:
         "object",
         3,
         [],
-        # Schemas, but not of a result.
+        # Valid schemas, but not for a result.
         True,
         False,
         {"type": "objekt"},
-        # It is the input of a tool.
+        # The schema describes the input of a tool, so it must be an object.
         {"type": "array"},
         {"properties": {"n": {}}},
         {"propertys": {}},

@@ -1,8 +1,13 @@
-"""A host is killed in the middle of something, and another goes on with what it had: real processes, one store.
+"""A host is killed, and another host takes its sessions over: real processes, one store.
 
-What holds at every moment: each ask that was accepted has one end in the log, and it is UNKNOWN only if its start is
-there; nothing is sent twice; what waited is served, in its order; nothing is left of the dead host's processes when the
-conversation goes on. See crash_host.py for the host that is killed.
+These rules hold at every moment:
+
+- Each accepted ask has one end in the log. It is UNKNOWN only if its start is in the log.
+- No prompt is sent twice.
+- Queued asks are served in their order.
+- No process of the dead host is left when the conversation continues.
+
+crash_host.py has the host that is killed.
 """
 
 from __future__ import annotations
@@ -37,10 +42,13 @@ from banksman.testing import checks
 pytestmark = pytest.mark.explored
 
 
-# -- the whole of it -------------------------------------------------------------------------------------------------
+# -- the whole take-over ---------------------------------------------------------------------------------------------
 async def test_killed_host_session_is_taken_over(tmp_path: Path, marker: str) -> None:
-    """Scenarios 55 and 66. In mid-stream, with three asks waiting and a tool whose children are plain, in a session of
-    their own, and deaf to TERM."""
+    """Scenarios 55 and 66.
+
+    The kill comes in mid-stream, with three queued asks and a tool with three children: a plain one, one in another
+    session, and one that ignores TERM.
+    """
     async with scene(tmp_path, marker, tool=True) as it:
         open_turn = await it.reaches("one\n@@stream 5 0 tick\n@@hang", priority="interactive")
         last = await it.ask("background", priority="background")
@@ -63,7 +71,7 @@ async def test_killed_host_session_is_taken_over(tmp_path: Path, marker: str) ->
             assert unknown.durable
             assert await outcomes(session, [first, keyed, last]) == [Kind.DONE] * 3
             assert await recalled(session) == ["one", "interactive", "keyed", "background"]
-            # Also by who was not asked when it was taken over, and after it is over.
+            # A repeated key finds the turn again after its end.
             assert (await session.ask("keyed", key="the key")).id == keyed
             await session.close()
             events = await read(session)
@@ -78,7 +86,7 @@ async def test_killed_host_session_is_taken_over(tmp_path: Path, marker: str) ->
 
 
 def _check_epochs(events: Sequence[Event]) -> None:
-    """Each claim and each process is a generation of its own."""
+    """Check that each claim and each process has a new epoch."""
     before, after = (event.epoch for event in events if event.kind == kinds.PROCESS_STARTED)
     (recovered,) = (event.epoch for event in events if event.kind == kinds.SESSION_RECOVERED)
     opened = [event.epoch for event in events if event.kind == kinds.SESSION_OPENED]
@@ -86,14 +94,16 @@ def _check_epochs(events: Sequence[Event]) -> None:
     assert recovered <= opened[1] < after
 
 
-# -- at every moment -------------------------------------------------------------------------------------------------
+# -- every moment of a kill ------------------------------------------------------------------------------------------
 Moment = Callable[[Scene], Awaitable[dict[str, str]]]
 MOMENTS: dict[str, tuple[Moment, Sequence[str], dict[str, float]]] = {}
 
 
 def moment(*script: str, **options: float) -> Callable[[Moment], Moment]:
-    """Something that a host is killed in the middle of, with an agent of this script. It gives the ends that the turns
-    must have."""
+    """Register a moment at which the host is killed, with an agent of this script.
+
+    The function returns the required outcomes.
+    """
 
     def enter(function: Moment) -> Moment:
         MOMENTS[function.__name__.replace("_", " ")] = function, script, options
@@ -109,7 +119,7 @@ async def nothing_was_asked(it: Scene) -> dict[str, str]:
 
 @moment()
 async def an_ask_is_not_yet_accepted(it: Scene) -> dict[str, str]:
-    # Who holds the store's write lock keeps the ask from being committed; nobody was told that it is accepted.
+    # The held write lock keeps the ask from its commit, so it is not acknowledged.
     with closing(sqlite3.connect(it.store, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         accepted = it.host.ask(it.session, "never heard of")
@@ -128,7 +138,7 @@ async def the_process_is_starting(it: Scene) -> dict[str, str]:
 
 @moment()
 async def a_turn_has_just_been_granted(it: Scene) -> dict[str, str]:
-    """Its prompt may be on its way or not."""
+    """Its prompt may or may not have been sent."""
     turn = await it.ask("one\n@@hang")
     await it.logged(kinds.TURN_STARTED)
     return {turn: "unknown"}
@@ -168,7 +178,7 @@ async def a_turn_is_interrupted(it: Scene) -> dict[str, str]:
 
 @moment("on_interrupt unanswered", drain_seconds=60.0)
 async def a_turn_is_preempted(it: Scene) -> dict[str, str]:
-    """It asked to be requeued, which it was not yet: it may have been done."""
+    """The turn asked to be requeued, but this has not happened yet. The agent may have done its work."""
     turn = await it.reaches("one\n@@hang", priority="background", on_preempt="requeue")
     urgent = await it.ask("two")
     await it.logged(kinds.TURN_INTERRUPTED)
@@ -186,7 +196,7 @@ async def a_prompt_was_added_to_the_turn(it: Scene) -> dict[str, str]:
 @moment()
 async def the_agent_has_a_turn_of_its_own(it: Scene) -> dict[str, str]:
     turn = await it.ask("one\n@@say one\n@@at idle own task-notification hang")
-    waiting = await it.ask("two", priority="background")  # Who preempts nobody.
+    waiting = await it.ask("two", priority="background")  # A background ask preempts nothing.
     own = await it.logged(kinds.TURN_STARTED, data=b"origin")
     assert own.turn is not None
     return {turn: "done", own.turn: "unknown", waiting: "done"}
@@ -201,7 +211,7 @@ async def all_is_done(it: Scene) -> dict[str, str]:
 
 @moment("ignore eof", eof_grace=60.0)
 async def it_closes(it: Scene) -> dict[str, str]:
-    """Who waits is told at once; the turn that runs ends with the agent, which takes its time."""
+    """The queued ask ends immediately. The running turn ends with the agent, which takes its time."""
     turn = await it.reaches("one\n@@hang")
     waiting = await it.ask("two")
     it.host.close(it.session)
@@ -237,7 +247,7 @@ async def test_host_killed_at_any_point_gives_each_ask_one_outcome(tmp_path: Pat
 
 
 async def test_session_is_taken_over_by_its_reader(tmp_path: Path, marker: str) -> None:
-    """It has not been settled by anybody's start; what the reader follows goes on under its own hands."""
+    """No starting host has settled the session. The reader follows it, and takes it over."""
     async with scene(tmp_path, marker) as it, Host(f"sqlite:{it.store}") as host:
         handle = host.session(NAME)
         seen: list[Event] = []
@@ -265,16 +275,16 @@ async def _follow(session: Session, seen: list[Event]) -> None:
                 return
 
 
-# Hosts, one after the other, each killed at a random moment.
+# Successive hosts, each killed at a random moment.
 KILLS = 20 if IS_THOROUGH else 6
 
 
-# -- again and again -------------------------------------------------------------------------------------------------
+# -- repeated kills --------------------------------------------------------------------------------------------------
 @pytest.mark.thorough
 async def test_hosts_killed_at_random_lose_no_ask(tmp_path: Path, marker: str) -> None:
-    """Each takes over what the one before it had, or is killed before it has."""
+    """Each host takes over the session of the one before it, or is killed first."""
     seed = random.randrange(1 << 32)
-    print(f"seed {seed}")  # For who wants to see the same again, as far as time allows.
+    print(f"seed {seed}")  # To repeat the run, as far as timing allows.
     chance = random.Random(seed)
     agents = Agents(tmp_path, marker)
     accepted: dict[str, str] = {}
@@ -299,7 +309,7 @@ async def test_hosts_killed_at_random_lose_no_ask(tmp_path: Path, marker: str) -
 
 
 async def _work(host: Remote, agents: Agents, number: int, chance: random.Random) -> dict[str, asyncio.Future[Any]]:
-    """Open, ask, and be killed at a moment that nobody chose: then what was asked, to be looked at when it is dead."""
+    """Open, ask, and kill the host at a random moment. Return the asks, to be checked after its death."""
     opening = host.open(name=NAME, command=agents.command(f"-{number}-"), options=QUICK)
     asks: dict[str, asyncio.Future[Any]] = {}
     if chance.random() < 0.3:
@@ -315,7 +325,8 @@ async def _work(host: Remote, agents: Agents, number: int, chance: random.Random
             asks[word] = host.ask(
                 session, f"{word}\n{says}say {word}", key=word, priority=priority, on_preempt="requeue"
             )
-        # However slow the machine is, some are accepted. Then the moment is the point: there is nothing to wait for.
+        # Some asks are accepted even on a slow machine. Then the kill comes at a random moment, so there is no event to
+        # wait for.
         await asyncio.gather(*list(asks.values())[: chance.randrange(4)])
         never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         await asyncio.wait((never,), timeout=chance.random() ** 2 * 0.4)
@@ -323,17 +334,17 @@ async def _work(host: Remote, agents: Agents, number: int, chance: random.Random
     return asks
 
 
-# -- what the dead host's processes left -----------------------------------------------------------------------------
+# -- processes of the dead host --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("is_zygote_killed", [False, pytest.param(True, marks=thorough)])
 async def test_process_tree_is_swept_when_its_keeper_was_killed(
     tmp_path: Path, marker: str, is_zygote_killed: bool
 ) -> None:
-    """With the zygote gone as well nobody would ever end it, and it does not end by itself."""
+    """Without its keeper and its zygote no process would end the tree, and the tree does not end alone."""
     async with scene(tmp_path, marker, ["ignore eof", "ignore term"], tool=True) as it:
         turn = await it.reaches("one\n@@hold 60 setsid\n@@hang")
         born = (await it.logged(kinds.PROCESS_STARTED)).body["born"]
         (zygote,) = [pid for pid in keepers(it.host.pid) if pid != born[3] and _parent(pid) == it.host.pid]
-        # Frozen, so that it starts no other zygote, and has no time to do anything about what comes.
+        # The host is frozen, so that it starts no other zygote and cannot react.
         it.host.process.send_signal(signal.SIGSTOP)
         for pid in ([zygote] if is_zygote_killed else []) + [born[3]]:
             os.kill(pid, signal.SIGKILL)
@@ -346,7 +357,7 @@ async def test_process_tree_is_swept_when_its_keeper_was_killed(
             events = await read(session)
         check(events, it.agents, it.accepted)
         (recovered,) = bodies(events, kinds.SESSION_RECOVERED)
-        # The zygote, if it lives, may have been faster.
+        # A live zygote may have been faster.
         assert len(recovered["swept"]) >= 6 or not is_zygote_killed
 
 
@@ -354,7 +365,7 @@ async def test_process_tree_is_swept_when_its_keeper_was_killed(
 async def test_session_is_taken_over_when_its_keeper_was_stopped(
     tmp_path: Path, marker: str, is_zygote_stopped: bool
 ) -> None:
-    """A keeper that stays stopped ends nothing, and a takeover refuses to go on beside the agent that it keeps."""
+    """A keeper that stays stopped ends nothing, and a take-over refuses to continue beside the agent that it keeps."""
     async with scene(tmp_path, marker, ["ignore eof", "ignore term"]) as it:
         turn = await it.reaches("one\n@@hang")
         await it.logged(kinds.TURN_STARTED, turn)
@@ -378,8 +389,10 @@ def _parent(pid: int) -> int:
 @pytest.mark.parametrize("is_its_own", [False, True])
 @pytest.mark.parametrize("what", ["boot", "start", "keeper's start"])
 async def test_reused_pid_is_never_signalled(tmp_path: Path, marker: str, what: str, is_its_own: bool) -> None:
-    """Scenario 65. The bystander has the pid that the log names; whether it is the one that was meant is told by the
-    time of its start, and by the boot."""
+    """Scenario 65.
+
+    A bystander has the pid that the log names. The start time and the boot tell whether it is the recorded process.
+    """
     async with Host(f"sqlite:{tmp_path / 'store.db'}") as host:
         agents = Agents(tmp_path, marker)
         session = await host.open("claude", name=NAME, command=agents.command(), options=QUICK)
@@ -390,7 +403,8 @@ async def test_reused_pid_is_never_signalled(tmp_path: Path, marker: str, what: 
         born = {
             "boot": (boot if is_its_own else "another", pid, started, 0, 0),
             "start": (boot, pid, started if is_its_own else started + 1, 0, 0),
-            # Of a keeper it is only waited for what it does, so its own would end in a wait: it is the wrong one.
+            # A take-over only waits for a live keeper. The keeper must be the wrong one here, otherwise the test would
+            # end in a wait.
             "keeper's start": (boot, pid, started + (not is_its_own), pid, started + 1),
         }[what]
         await _craft(tmp_path / "store.db", session.id, born)
@@ -415,7 +429,7 @@ def _bystander() -> Generator[subprocess.Popen[bytes]]:
 
 
 async def _craft(store: Path, session: str, born: tuple[object, ...]) -> None:
-    """What a host would have logged that had started this process and given it a turn."""
+    """Write the events of a host that started this process and gave it a turn."""
     log = SqliteLog(store)
     writer = await Writer.claim(log, session)
     ask = {"ref": "r" * 36, "prompt": "one", "priority": 10, "on_busy": "enqueue", "on_preempt": "end", "key": None}
@@ -427,9 +441,9 @@ async def _craft(store: Path, session: str, born: tuple[object, ...]) -> None:
     await log.close()
 
 
-# -- settled at the start --------------------------------------------------------------------------------------------
+# -- settled by a starting host --------------------------------------------------------------------------------------
 async def test_starting_host_settles_sessions_of_dead_hosts(tmp_path: Path, marker: str) -> None:
-    """Scenario 66. Nobody opens the session: its turn is over all the same, and who waits in it waits on."""
+    """Scenario 66. No caller opens the session. Its running turn still gets an end, and its queue stays."""
     async with scene(tmp_path, marker, tool=True) as it:
         turn = await it.reaches("one\n@@ask Bash {}")
         waiting = [await it.ask("two"), await it.ask("three", priority="background")]
@@ -446,7 +460,7 @@ async def test_starting_host_settles_sessions_of_dead_hosts(tmp_path: Path, mark
             assert outcome.kind is Kind.UNKNOWN
             before = await read(session)
             assert before[-1].kind == kinds.SESSION_RECOVERED
-        # Once: there is nothing left to settle.
+        # The second host finds nothing to settle.
         async with Host(f"sqlite:{it.store}") as host:
             assert await read(host.session(NAME)) == before
             session = await reopen(host, it.agents)
@@ -458,7 +472,7 @@ async def test_starting_host_settles_sessions_of_dead_hosts(tmp_path: Path, mark
 async def test_waiting_turn_is_served_and_read_correctly_during_takeover(
     tmp_path: Path, marker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The session becomes ours while somebody reads in its log what became of a turn that waits in it."""
+    """This host claims the session while a reader looks up the outcome of a queued turn in its log."""
     async with scene(tmp_path, marker) as it:
         await it.reaches("one\n@@hang")
         waiting = await it.ask("two")
@@ -468,7 +482,7 @@ async def test_waiting_turn_is_served_and_read_correctly_during_takeover(
             watched = Session._watched  # pyright: ignore[reportPrivateUsage]
 
             async def first_taken_up(self: Session, turn: str) -> Any:
-                # The killed one may still seem to be there for a moment, and then it is not taken from it.
+                # The killed host may seem alive for a moment, and then its session cannot be claimed.
                 while not session.is_ours:
                     await host.take_up()
                 return await watched(self, turn)
@@ -499,8 +513,10 @@ async def test_hosts_starting_together_settle_once(tmp_path: Path, marker: str) 
 
 
 async def test_open_waits_for_host_that_is_settling(tmp_path: Path, marker: str) -> None:
-    """Programs that share a store are started again together. That one of them looks after the dead for a moment is no
-    reason for another to be refused."""
+    """Programs that share a store restart together.
+
+    One of them may settle a dead host's session for a moment. An open on another must wait and not be refused.
+    """
     async with (
         scene(tmp_path, marker, ["ignore eof", "ignore term"], options={**SHORT, "grace": 1.0}) as it,
         Host(f"sqlite:{it.store}") as host,
@@ -508,7 +524,7 @@ async def test_open_waits_for_host_that_is_settling(tmp_path: Path, marker: str)
         turn = await it.reaches("one\n@@hang")
         it.kill()
         settling = asyncio.create_task(_entered(it.store))
-        while host.session(NAME).status().phase == "lost":  # noqa: ASYNC110  Its claim is told to nobody.
+        while host.session(NAME).status().phase == "lost":  # noqa: ASYNC110  No event reports its claim.
             await asyncio.sleep(0)
         assert not settling.done()
         try:
@@ -535,13 +551,13 @@ async def test_kept_question_is_answered_when_agent_asks_again(tmp_path: Path, m
             [question] = session.questions()
             assert (question.tool, question.input) == ("Bash", {"command": "ls"})
             assert session.status().questions == (question.id,)
-            # It has the name that it had, and one answer.
+            # The question has its old id, and one answer.
             asked_then = bodies(await read(session), kinds.QUESTION_ASKED)
             assert [body["question"] for body in asked_then] == [question.id]
             told = await asyncio.gather(*(session.answer(question.id, word) for word in ("allow", "deny")))
             assert [(each.answer, each.is_first) for each in told] == [("allow", True), ("allow", False)]
             assert session.questions() == []
-            # Another one is asked about; the same is not.
+            # The same request is answered from the kept answer, without a new question.
             again = await session.ask('go on\n@@ask Bash {"command": "ls"}\n@@say it is done')
             assert (await again.outcome()).text == "it is done"
             answers = bodies(await read(session), kinds.QUESTION_ANSWERED)

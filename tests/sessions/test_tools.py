@@ -1,4 +1,4 @@
-"""Tools served as MCP: what each message is answered, what a function may return, and that its failures are results."""
+"""Tool server (MCP): answers to each message, return values of tools, and failures as results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def calling(id: Any = 1, **arguments: Any) -> dict[str, Any]:
 
 
 async def called(served: ToolServer, **arguments: Any) -> dict[str, Any]:
-    """The result of a call, which can be sent."""
+    """Return the result of a call, and check that it is valid JSON."""
     response = await served.serve(calling(**arguments))
     assert response is not None
     assert response["id"] == 1
@@ -65,14 +65,14 @@ async def error(served: ToolServer, message: Any) -> tuple[int, Any]:
 
 
 def said(result: Mapping[str, Any]) -> str:
-    """The reason of a call that failed."""
+    """Return the reason of a failed call."""
     assert result["isError"] is True
     (block,) = result["content"]
     assert block["type"] == "text"
     return block["text"]
 
 
-# -- what is made ----------------------------------------------------------------------------------------------------
+# -- construction ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "made",
     [
@@ -178,7 +178,7 @@ async def test_tool_server_answers_ping() -> None:
         {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": []}},
         {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": [7]},
         {"jsonrpc": "2.0", "method": "notifications/of/tomorrow", "params": {}},
-        # No call is made of which nobody would hear.
+        # A call without an id is not made, because it would get no answer.
         {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "it"}},
         {"jsonrpc": "2.0", "id": 1, "result": {}},
         {"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "x"}},
@@ -243,7 +243,7 @@ def test_tool_server_answers_every_request_and_nothing_else(message: Any) -> Non
         assert response["id"] == cast(dict[str, Any], message)["id"]
 
 
-# -- what a function returns -----------------------------------------------------------------------------------------
+# -- return values ---------------------------------------------------------------------------------------------------
 TEXT = {"type": "text", "text": "hello"}
 IMAGE = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
 
@@ -277,7 +277,7 @@ def _async(answer: Any) -> Any:
         (["ä"], '["ä"]', None),
         ({"a": (1, None)}, '{"a": [1, null]}', {"a": [1, None]}),
         ({}, "{}", {}),
-        # One that is no content makes the whole list a value of the user's own.
+        # One item that is not content makes the whole list a plain value.
         ([TEXT, {"type": "bug"}], json.dumps([TEXT, {"type": "bug"}]), None),
         ([{"type": "text"}], '[{"type": "text"}]', None),
         ([{"type": ["text"], "text": "a"}], '[{"type": ["text"], "text": "a"}]', None),
@@ -311,7 +311,7 @@ async def test_tool_is_not_called_with_unfitting_input() -> None:
     assert "isError" not in await called(served, a=1, b=2)
 
 
-# -- what fails ------------------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------------------------
 def _raises(exc: BaseException) -> Any:
     def call(arguments: Mapping[str, Any]) -> None:
         raise exc
@@ -354,7 +354,7 @@ async def test_tool_result_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     room = 100 - len(json.dumps({"content": [{"type": "text", "text": ""}]}))
     assert "isError" not in await called(server(_plainly("x" * room)))
     assert "the result is too large: 101 bytes" in said(await called(server(_plainly("x" * (room + 1)))))
-    # Bytes, and not characters; and a mapping is sent twice.
+    # The limit counts bytes, not characters, and a mapping is sent twice.
     assert "the result is too large" in said(await called(server(_plainly("ä" * room))))
     assert "the result is too large" in said(await called(server(_plainly({"a": "x" * (room - 15)}))))
 

@@ -1,4 +1,4 @@
-"""Hooks and tools of the caller's, called by an agent through its session: registered, answered, and ended with it."""
+"""Hooks and tools of the caller, called by an agent through its session: registered, answered, and ended with it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required"
 
 
 def hooked(id: str = "hook-1") -> str:
-    """The agent calls a hook, and waits for its word."""
+    """Return the request by which the agent calls a hook and waits."""
     return requesting("hook_callback", callback_id=id, input=INPUT, tool_use_id="toolu_1")
 
 
 def message(method: str, id: int | None = 1, **params: Any) -> str:
-    """The agent sends a message to the server that our tools are behind."""
+    """Return the request by which the agent sends a message to the tool server."""
     return requesting("mcp_message", server_name="banksman", message=rpc(method, id, **params))
 
 
@@ -50,11 +50,11 @@ def results(case: Case) -> list[dict[str, Any]]:
 
 
 def quiet(said: Mapping[str, Any]) -> None:
-    """A hook that has nothing to say."""
+    """Hook without output."""
 
 
 class Hanging:
-    """A callable that begins, never ends, and tells when it was cancelled."""
+    """Callable that begins, never returns, and reports its cancellation."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -168,7 +168,7 @@ async def test_hook_ends_with_its_request_process_or_session(tmp_path: Path, how
         assert answers(case) == []
         if how == "withdrawn":
             assert outcome.text == "went on"
-            # Not even later.
+            # No answer comes later either.
             assert (await case.answer("next")).text == "next"
             assert answers(case) == []
 
@@ -197,7 +197,8 @@ async def test_hook_may_use_its_session(tmp_path: Path, does: str) -> None:
             case "ask":
                 later.append(await session.ask("later"))
             case "outcome":
-                # It waits for a turn that waits for this one, which waits for it: only its time can end that.
+                # The hook waits for a turn, which waits for the turn of the hook. Only the timeout of the hook can end
+                # this.
                 later.append(await session.ask("later"))
                 await later[0].outcome()
             case "interrupt":
@@ -249,7 +250,7 @@ async def test_callbacks_beyond_maximum_are_refused(tmp_path: Path) -> None:
     hanging = Hanging()
     request = '{"type":"control_request","request_id":"r-%d","request":%s}'
     body = hooked().removeprefix("@@request ")
-    # Each is asked twice, and is one call.
+    # Each request is sent twice, and is one call.
     calls = [f"@@raw {request % (number, body)}" for number in range(CALLBACKS_MAX + 1) for _ in range(2)]
     async with opened(tmp_path, hooks={"PreToolUse": hanging}) as case:
         turn = await case.reaches("\n".join([*calls, "@@hang"]))
@@ -298,7 +299,7 @@ async def test_tools_are_offered_with_every_process_and_listed(tmp_path: Path) -
         assert [each["sdkMcpServers"] for each in requests(case, "initialize")] == [["banksman"], ["banksman"]]
         introduced, acknowledged, listed = (output["mcp_response"] for output in outputs(case))
         assert introduced["result"]["serverInfo"]["name"] == "banksman"
-        # MCP has no answer to a notification; the agent waits for one all the same.
+        # MCP has no answer to a notification, but the agent waits for one.
         assert acknowledged == {"jsonrpc": "2.0", "id": 0, "result": {}}
         assert listed == {
             "jsonrpc": "2.0",
@@ -375,7 +376,7 @@ async def test_slow_tool_does_not_delay_other_calls(tmp_path: Path) -> None:
         assert (await case.answer(f"@@raw {frame}\n{calling(text='quick')}")).kind is Kind.DONE
         assert results(case) == [{"content": [{"type": "text", "text": "QUICK"}]}]
         go.set()
-        # The request was made in a turn that is over, and is answered all the same.
+        # The turn of the request is over, and the request is still answered.
         assert (await case.answer(calling(text="next"))).kind is Kind.DONE
         assert results(case)[1] == {"content": [{"type": "text", "text": "at last"}]}
 
@@ -392,13 +393,16 @@ async def test_tool_call_is_cancelled_by_agent(tmp_path: Path) -> None:
         assert (await case.outcome(turn)).text == "went on"
         await hanging.over.wait()
         await case.answer(message("ping", 2))
-        # Of the call, of its cancellation, and of what came after both.
+        # The call, its cancellation, and the later message each have a result.
         assert len(results(case)) == 3
         assert "the tool was cancelled" in str(results(case))
 
 
 async def test_requests_before_handshake_reply_are_answered(tmp_path: Path) -> None:
-    """The real one lists the tools before it answers the handshake, and waits for that: else for half a minute."""
+    """The real agent lists the tools before it answers the handshake.
+
+    Without an answer it would wait for half a minute.
+    """
     steps = [hooked(), message("initialize", protocolVersion="2025-06-18"), message("tools/list", 2)]
     script = {"process": [f"at initialize {step.removeprefix('@@')}" for step in steps]}
     async with opened(tmp_path, script, hooks={"PreToolUse": quiet}, tools=[tool()]) as case:
@@ -463,6 +467,6 @@ async def test_hooks_of_last_open_are_called(tmp_path: Path) -> None:
         assert again is case.session
         await case.answer(f"{hooked()}\n{hooked('hook-2')}")
         assert called == ["first", "second", "stop"]
-        # Other hooks are told to another process only.
+        # Only a new process gets the new hooks.
         assert len(case.processes) == 2
         assert list(requests(case, "initialize")[1]["hooks"]) == ["PreToolUse", "Stop"]

@@ -1,4 +1,4 @@
-"""One ask after the other: its answer, its one outcome, and whatever an agent says that is neither."""
+"""Turns of a session: answer, single outcome, and all other output of an agent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from banksman import AgentError, By, Kind, UsageError
 from banksman.core.session import event as kinds
 from banksman.testing import checks
 
-# Agents by what they leave out: what names a prompt, what announces a turn.
+# Agents that omit frames: those that name a prompt, and those that announce a turn.
 NAMING = {
     "names everything": [],
     "no lifecycle": ["omit lifecycle"],
@@ -95,7 +95,7 @@ async def test_cancelled_outcome_call_only_stops_waiting(tmp_path: Path) -> None
         assert (await case.outcome(turn)).kind is Kind.DONE
 
 
-# -- how an agent fails ----------------------------------------------------------------------------------------------
+# -- failures of an agent --------------------------------------------------------------------------------------------
 async def test_exit_during_turn_fails_it_with_end_of_stderr(tmp_path: Path) -> None:
     async with opened(tmp_path, memory=True) as case:
         outcome = await case.answer("@@say half an answer\n@@stderr why it died\n@@exit 3")
@@ -148,7 +148,7 @@ async def test_exit_right_after_boundary_does_not_fail_turn(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("when", ["in a turn", "idle"])
 async def test_agent_that_closes_stdout_is_replaced(tmp_path: Path, when: str) -> None:
-    """It could never answer, and nothing else would ever end the turn."""
+    """Without stdout the agent could never answer, and nothing else would end the turn."""
     async with opened(tmp_path, memory=True) as case:
         if when == "idle":
             assert (await case.answer("@@at completed close_stdout\n@@say one")).kind is Kind.DONE
@@ -168,7 +168,7 @@ async def test_half_a_frame_before_exit_is_no_answer(tmp_path: Path) -> None:
 
 
 async def test_result_without_newline_before_exit_counts(tmp_path: Path) -> None:
-    """The end of the stream ends its last line: a result counts however its process went."""
+    """The end of the stream ends its last line. A result counts whatever the end of its process."""
     result = '{"type":"result","subtype":"success","is_error":false,"result":"last words"}'
     async with opened(tmp_path, ["omit uuids", "omit lifecycle", "split 4096"]) as case:
         outcome = await case.answer(f"@@raw {result}\n@@exit 0")
@@ -198,7 +198,7 @@ async def test_chatter_is_logged_and_counted(tmp_path: Path) -> None:
         assert case.session.status().counters["noise"] >= 3
 
 
-# -- leftovers -------------------------------------------------------------------------------------------------------
+# -- late results ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("naming", NAMING)
 async def test_agents_with_sparse_naming_are_understood(tmp_path: Path, naming: str) -> None:
     async with opened(tmp_path, NAMING[naming], options={"settle_seconds": 0.1}) as case:
@@ -244,12 +244,12 @@ async def test_late_result_while_idle_does_not_answer_next_ask(tmp_path: Path, n
             for naming in ("names everything", "no lifecycle", "no completed", "no init")
             for point in POINTS
         ),
-        # After it has said that it began, an unnamed result is its own.
+        # After the agent has announced a turn, an unnamed result belongs to it.
         *(("no uuids", point) for point in ("read", "queued")),
     ],
 )
 async def test_late_result_of_previous_turn_does_not_end_next(tmp_path: Path, naming: str, point: str) -> None:
-    """It comes when the next prompt is with the agent, which has not begun with it or has said nothing yet."""
+    """The late result comes when the agent has the next prompt, but has not begun it or has not said anything yet."""
     late = ["say one", "result one", "lifecycle completed", "detach", f"await {point}", "result late"]
     script = {"process": NAMING[naming], "prompt 1": late}
     async with opened(tmp_path, script, options={"settle_seconds": 0.1}) as case:
@@ -284,7 +284,7 @@ async def test_concurrent_turns_keep_their_own_text(tmp_path: Path) -> None:
         assert prompts(case) == words
 
 
-# -- turns of the agent's own ----------------------------------------------------------------------------------------
+# -- turns without an ask --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("origin", ["task-notification", "auto-continuation", "none"])
 @pytest.mark.parametrize("naming", ["names everything", "no lifecycle", "no uuids", "no init"])
 async def test_agent_initiated_turn_while_idle_is_logged_and_answers_nobody(
@@ -301,7 +301,7 @@ async def test_agent_initiated_turn_while_idle_is_logged_and_answers_nobody(
         assert over.body["text"] == "by myself"
         assert (await case.answer("second")).text == "second"
         begun = [body["origin"] for body in bodies(await case.events(), kinds.TURN_STARTED) if "origin" in body]
-        # A turn that is announced says whose it is only when it is over.
+        # An announced turn names its origin only at its end.
         assert begun == [origin if naming == "no init" and origin != "none" else "agent"]
         ended = [body["origin"] for body in bodies(await case.events(), kinds.TURN_ENDED) if "origin" in body]
         assert ended == ["agent" if origin == "none" else origin]
@@ -312,7 +312,7 @@ async def test_agent_initiated_turn_while_idle_is_logged_and_answers_nobody(
 async def test_agent_initiated_turn_that_races_prompt_does_not_answer_it(
     tmp_path: Path, naming: str, origin: str
 ) -> None:
-    """Its own begins after it has read our prompt, and ends before it comes to ours."""
+    """The agent's turn begins after it has read the prompt, and ends before it serves the prompt."""
     go = tmp_path / "go"
     script = {"process": NAMING[naming], "prompt 1": ["say one", f"at idle own {origin} say by myself ;; wait {go}"]}
     async with opened(tmp_path, script, options={"settle_seconds": 0.1}) as case:

@@ -1,4 +1,4 @@
-"""A turn by its id, however long the log is: what is read for it, counted in events."""
+"""Lookup of a turn by its id: the number of events read does not grow with the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from banksman.testing import fake_agent
 
 @contextmanager
 def counting_reads(engine: type[MemoryLog] | type[SqliteLog]) -> Generator[list[int]]:
-    """How many events each read of the log gave."""
+    """Record the number of events of each read."""
     read, counts = engine.read, list[int]()
 
     async def counted(self: Any, *args: Any, **how: Any) -> Page:
@@ -49,7 +49,7 @@ async def test_turn_lookup_reads_no_more_with_longer_history(
             with counting_reads(engine) as missed, pytest.raises(NotFound):
                 await case.session.turn("t-unknown")
             read.append((sum(found), sum(missed)))
-        # The page in which the turn ended, and what is behind it.
+        # The page in which the turn ended, and the events behind it.
         assert read[0] == read[1]
         assert read[1][0] <= READ_EVENTS_MAX
         assert read[1][1] == 0

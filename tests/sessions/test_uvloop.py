@@ -1,4 +1,4 @@
-"""The main scenarios once more, in a loop of the other kind."""
+"""The main session scenarios under uvloop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.thorough import one_in, thorough
 
 pytestmark = thorough
 
-# uvloop opens what it keeps for the life of the program with its first loop.
+# The first uvloop loop opens fds for the life of the program, so it is created before the leak check.
 uvloop.new_event_loop().close()
 
 Scenario = Callable[[Path], Coroutine[Any, Any, None]]

@@ -1,4 +1,4 @@
-"""The watchdogs with a real process: what a silent tool, a compaction, a thought and a question do to each of them."""
+"""Watchdogs with a real process: the effect of a silent tool, a compaction, a thought and a question on each."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from banksman.core.session import event as kinds
 
 COMPACTING = '@@raw {"type":"system","subtype":"status","status":"compacting"}'
 COMPACTED = '@@raw {"type":"system","subtype":"compact_boundary"}'
-# Long enough for a slow machine to say something, and short enough to be waited for.
+# Long enough for the output of a slow machine, and short enough for a test to wait.
 IDLE = {"bytes": 1.0, "progress": 1.0}
 
 
 def running(case: Case) -> set[str]:
-    """The clocks that do not stand still."""
+    """Return the running clocks."""
     return {clock.name for clock in case.session.status().clocks if clock.is_running}
 
 
-# -- what spares -----------------------------------------------------------------------------------------------------
+# -- paused clocks ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("begin", "end"),
     [
         ("@@tool_use Bash", "@@tool_result done"),
-        # Of several the first to end does not end all.
+        # The end of the first tool does not end all tools.
         ("@@tool_use Read\n@@tool_use Bash\n@@tool_result one", "@@say more"),
         (COMPACTING, COMPACTED),
     ],
@@ -39,7 +39,7 @@ async def test_silent_tool_and_compaction_do_not_trip_silence_clocks(tmp_path: P
         assert running(case) == {"tool", "overall"}
         touch(go)
         assert (await case.outcome(turn)).kind is Kind.DONE
-        # Longer than any of them; then silence counts again.
+        # The pause is longer than any silence clock. After the tool, silence counts again.
         turn = await case.ask(f"{begin}\n@@pause 1.3\n{end}\n@@say went on")
         assert (await case.outcome(turn)).text == "went on"
         assert kinds.TURN_INTERRUPTED not in await case.kinds()
@@ -62,7 +62,7 @@ async def test_long_thinking_is_not_silence(tmp_path: Path) -> None:
 async def test_question_pauses_other_clocks(tmp_path: Path) -> None:
     clocks = {**IDLE, "tool": 1.0, "overall": 1.0, "human": 600.0}
     async with opened(tmp_path, options={"clocks": clocks}) as case:
-        # The tool that it asks for has begun, as far as it says.
+        # For the agent, the tool of the question has begun.
         turn = await case.ask("@@ask Bash\n@@say went on")
         await case.wait_kind(kinds.QUESTION_ASKED)
         assert running(case) == {"human"}
@@ -73,7 +73,7 @@ async def test_question_pauses_other_clocks(tmp_path: Path) -> None:
         assert all(seconds > 0 for seconds in left.values())
 
 
-# -- what ends -------------------------------------------------------------------------------------------------------
+# -- expired clocks --------------------------------------------------------------------------------------------------
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("prompt", "clocks", "clock"),
@@ -83,7 +83,7 @@ async def test_question_pauses_other_clocks(tmp_path: Path) -> None:
         (f"@@say a\n{COMPACTING}\n@@hang", {**IDLE, "tool": 0.3}, "tool"),
         ("@@say a\n@@tool_use Bash\n@@hang", {**IDLE, "tool": 600.0, "overall": 1.0}, "overall"),
         ("@@ask Bash\n@@say went on", {**IDLE, "tool": 1.5, "overall": 1.5, "human": 0.3}, "human"),
-        # It thinks for ever: it lives, and does not get on.
+        # The agent thinks forever: it is alive, but makes no progress.
         ("@@thinking 5000 0.02", {"bytes": 1.0, "progress": 1.3}, "progress"),
     ],
 )
@@ -120,8 +120,9 @@ async def test_agent_initiated_turn_is_watched_by_clocks(tmp_path: Path) -> None
         assert (await case.answer("next")).text == "next"
 
 
-# -- what warns ------------------------------------------------------------------------------------------------------
-# Half of each is longer than a busy machine stands still: then a clock would run out before it could warn.
+# -- warnings --------------------------------------------------------------------------------------------------------
+# Half of each clock is longer than a pause of a busy machine. After a longer pause a clock would expire
+# without a warning.
 @pytest.mark.thorough
 async def test_clocks_warn_once_at_half_time(tmp_path: Path) -> None:
     clocks = {"tool": 8.0, "overall": 24.0, "bytes": 600.0}
@@ -136,7 +137,7 @@ async def test_clocks_warn_once_at_half_time(tmp_path: Path) -> None:
         assert said["tool"]["seconds"] == 8.0
         assert 0 < said["tool"]["left"] <= 4.0
         assert "bytes" not in said
-        # Before it ends the turn.
+        # The warning comes before the end of the turn.
         order = [event.kind for event in events if event.kind in (kinds.CLOCK_WARNING, kinds.TURN_INTERRUPTED)]
         assert order[-1] == kinds.TURN_INTERRUPTED
 

@@ -1,14 +1,16 @@
-"""What every engine of the log must do, sentence by sentence of `banksman.store.log`.
+"""Conformance suite of the log: the contract of `banksman.store.log`, for every engine.
 
-An engine's test module makes a subclass of `LogConformance` whose `open_log` opens one, and gets all of these; if its
-store can be opened by several handles, it makes one of `SharedLogConformance` too. A wrapper that injects faults, or a
-cluster, is an engine like any other. Nothing here looks inside: what is checked is what is answered, what is read and
-what a wait lets through. And nothing here knows how long anything takes.
+The test module of an engine defines a subclass of `LogConformance` with an `open_log`, and inherits all tests. If
+several handles can open the store, the module also defines a subclass of `SharedLogConformance`. A wrapper that injects
+faults, or a cluster, is an engine like any other. The tests use only the public answers, reads and waits of a log. They
+make no assumption about time.
 
-Two things an engine may choose, and the tests allow for both. What is not answered yet when another writer claims the
-session, or when it is deleted, may be committed or refused, but only as a whole: some from the front, none behind. And
-how much a page holds is its own affair as long as it holds an event, is no longer than was asked, and goes on where the
-last one ended.
+The tests allow for two choices of an engine:
+
+- Appends that have no answer yet when another writer claims the session, or when the session is deleted, may be
+  committed or refused. Each append is treated whole: some from the front are committed, and none behind a refused one.
+- A page may have any size, if it has at least one event, is at most as long as the limit, and continues where the last
+  page ended.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from banksman.errors import StoreError
 
-# Before their import, or their asserts would fail without saying what they saw.
+# Before the imports: otherwise a failed assert shows no values.
 pytest.register_assert_rewrite(
     "tests.store.kit",
     "tests.store.conformance_writes",
@@ -76,9 +78,9 @@ __all__ = [
 
 
 class LogConformance(WritingConformance, ReadingConformance, OrderConformance, SessionsConformance):
-    """Subclass it as `Test…` and say how a log is opened."""
+    """Subclass it as `Test…` and implement `open_log`."""
 
-    # Of what is done at random, against a list: a log for each.
+    # Number of random runs against the list model. Each run opens a new log.
     examples = sample(60)
 
     # Closing.
@@ -146,7 +148,7 @@ class LogConformance(WritingConformance, ReadingConformance, OrderConformance, S
         for call in calls:
             with pytest.raises(StoreError):
                 call()
-        writer.release()  # Which the close has done.
+        writer.release()  # The close has released it already.
 
     async def test_close_is_idempotent_and_safe_to_call_concurrently(self) -> None:
         log = await self.open_log()
@@ -160,7 +162,7 @@ class LogConformance(WritingConformance, ReadingConformance, OrderConformance, S
         await asyncio.wait([first])
         assert await writer.answers.all() == [None]
 
-    # Everything at once, against a list.
+    # Random calls, compared with the list model.
 
     @pytest.mark.explored
     def test_log_behaves_like_the_list_model(self) -> None:

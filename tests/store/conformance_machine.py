@@ -1,7 +1,8 @@
-"""The log against a list: any order of calls, in one breath or in many. A part of the suite in `conformance`.
+"""Compare the log with a list, for any order of calls with and without waits. Part of the suite in `conformance`.
 
-The list is the naive engine. It knows what must be answered, with one liberty: what was not answered when its session
-is claimed anew may be in or not, some from the front and none behind, and the head tells how many.
+The list is the reference engine. It knows the required answer of each call, with one exception. When a session is
+claimed again, its unanswered appends may be committed or not: some from the front, and none behind a refused one. The
+head tells how many.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from banksman.store.log import Done, Head, Log, Snapshot
 
 @dataclass(eq=False)
 class Call:
-    """An append, an advance, a lease: what must be answered to it, and what was."""
+    """Append, advance or lease: the required answers and the actual ones."""
 
     session: str
     epoch: int
@@ -34,7 +35,7 @@ class Call:
 
 @dataclass(eq=False)
 class Session:
-    """The naive engine: a list of events, and the calls that are not answered yet."""
+    """Reference engine: a list of events, and the calls without an answer."""
 
     epoch: int
     name: str | None = None
@@ -44,7 +45,7 @@ class Session:
     borders: set[int] = field(default_factory=lambda: {1})
     snapshot: Snapshot | None = None
     unanswered: list[Call] = field(default_factory=list[Call])
-    # The first call that failed and of which the writer has not been told.
+    # The first failed call whose failure the writer does not know yet.
     failed: Call | None = None
 
     @property
@@ -57,7 +58,7 @@ class Session:
 
     @property
     def snapshot_seq(self) -> int:
-        """Of the last one that is in, or may be."""
+        """Return the seq of the last snapshot that is committed, or that may be."""
         seq, tail = 0 if self.snapshot is None else self.snapshot.seq, self.seq
         for call in self.unanswered:
             tail += len(call.entries)
@@ -65,7 +66,7 @@ class Session:
         return seq
 
     def commit(self, count: int) -> None:
-        """The first `count` of the unanswered are in; the others will be refused."""
+        """Commit the first `count` unanswered calls. The others will be refused."""
         for call in self.unanswered[:count]:
             for turn, kind, line in call.entries:
                 self.events.append(Event(call.session, call.epoch, self.seq + 1, AT, turn, kind, line))
@@ -79,7 +80,7 @@ class Session:
 
 SESSIONS = st.sampled_from(["a", "b"])
 NAMES = st.sampled_from([None, "x", "y"])
-# Most calls are right, or nothing would ever be written; the rest are off by a little, as real ones are.
+# Most calls are right, otherwise nothing would ever be written. The others have a small error, as real ones do.
 EPOCHS_OFF = st.sampled_from([0, 0, 0, 0, 0, -1, 1])
 SEQS_OFF = st.sampled_from([0, 0, 0, 0, 0, -2, -1, 1, 2])
 STEPS = st.one_of(
@@ -96,7 +97,7 @@ STEPS = st.one_of(
 
 
 class Machine(RuleBasedStateMachine):
-    """Breaths: what may be asked of a log without waiting for answers. After each, log and list must agree."""
+    """Run steps on a log without waiting for answers. After each run the log and the list must agree."""
 
     def __init__(self, open_log: Callable[[], Awaitable[Log]]) -> None:
         super().__init__()
@@ -104,7 +105,7 @@ class Machine(RuleBasedStateMachine):
         self.log = self.run(open_log())
         self.sessions: dict[str, Session] = {}
         self.epochs: dict[str, int] = {}
-        # A reader of all sessions: where it is in the order, and what it has seen of each.
+        # A reader of all sessions: its position, and the last seq of each session that it has seen.
         self.position: str | None = None
         self.seen: dict[str, int] = {}
 
@@ -136,7 +137,7 @@ class Machine(RuleBasedStateMachine):
         self.calls: list[Call] = []
         self.answered: list[Call] = []
         self.told = asyncio.Event()
-        # Readers that wait at the head now; in the end it is known which of them had something to wait for.
+        # Readers that wait at the head now. At the end the test knows which of them had an event to wait for.
         heads = {id: session.seq for id, session in self.sessions.items()}
         readers = {id: asyncio.ensure_future(self.log.wait_past(id, seq)) for id, seq in heads.items()}
         await asyncio.sleep(0)
@@ -171,7 +172,7 @@ class Machine(RuleBasedStateMachine):
 
     async def check_reader(self, id: str, head: int, reader: asyncio.Future[None], *, was_deleted: bool) -> None:
         if was_deleted:
-            # It was told so, unless it had been let through before.
+            # The reader gets the error, unless its wait ended before the delete.
             try:
                 await reader
             except StoreError:
@@ -183,13 +184,14 @@ class Machine(RuleBasedStateMachine):
             reader.cancel()
             await asyncio.wait([reader])
 
-    # -- what does not wait ------------------------------------------------------------------------------------------
+    # -- calls that do not wait --------------------------------------------------------------------------------------
     def append(self, id: str, epoch_off: int, seq_off: int, entries: list[Entry], *, has_snapshot: bool) -> None:
         session = self.sessions.get(id)
         # The writer of a deleted session still has its epoch.
         epoch = self.epochs.get(id, 0) + epoch_off
         expected_seq = (session.tail if session else 0) + seq_off
-        # Of a snapshot by itself the head would not tell whether a claim has let it in.
+        # The head does not show whether a claim committed a snapshot without entries, so such a snapshot is not tested
+        # here.
         snapshot = b"%d" % len(entries) if has_snapshot and entries else None
         call = Call(id, epoch, entries, snapshot)
         self.expect(call, fits=seq_off == 0)
@@ -209,7 +211,7 @@ class Machine(RuleBasedStateMachine):
         session, epoch = self.sessions.get(id), self.epochs.get(id, 0) + epoch_off
         if session is not None and session.is_owned and epoch == session.epoch:
             session.is_owned = False
-            # It is behind them: whoever claims it now finds them.
+            # The release comes after these appends: the next claim finds them committed.
             session.commit(len(session.unanswered))
         self.log.release(id, epoch)
 
@@ -235,9 +237,9 @@ class Machine(RuleBasedStateMachine):
 
         return done
 
-    # -- what does ---------------------------------------------------------------------------------------------------
+    # -- calls that wait ---------------------------------------------------------------------------------------------
     async def take(self, id: str, name: str | None) -> None:
-        """A claim. The head says how many of the unanswered were committed: whole ones, from the front."""
+        """Claim the session. The head tells how many unanswered appends were committed: whole ones, from the front."""
         session = self.sessions.get(id)
         if session is None and self.is_taken(name, id):
             try:
@@ -246,8 +248,8 @@ class Machine(RuleBasedStateMachine):
                 return
             raise AssertionError("a name was given twice")
         epoch = await self.log.claim(id, name=name, agent="claude" if session is None else None)
-        # Past all that anybody may have believed; a session that was deleted goes on counting, so that its old writer
-        # stays refused.
+        # The epoch is higher than any that a writer may hold. A deleted session continues its epochs, so that its old
+        # writer stays refused.
         assert epoch > self.epochs.get(id, 0)
         if session is None:
             self.sessions[id] = session = Session(epoch, name)
@@ -259,7 +261,7 @@ class Machine(RuleBasedStateMachine):
         assert seq == head, "a claim has cut an append in two"
         for call in session.unanswered[:count]:
             if not call.entries:
-                call.expected = {None, NotOwner}  # Of one that holds nothing the head does not tell.
+                call.expected = {None, NotOwner}  # The head does not show whether an empty append was committed.
         session.commit(count)
         session.epoch = self.epochs[id] = epoch
         session.is_owned = True
@@ -288,7 +290,7 @@ class Machine(RuleBasedStateMachine):
         if session is None:
             assert await self.log.trim(id, before) == 1
             return
-        # Its commits may come in at any time: what may be known by then is all that was called.
+        # The session's commits can arrive at any time. So the limit counts all calls that were made.
         allowed = max(session.first, min(before, session.snapshot_seq + 1))
         first = await self.log.trim(id, before)
         assert session.first <= first <= allowed
@@ -302,7 +304,7 @@ class Machine(RuleBasedStateMachine):
             for call in session.unanswered:
                 call.expected = {None, NotOwner}
 
-    # -- agreeing ----------------------------------------------------------------------------------------------------
+    # -- agreement with the model ------------------------------------------------------------------------------------
     async def agree(self) -> None:
         for call in self.calls:
             assert len(call.got) == 1
@@ -323,7 +325,7 @@ class Machine(RuleBasedStateMachine):
             assert known(self.log, id)[:6] == (id, session.name, "claude", session.epoch, session.seq, session.first)
 
     async def agree_in_order(self) -> None:
-        """Who reads all sessions sees of each what it has not seen, but for what is gone, and then is told."""
+        """Check that a reader of all sessions sees each new event, and a gap for each event that is gone."""
         new: list[Event] = []
         gaps: dict[str, int] = {}
         while (page := await self.log.read_many(self.position, 3)).events:

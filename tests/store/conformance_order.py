@@ -1,4 +1,4 @@
-"""Reading many sessions, in the order of the commits. A part of the suite in `conformance`."""
+"""Reads of many sessions, in commit order. Part of the suite in `conformance`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class OrderConformance(Opens):
                 assert [event for event in events if event.session == writer.session] == await everything(
                     log, writer.session
                 )
-            # And it is one order, however it is read.
+            # The order is the same for every page size.
             assert [one.event for one in await everything_placed(log, limit=3)] == events
 
     async def test_read_many_resumes_from_any_position_even_inside_a_chunk(self) -> None:
@@ -102,7 +102,10 @@ class OrderConformance(Opens):
                     assert sessions == [name for name in "abcbbac" if name in wanted], (wanted, limit)
 
     async def test_filtered_reader_is_not_woken_by_other_sessions(self) -> None:
-        """A page that has nothing for a reader moves it past what it does not want, or each wait would end at once."""
+        """An empty page moves a filtered reader past the events of other sessions.
+
+        Otherwise each wait would end immediately.
+        """
         async with self.opened() as log:
             quiet, loud = await Writer.claim(log, "quiet"), await Writer.claim(log, "loud")
             await quiet.commit(b"a")
@@ -126,7 +129,7 @@ class OrderConformance(Opens):
             assert data(await reader) == [b"a", b"b"]
 
     async def test_read_many_of_no_sessions_returns_the_end_in_one_page(self) -> None:
-        """To follow from now on: however much there is, nothing of it is looked through."""
+        """The call returns the position from which to follow new events. It reads no event, however many there are."""
         async with self.opened() as log:
             writer = await Writer.claim(log)
             for _ in range(30):
@@ -184,7 +187,7 @@ class OrderConformance(Opens):
                 with pytest.raises(UsageError):
                     await log.read_many(None, limit)
 
-    # What is gone.
+    # Retention and deletion.
 
     async def test_read_many_reports_gap_per_session_to_reader_behind_retention(self) -> None:
         async with self.opened() as log:
@@ -204,7 +207,7 @@ class OrderConformance(Opens):
                 assert dict((await log.read_many(position, 1, sessions=["one"])).gaps) == {"one": 4}
             for index, (position, event) in enumerate(placed):
                 page = await log.read_many(position, 3)
-                # All that is gone lay before: the third event of the order is the last one of the first two chunks.
+                # The reader gets the gap if a dropped event comes after its position.
                 is_behind = any(after.event.session == "one" and after.event.seq <= 4 for after in placed[index + 1 :])
                 assert dict(page.gaps) == ({"one": 4} if is_behind else {}), (position, event.seq)
                 left = [one for one in placed[index + 1 :] if one in kept]
@@ -225,7 +228,7 @@ class OrderConformance(Opens):
             end = placed[-1].position
             await log.delete("two")
             assert await everything_placed(log) == []
-            # What comes later comes after all that was ever there.
+            # Later events come after every earlier position.
             wait = asyncio.ensure_future(log.wait_past_position(end))
             again = await Writer.claim(log, "one")
             await again.commit(b"again")
@@ -253,7 +256,7 @@ class OrderConformance(Opens):
                 await wait
                 page = await log.read_many(position)
                 assert [one.event.session for one in page.events] == [session]
-                await log.wait_past_position(position)  # It is behind now, and so this ends at once.
+                await log.wait_past_position(position)  # The position is now behind, so the wait ends immediately.
                 position = page.position
 
     async def test_read_many_and_wait_miss_no_commit(self) -> None:

@@ -1,4 +1,4 @@
-"""Reading one session: pages, waits, what is kept, snapshots. A part of the suite in `conformance`."""
+"""Reads of one session: pages, waits, retention, snapshots. Part of the suite in `conformance`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from banksman.core.session.event import UPDATE, Event, entry
 from banksman.errors import NotOwner, StoreError, UsageError
 from banksman.store.log import READ_EVENTS_MAX, Chunk, Head
 
-# More than any engine may keep when it was told to keep so few.
+# With a limit this low, every engine drops events before CHUNKS_MAX chunks.
 RETAINED_BYTES = 16 << 10
 CHUNKS_MAX = 1000
 
@@ -184,7 +184,7 @@ class ReadingConformance(Opens):
             await log.wait_past("s", 1)
 
     async def test_wait_past_known_session_raises_when_session_is_missing(self) -> None:
-        """Else one that was deleted right before the wait would be taken for one that is yet to come."""
+        """Otherwise a session that was deleted right before the wait would count as one that is not created yet."""
         async with self.opened() as log:
             writer = await Writer.claim(log)
             await writer.commit(b"a")
@@ -205,7 +205,7 @@ class ReadingConformance(Opens):
             async def begin(now: str) -> None:
                 if now == moment:
                     readers.append(asyncio.ensure_future(follow(log, 1)))
-                    # The first step of the reader, as far as it goes: it is waiting now, or it has begun to read.
+                    # The reader runs its first step: it waits now, or it has begun to read.
                     await asyncio.sleep(0)
 
             await begin("before the claim")
@@ -236,9 +236,9 @@ class ReadingConformance(Opens):
             writer = await Writer.claim(log)
             other = await Writer.claim(log, "other")
             for head in (1, 2, 3, 4):
-                await other.commit(*[b"x"] * 9)  # Another session's events are no news here.
-                writer.append(b"x", epoch=0)  # Nor is what was refused,
-                writer.append()  # or what holds nothing.
+                await other.commit(*[b"x"] * 9)  # The events of another session end no wait here.
+                writer.append(b"x", epoch=0)  # A refused append ends no wait,
+                writer.append()  # and an empty append does not either.
                 await writer.answers.all()
                 assert [seq for seq, task in waits if task.done() and seq >= head - 1] == []
                 writer.append(b"a")
@@ -252,12 +252,12 @@ class ReadingConformance(Opens):
             writer = await Writer.claim(log)
             tasks = [asyncio.ensure_future(follow(log, 1)) for _ in range(4)]
             await asyncio.sleep(0)
-            tasks[0].cancel()  # While it waits.
+            tasks[0].cancel()  # Cancelled while it waits.
             await asyncio.wait(tasks[:1])
             writer.append(b"a")
             tasks[1].cancel()  # Cancelled, but not ended yet, when the commit comes.
             await writer.answers.all()
-            tasks[2].cancel()  # It may have been let through already: then it is ended while it reads.
+            tasks[2].cancel()  # The wait may have ended already. Then the cancel hits the read.
             await asyncio.wait(tasks)
             assert tasks[0].cancelled()
             assert tasks[1].cancelled()
@@ -291,7 +291,7 @@ class ReadingConformance(Opens):
                 assert data(page.events) == written[after:][: len(page.events)]
                 assert page.events[0].seq == after + 1
             assert await log.read("s", seq) == ((), None)
-            # Each session has its own measure.
+            # The limit holds for each session separately.
             assert data(await everything(log, "other")) == [b"x"]
 
     async def test_retention_keeps_events_not_covered_by_last_snapshot(self) -> None:
@@ -320,7 +320,7 @@ class ReadingConformance(Opens):
                 page = await log.read("s", 0)
                 assert page.gap == ((1, first - 1) if first > 1 else None)
                 assert data(page.events) == [b"%d" % seq for seq in range(first, 13)]
-            # Whether the very last chunk may go is the engine's affair.
+            # The engine decides whether the very last chunk may be dropped.
             first = await log.trim("s", 1 << 40)
             assert first in (10, 13)
             assert log.head("s") == Head(epoch=writer.epoch, seq=12, first=first)
@@ -355,7 +355,7 @@ class ReadingConformance(Opens):
             await writer.commit(b"b", b"c", snapshot=b"at 3")
             await writer.commit(b"d")
             assert await log.snapshot("s") == (3, b"at 3")
-            await writer.commit(snapshot=b"\0at 4\xff")  # By itself, it is of what is there.
+            await writer.commit(snapshot=b"\0at 4\xff")  # A snapshot without entries covers the events that exist.
             assert await log.snapshot("s") == (4, b"\0at 4\xff")
             await writer.commit(b"e", snapshot=b"")
             assert await log.snapshot("s") == (5, b"")

@@ -1,5 +1,4 @@
-"""The sessions of a store: what is known of them, names, what is deleted and restored. A part of the suite in
-`conformance`."""
+"""Sessions of a store: listing, names, deletion, restore. Part of the suite in `conformance`."""
 
 from __future__ import annotations
 
@@ -121,14 +120,14 @@ class SessionsConformance(Opens):
             writer = await Writer.claim(log)
             writer.append(b"old")
             await log.delete("s")
-            # It begins after the delete, and the answer may be due still: what it waits for is new.
+            # The read begins after the delete, and the answer can still be due. The reader waits for a new event.
             reader = asyncio.ensure_future(follow(log, 1))
             await asyncio.sleep(0)
             await writer.answers.all()
             await (await Writer.claim(log)).commit(b"new")
             assert data(await reader) == [b"new"]
 
-    # What is known of a session.
+    # Listing.
 
     async def test_listing_shows_id_name_agent_times_and_owner(self) -> None:
         async with self.opened() as log:
@@ -151,7 +150,7 @@ class SessionsConformance(Opens):
             writer = Writer(log, "s", await log.claim("s", name="fix-ci", agent="claude"), 0)
             await writer.commit(b"a", b"b")
             created = known(log).created
-            # Not even a name that another one has is looked at.
+            # The claim ignores even a name that another session has.
             await log.claim("other", name="taken", agent="claude")
             for name in ("another", "taken", None):
                 epoch = await log.claim("s", name=name, agent="codex")
@@ -169,7 +168,7 @@ class SessionsConformance(Opens):
             epoch = await log.claim("s", agent="claude")
             assert await log.claim("s", name=name) > epoch
             await log.delete("s")
-            # Whoever still means the one that was deleted makes no other in its place.
+            # A claim of the deleted session must not create another session in its place.
             with pytest.raises(UsageError, match="no such session"):
                 await log.claim("s", name=name)
             assert log.sessions() == []
@@ -215,12 +214,12 @@ class SessionsConformance(Opens):
             with pytest.raises(NameTaken) as raised:
                 await log.claim("two", name="fix-ci", agent="claude")
             assert raised.value.ids["session"] == "one"
-            # It has not been made.
+            # The refused session does not exist.
             assert ids(log) == ["one"]
             assert log.head("two").epoch == 0
             await log.claim("two", name="fix-cd", agent="claude")
             for session in ("three", "four"):
-                await log.claim(session, agent="claude")  # No name is no name: any number have it.
+                await log.claim(session, agent="claude")  # Any number of sessions can have no name.
 
     async def test_name_is_freed_by_delete_but_not_by_release(self) -> None:
         async with self.opened() as log:
@@ -250,7 +249,8 @@ class SessionsConformance(Opens):
             await log.rename("s", None, expected="b")
             assert known(log).name is None
             assert log.find("b") is None
-            # It is no matter of who writes: the owner has not noticed, and one that nobody owns is renamed too.
+            # A rename does not depend on ownership: the owner notices nothing, and a session without an owner can be
+            # renamed too.
             await writer.commit(b"a")
             writer.release()
             await log.rename("s", "c", expected=None)
@@ -266,7 +266,7 @@ class SessionsConformance(Opens):
                 ("one", None, None),
                 ("one", "a", "c"),
                 ("unknown", "c", None),
-                # Also what would be taken is first of all not where it is expected.
+                # The name is taken too, but the check of the expected name comes first.
                 ("one", "b", "c"),
             ]:
                 with pytest.raises(UsageError):
@@ -393,7 +393,7 @@ class SessionsConformance(Opens):
             await self.check_nothing_was_left(log)
 
     async def test_restore_of_highest_numbers_leaves_room_for_more_events(self) -> None:
-        """And to be deleted, after which every new session of the store begins past its epoch."""
+        """The session can also be deleted. After that every new session of the store begins past its epoch."""
         async with self.opened() as log:
             history = [chunk(NUMBER_MAX - 1, b"a", b"b", epoch=NUMBER_MAX)]
             await log.restore("s", name=None, agent="", chunks=lambda: history)
@@ -427,7 +427,7 @@ class SessionsConformance(Opens):
         assert log.head("s") == Head(epoch=0, seq=0, first=1)
         assert await log.read("s", 0) == ((), None)
         assert await everything_placed(log) == []
-        # Not the name either.
+        # The name is free too.
         await log.claim("other", name="fix-ci", agent="claude")
         await log.delete("other")
 

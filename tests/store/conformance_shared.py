@@ -1,8 +1,9 @@
-"""What holds between the handles of one store, which may be in one process or in many. A part of the suite in
-`conformance`, for engines whose store can be opened more than once.
+"""Several handles on one store, in one process or in many. Part of the suite in `conformance`.
 
-What is looked at without waiting (`head`, `find`, `sessions`) may be a moment old where another handle has changed it:
-these are looked at until they are so. What is awaited sees all that was answered before, whichever handle it was."""
+The suite is for engines whose store can be opened more than once. Calls that do not wait (`head`, `find`, `sessions`)
+may show an older state after a change by another handle, so the tests poll them. Awaited calls see everything that was
+answered before, on any handle.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ RACES = 50
 
 
 class SharedLogConformance:
-    """Subclass it as `Test…` and say how two handles on one new store are opened."""
+    """Subclass it as `Test…` and implement `open_pair`, which opens two handles on one new store."""
 
     async def open_pair(self) -> tuple[Log, Log]:
         raise NotImplementedError
@@ -49,7 +50,7 @@ class SharedLogConformance:
         finally:
             await asyncio.gather(here.close(), there.close())
 
-    # Owning.
+    # Ownership.
 
     async def test_claim_of_live_hosts_session_raises_not_owner_with_the_owner(self) -> None:
         async with self.pair() as (here, there):
@@ -63,7 +64,7 @@ class SharedLogConformance:
                 assert (raised.value.ids["pid"], raised.value.ids["address"]) == (owner.pid, owner.address)
                 assert owner.pid == os.getpid()
             await until(lambda: there.head("s") == Head(epoch=writer.epoch, seq=1, first=1))
-            await writer.commit(b"b")  # It has not noticed.
+            await writer.commit(b"b")  # The owner is not affected.
 
     async def test_owner_is_visible_from_every_handle(self) -> None:
         async with self.pair() as (here, there):
@@ -100,7 +101,7 @@ class SharedLogConformance:
             assert data(await everything(there)) == [b"a", b"b", b"c"]
 
     async def test_former_owner_on_other_host_changes_nothing(self) -> None:
-        """Scenario 51: whoever read earlier writes later."""
+        """Scenario 51: the former owner writes later."""
         async with self.pair() as (here, there):
             old = await Writer.claim(here)
             await old.commit(b"a", snapshot=b"at 1")
@@ -109,7 +110,7 @@ class SharedLogConformance:
             new = await Writer.claim(there)
             assert await new.take("claude:x") is None
             answers = Answers()
-            # Under its own epoch, under the one that it would have advanced to, and under the new owner's.
+            # Under its own epoch, under the epoch of an advance, and under the new owner's epoch.
             for epoch in (old.epoch, old.epoch + 1, new.epoch):
                 here.append("s", epoch, 1, AT, lines(b"late"), answers.done(), b"late")
                 here.append("s", epoch, 1, AT, (), answers.done(), b"late")
@@ -266,7 +267,7 @@ class SharedLogConformance:
             writer = await Writer.claim(here)
             for number in range(4):
                 await writer.commit(b"%d" % number, snapshot=b"so far")
-            # Whoever has it: it is no matter of who writes.
+            # A trim does not depend on ownership.
             assert await there.trim("s", 3) == 3
             await until(lambda: here.head("s").first == 3)
             assert (await here.read("s", 0)).gap == (1, 2)
@@ -305,7 +306,7 @@ class SharedLogConformance:
             got = await outcomes(*calls)
             assert sorted(type(one).__name__ for one in got) == ["NoneType", *["UsageError"] * 19]
             await until(lambda: known(here).name == known(there).name == f"n{got.index(None)}")
-            # Who still expects what was there before is refused, whichever it wants.
+            # Every rename that expects the old name is refused, whatever its new name is.
             for name in ("before", None, "after"):
                 with pytest.raises(UsageError):
                     await there.rename("s", name, expected="before")

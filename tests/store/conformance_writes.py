@@ -1,4 +1,4 @@
-"""Who writes: claims, epochs, answers, leases. A part of the suite in `conformance`."""
+"""Writes: claims, epochs, answers, leases. Part of the suite in `conformance`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class WritingConformance(Opens):
             assert data(await everything(log)) == [b"one"]
 
     async def test_former_owner_changes_nothing(self) -> None:
-        """Scenario 51, within one host: whoever was the owner still believes to be, and says all that it can."""
+        """Scenario 51, within one host: the former owner does not know of its loss, and makes every call it can."""
         async with self.opened() as log:
             old = await Writer.claim(log)
             await old.commit(b"a", snapshot=b"at 1")
@@ -87,8 +87,8 @@ class WritingConformance(Opens):
             old.lease(None)
             old.release()
             old.advance()
-            # It believes to have advanced until it is told that it has not: what it says is under an epoch that was
-            # never its own, and that must be nobody else's either.
+            # The old writer counts its advance as done until the refusal arrives. So it uses an epoch that it never
+            # had, and that no other writer may have either.
             old.append(b"late", seq=2, snapshot=b"late")
             old.lease(None)
             old.release()
@@ -110,7 +110,7 @@ class WritingConformance(Opens):
             chunks = [(b"a", b"b"), (b"c",), (b"d", b"e", b"f")]
             for chunk in chunks:
                 old.append(*chunk)
-            new = await Writer.claim(log)  # Claims, and takes the head for its own.
+            new = await Writer.claim(log)  # Claims, and starts from the head of the log.
             old.append(b"late", seq=new.seq)
             new.append(b"new")
             assert await new.answers.all() == [None]
@@ -124,7 +124,7 @@ class WritingConformance(Opens):
 
     async def test_answer_never_comes_inside_a_call(self) -> None:
         async with self.opened() as log:
-            writer = await Writer.claim(log)  # Its own methods check that no answer came inside.
+            writer = await Writer.claim(log)  # The methods of `Writer` check that no answer comes inside the call.
             writer.append(b"a")
             writer.append()
             writer.advance()
@@ -143,7 +143,7 @@ class WritingConformance(Opens):
         async with self.opened() as log:
             writer = await Writer.claim(log)
             for number in range(50):
-                writer.append(*[b"%d" % number] * (number % 3))  # Some hold nothing: they keep their place too.
+                writer.append(*[b"%d" % number] * (number % 3))  # Some appends are empty: they keep their place too.
                 if number % 10 == 0:
                     writer.advance()
                     writer.lease(f"claude:{number}")
@@ -188,7 +188,7 @@ class WritingConformance(Opens):
             writer.append(b"x", seq=5)
             writer.append(b"y")
             writer.append()
-            writer.append(b"z", seq=1)  # This one would fit, had the two before it not been lost.
+            writer.append(b"z", seq=1)  # This append would fit if the two before it had not failed.
             assert await writer.answers.all() == [None, *[NotOwner] * 4]
             assert data(await everything(log)) == [b"a"]
 
@@ -289,7 +289,7 @@ class WritingConformance(Opens):
             assert await answers.all() == [None]
             assert data(await everything(log)) == [b"a", b"b"]
 
-    # Raising one's own epoch.
+    # Advancing the epoch.
 
     async def test_owner_advances_epoch_and_appends_at_once(self) -> None:
         async with self.opened() as log:
@@ -359,12 +359,12 @@ class WritingConformance(Opens):
             writer.append(b"y", seq=0)
             assert await writer.answers.all() == [NotOwner] * 3
             assert log.head("s") == Head(epoch=writer.epoch - 1, seq=0, first=1)
-            # It was told, and goes on under the epoch that it has.
+            # The writer knows the failure, and continues under the epoch that it has.
             writer.epoch -= 1
             writer.append(b"a", seq=0)
             assert await writer.answers.last() is None
 
-    # Letting go.
+    # Releasing.
 
     async def test_released_session_has_no_owner_and_refuses_writes(self) -> None:
         async with self.opened() as log:
@@ -407,7 +407,7 @@ class WritingConformance(Opens):
             other = await Writer.claim(log, "other")
             assert isinstance(await other.take("claude:x"), NotOwner)
             writer.release()
-            writer.release()  # There is nothing left to let go of.
+            writer.release()  # The session is released already.
             assert await other.take("claude:x") is None
 
     async def test_release_behind_a_failed_append_still_releases(self) -> None:
@@ -420,13 +420,14 @@ class WritingConformance(Opens):
             new = await Writer.claim(log)
             await new.commit(b"a")
 
-    # What only one of them may have.
+    # Leases.
 
     async def test_lease_has_one_holder_and_refusal_names_it(self) -> None:
         async with self.opened() as log:
             one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
             assert await one.take("claude:x") is None
-            # To be refused changes nothing: it is refused again, and the holder has it, and may take it again.
+            # A refusal changes nothing: the next call is refused again, and the holder keeps the lease and can take it
+            # again.
             for _ in range(2):
                 refusal = await two.take("claude:x")
                 assert isinstance(refusal, NotOwner)
@@ -443,7 +444,7 @@ class WritingConformance(Opens):
             assert await one.take("claude:x") is None
             assert await one.take("claude:y") is None
             assert await two.take("claude:x") is None
-            # One who is refused still has what it had.
+            # A refused session keeps the lease that it had.
             assert isinstance(await one.take("claude:x"), NotOwner)
             assert isinstance(await two.take("claude:y"), NotOwner)
             assert isinstance(await one.take("claude:x"), NotOwner)
@@ -493,4 +494,4 @@ class WritingConformance(Opens):
             assert await old.answers.all() == [NotOwner]
             other = await Writer.claim(log, "other")
             assert await other.take("claude:x") is None
-            await new.commit(b"a")  # What the others said was not its failure.
+            await new.commit(b"a")  # The failures of the other writers do not count for this one.

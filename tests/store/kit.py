@@ -1,7 +1,7 @@
-"""What the suites of the log have in common: a writer, a reader, and who listens to the answers.
+"""Common parts of the log suites: a writer, readers, and a record of the answers.
 
-Nothing here assumes when an answer comes, only in which order: an engine may give it in the loop's next pass, or from
-a thread a second later.
+The helpers assume only the order of the answers, not their time. An engine may answer in the next pass of the loop, or
+from a thread a second later.
 """
 
 from __future__ import annotations
@@ -32,23 +32,26 @@ def chunk(first: int, *data: bytes, epoch: int = 1, at: float = AT) -> Chunk:
 
 
 def known(log: Log, session: str = "s") -> KnownSession:
-    """A session that is there."""
+    """Return a session that exists."""
     found = log.find(session)
     assert found is not None
     return found
 
 
 def is_free(log: Log, epoch: int, session: str = "s") -> bool:
-    """Whether it is known here that it was let go of, under this epoch: an older one may have been before."""
+    """Return whether this handle knows that the session was released under this epoch.
+
+    An earlier epoch may have been released before.
+    """
     found = log.find(session)
     return found is not None and found.owner is None and found.epoch >= epoch
 
 
 class Opens:
-    """What the parts of the suite share: how a log is opened."""
+    """Base of the suite's parts: opens a log."""
 
     async def open_log(self, *, retained_bytes: int | None = None) -> Log:
-        """A new, empty log; with `retained_bytes`, one that keeps about so much of a session."""
+        """Open a new, empty log. `retained_bytes`: about how many bytes of a session the log keeps."""
         raise NotImplementedError
 
     @asynccontextmanager
@@ -61,7 +64,7 @@ class Opens:
 
 
 class Answers:
-    """What a log said to each call, in the order in which it said it."""
+    """Record of the answers of a log, in the order in which they came."""
 
     def __init__(self) -> None:
         self.given: list[tuple[int, Refusal]] = []
@@ -69,7 +72,7 @@ class Answers:
         self._more: asyncio.Future[None] | None = None
 
     def done(self) -> Done:
-        """The callback of one more call; they are numbered from 0."""
+        """Return the callback for the next call. The calls are numbered from 0."""
         number, self._asked = self._asked, self._asked + 1
 
         def done(error: Refusal) -> None:
@@ -80,7 +83,7 @@ class Answers:
         return done
 
     async def all(self) -> list[type[Exception] | None]:
-        """Wait until each call has its answer; they came once each, and in order. What kind each was."""
+        """Wait for all answers, check that each came once and in order, and return their kinds."""
         while len(self.given) < self._asked:
             self._more = asyncio.get_running_loop().create_future()
             await self._more
@@ -88,7 +91,7 @@ class Answers:
         return self.kinds
 
     async def last(self) -> Refusal:
-        """What the last call was answered, when all were."""
+        """Wait for all answers, and return that of the last call."""
         await self.all()
         return self.given[-1][1]
 
@@ -98,7 +101,7 @@ class Answers:
 
 
 class Writer:
-    """The owner of a session, and where it believes the session to be. It goes on without waiting for answers."""
+    """Owner of a session, with the head that it assumes. It continues without waiting for answers."""
 
     def __init__(self, log: Log, session: str, epoch: int, seq: int) -> None:
         self.log = log
@@ -140,12 +143,12 @@ class Writer:
         assert len(self.answers.given) == answered, "answered inside the call"
 
     async def commit(self, *what: bytes | Entry, snapshot: bytes | None = None) -> None:
-        """Append, and wait until it and all before it are committed."""
+        """Append, and wait until this append and all earlier ones are committed."""
         self.append(*what, snapshot=snapshot)
         assert set(await self.answers.all()) == {None}
 
     async def take(self, name: str | None) -> Refusal:
-        """Lease, and wait: what was answered."""
+        """Take a lease, wait, and return the answer."""
         self.lease(name)
         return await self.answers.last()
 
@@ -156,7 +159,7 @@ class Writer:
 
 
 async def everything(log: Log, session: str = "s", after: int = 0, limit: int = READ_EVENTS_MAX) -> list[Event]:
-    """All that is committed after a seq, page by page, where nothing was dropped."""
+    """Return all events after a seq, page by page, for a session without a gap."""
     events: list[Event] = []
     while (page := await log.read(session, after, limit)).events:
         assert page.gap is None
@@ -168,7 +171,7 @@ async def everything(log: Log, session: str = "s", after: int = 0, limit: int = 
 
 
 async def follow(log: Log, last: int, session: str = "s", after: int = 0, limit: int = 7) -> list[Event]:
-    """A reader: takes what is there, waits past it, until the event `last` is there."""
+    """Read and wait in turns until the event `last` is read."""
     events: list[Event] = []
     while after < last:
         await log.wait_past(session, after)
@@ -182,7 +185,7 @@ async def follow(log: Log, last: int, session: str = "s", after: int = 0, limit:
 async def everything_placed(
     log: Log, after: str | None = None, limit: int = READ_EVENTS_MAX, sessions: Sequence[str] | None = None
 ) -> list[PositionedEvent]:
-    """All that is committed after a position, page by page, where nothing was dropped."""
+    """Return all events after a position, page by page, for a log without gaps."""
     placed: list[PositionedEvent] = []
     while (page := await log.read_many(after, limit, sessions=sessions)).events:
         assert not page.gaps
@@ -193,7 +196,7 @@ async def everything_placed(
 
 
 async def follow_all(log: Log, count: int, limit: int = 7, sessions: Sequence[str] | None = None) -> list[Event]:
-    """A reader of many sessions, until it has so many events."""
+    """Read many sessions until `count` events are read."""
     events: list[Event] = []
     position: str | None = None
     while len(events) < count:
@@ -206,11 +209,11 @@ async def follow_all(log: Log, count: int, limit: int = 7, sessions: Sequence[st
 
 
 async def outcomes(*calls: Awaitable[object]) -> list[object]:
-    """What they give or raise, all at once."""
+    """Run the calls concurrently, and return the result or the error of each."""
     return await asyncio.gather(*calls, return_exceptions=True)
 
 
 async def until(fact: Callable[[], bool]) -> None:
-    """For what nobody is told of, like a release: it is looked at again and again."""
-    while not fact():  # noqa: ASYNC110  There is nothing that could be waited for.
+    """Poll for a change that no event reports, like a release."""
+    while not fact():  # noqa: ASYNC110  There is no event to wait for.
         await asyncio.sleep(0)

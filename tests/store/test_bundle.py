@@ -1,4 +1,4 @@
-"""A session for a bug report: what happened is in it, and what is nobody else's affair is not."""
+"""Bundle of a session for a bug report: it contains the frames and events, without secrets and personal data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from banksman.store.memory import MemoryLog
 
 AT = 1700000000.0
 HOME = pwd.getpwuid(os.getuid()).pw_dir
-# Put together here: who looks for keys in a repository is not to find any.
+# The strings are joined here, so that a scan of the repository finds no key.
 KEYS = {
     "of a model": "sk-" + "ant-api03-Zx8QwP0aJkLm",
     "of GitHub": "gh" + "p_0123456789abcdefABCDEF",
@@ -54,7 +54,7 @@ def streamed(text: str, member: str = "text") -> Entry:
 
 
 async def bundled(path: Path, *entries: Entry, seconds: float = 0.0, **how: Any) -> list[dict[str, Any]]:
-    """The lines of the bundle of a session with these entries, each so long after the last. The first is its header."""
+    """Bundle a session with these entries, `seconds` apart, and return the lines. The first line is the header."""
     log = MemoryLog()
     epoch = await log.claim("s-1", name="a name", agent="claude")
     for place, each in enumerate(entries):
@@ -66,7 +66,7 @@ async def bundled(path: Path, *entries: Entry, seconds: float = 0.0, **how: Any)
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-# -- what is in it ---------------------------------------------------------------------------------------------------
+# -- contents --------------------------------------------------------------------------------------------------------
 async def test_bundle_holds_frames_of_both_directions_and_events(tmp_path: Path) -> None:
     path = tmp_path / "bundle"
     sent = frame({"type": "user", "message": {"role": "user", "content": "a prompt"}, "uuid": "u"})
@@ -112,7 +112,7 @@ async def test_bundle_with_too_short_secret_makes_no_file(tmp_path: Path) -> Non
     assert os.listdir(tmp_path) == []
 
 
-# -- what is not -----------------------------------------------------------------------------------------------------
+# -- redaction -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("around", ["{}", "key={}, more", '"{}"', "\\n{}", "({})"])
 def test_scrubber_redacts_what_looks_like_a_key(key: str, around: str) -> None:
@@ -235,7 +235,7 @@ async def test_bundle_masks_unreadable_frames_whole(tmp_path: Path) -> None:
 
 
 async def test_bundle_masks_frames_nested_too_deep_to_walk(tmp_path: Path) -> None:
-    """How deep that is, is another matter in each version of Python."""
+    """The recursion limit for JSON differs between the versions of Python."""
     frames: list[Entry] = [
         ("t", UPDATE, b'{"a":' * depth + b'"private"' + b"}" * depth) for depth in range(100, 1200, 50)
     ]
@@ -248,7 +248,7 @@ async def test_bundle_masks_frames_nested_too_deep_to_walk(tmp_path: Path) -> No
     "unit", one_in(10, ["a", "sk-", "eyJa.", "a@", "A_", "://", "/home/", "-----BEGIN ", "bearer ", "\\n"])
 )
 def test_scrubber_takes_linear_time(unit: str) -> None:
-    """Four times the text in far less than sixteen times the time: no pattern begins anew at each place of a word."""
+    """Four times the text takes far less than sixteen times the time: no pattern restarts at each place of a word."""
     scrub = scrubber(["my-secret-word"])
 
     def seconds(size: int) -> float:

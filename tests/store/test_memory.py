@@ -1,4 +1,4 @@
-"""The log in memory: all that every engine must do, and what only this one decides."""
+"""Log in memory: the conformance suite, and the behaviour that is specific to this engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from banksman.store.log import Head, Log, Owner
 from banksman.store.memory import MemoryLog
 from banksman.store.memory_session import CHUNK_BYTES, ENTRY_BYTES
 
-# Before its import, or its asserts would fail without saying what they saw.
+# Before the import: otherwise a failed assert shows no values.
 pytest.register_assert_rewrite("tests.store.conformance")
 
 from tests.store.conformance import (  # noqa: E402
@@ -36,7 +36,7 @@ class TestMemoryLog(LogConformance):
         return MemoryLog() if retained_bytes is None else MemoryLog(bytes_max=retained_bytes)
 
 
-# What it decides where the protocol leaves it open.
+# Behaviour that the protocol leaves open.
 
 
 async def test_memory_log_commits_nothing_before_the_loop_runs() -> None:
@@ -117,7 +117,7 @@ async def test_position_is_chunk_number_and_count_of_read_events() -> None:
     one.append(b"d")
     await one.answers.all()
     assert [placed.position for placed in (await log.read_many(None)).events] == ["1.1", "1.2", "2.1", "3.1"]
-    # Who wants only the first session's first events is still past all that was looked through.
+    # The position of a filtered reader is past all events that the read looked at.
     assert (await log.read_many("0.0", 2, sessions=["one"])).position == "1.2"
     assert (await log.read_many("0.0", 9, sessions=["two"])).position == "3.1"
     for never_given in ("0.1", "4.0", "01.1"):
@@ -140,7 +140,7 @@ async def test_failure_inside_an_answer_is_not_cleared_by_an_older_failure() -> 
         log.append("s", writer.epoch, 0, AT, lines(b"x", b"y"), again)
 
     def told_too(error: Refusal) -> None:
-        # Behind the one above, of which nobody has been told: it fits by accident only.
+        # This append follows the one above, whose failure is not reported yet. Its seq fits only by accident.
         log.append("s", writer.epoch, 2, AT, lines(b"z"), fits)
 
     log.append("s", writer.epoch, 7, AT, lines(b"x"), told)
@@ -176,12 +176,12 @@ async def test_ended_wait_leaves_no_waiter_behind() -> None:
     await waits[1]
     await waits[4]
     assert repr(log) == empty
-    assert log._waiters == {}  # pyright: ignore[reportPrivateUsage]  Not even an empty place for the unknown session.
+    assert log._waiters == {}  # pyright: ignore[reportPrivateUsage]  No entry for the unknown session either.
     await log.close()
 
 
 def test_keyboard_interrupt_in_one_answer_does_not_lose_the_others() -> None:
-    """As Ctrl-C does it: it goes through the loop, and what is left of the program runs in the loop again."""
+    """Ctrl-C propagates through the loop, and the rest of the program runs in the loop again."""
     answers = Answers()
 
     async def interrupted() -> MemoryLog:
@@ -209,7 +209,7 @@ def test_keyboard_interrupt_in_one_answer_does_not_lose_the_others() -> None:
         loop.run_until_complete(logs[0].close())
 
 
-# What it keeps.
+# Retention.
 
 CHUNK = CHUNK_BYTES + 2 * (ENTRY_BYTES + 100)
 
@@ -220,10 +220,10 @@ async def test_retention_keeps_what_fits_to_the_byte_and_then_drops_oldest_chunk
     for _ in range(4):
         await writer.commit(b"x" * 100, b"y" * 100, snapshot=b"so far")
     assert log.head("s") == Head(epoch=1, seq=8, first=1)
-    # Exactly one chunk's weight makes room for exactly one.
+    # A chunk of exactly one chunk's weight drops exactly one chunk.
     await writer.commit(b"x" * 150, b"y" * 50, snapshot=b"so far")
     assert log.head("s") == Head(epoch=1, seq=10, first=3)
-    # One byte more than that makes it two.
+    # One byte more drops two.
     await writer.commit(b"x" * 151, b"y" * 50, snapshot=b"so far")
     assert log.head("s") == Head(epoch=1, seq=12, first=7)
     page = await log.read("s", 1)
@@ -247,20 +247,20 @@ async def test_retention_keeps_the_newest_chunk_whatever_its_size() -> None:
 
 
 async def test_read_is_correct_at_every_stage_of_retention() -> None:
-    """The list of chunks is shortened now and then: the search must find its way before, at and after that."""
+    """The log shortens its list of chunks now and then. The search must work before, at and after that."""
     log = MemoryLog(bytes_max=5 * CHUNK)
     writer = await Writer.claim(log)
     for number in range(40):
         await writer.commit(b"%100d" % (2 * number + 1), b"%100d" % (2 * number + 2), snapshot=b"so far")
         head = log.head("s")
         assert head.first == max(1, 2 * number - 7)
-        # Five chunks, and no more empty places than that.
+        # Five chunks, and at most as many empty places.
         assert len(log._sessions["s"].chunks) <= 10  # pyright: ignore[reportPrivateUsage]
         for after in range(head.seq):
             page = await log.read("s", after)
             assert [int(event.data) for event in page.events] == list(range(max(after + 1, head.first), head.seq + 1))
             assert page.gap == ((after + 1, head.first - 1) if after + 1 < head.first else None)
-        # By number the search must find its way too.
+        # The search by number must work too.
         placed = (await log.read_many(None)).events
         assert [one.event.seq for one in placed] == list(range(head.first, head.seq + 1))
         for index, (position, _) in enumerate(placed):
@@ -278,9 +278,9 @@ async def test_retention_bounds_memory_for_every_size_of_entry_and_chunk(per_chu
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        # Three times what it may keep, so that dropping is well under way.
+        # Three times the limit, so that the log drops chunks most of the time.
         for number in range(3 * bytes_max // (CHUNK_BYTES + per_chunk * (ENTRY_BYTES + size))):
-            # Data and numbers of their own each time: what is shared would weigh nothing.
+            # Each entry has new data and numbers, because shared objects would weigh nothing.
             entries = [("t-1", UPDATE, bytes(bytearray(size))) for _ in range(per_chunk)]
             log.append("s", epoch, seq, AT + number, entries, _ignore, b"so far")
             seq += per_chunk
@@ -293,7 +293,7 @@ async def test_retention_bounds_memory_for_every_size_of_entry_and_chunk(per_chu
     finally:
         tracemalloc.stop()
     assert kept < bytes_max * 1.05
-    # And the bound is about what is really used, or a session would forget long before it has to.
+    # The bound must match the real use, otherwise a session would drop events too early.
     assert kept > bytes_max * 0.5
     await log.close()
 

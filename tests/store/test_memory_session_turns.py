@@ -1,4 +1,4 @@
-"""What finding a turn costs: counted in rows of SQLite and events that are read, at two lengths of the history."""
+"""Cost of finding a turn: SQLite steps and events read, for two lengths of the history."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def write_turns(log: SqliteLog | MemoryLog, numbers: range, session: str =
 
 
 class Steps:
-    """Counts the instructions of SQLite's virtual machine, and the chunks that are unpacked."""
+    """Count the instructions of SQLite's virtual machine, and the chunks that are unpacked."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -106,7 +106,7 @@ async def test_store_without_turn_index_is_indexed_once(tmp_path: Path, monkeypa
 
 
 async def test_store_with_turn_index_can_be_written_by_an_older_version(tmp_path: Path) -> None:
-    """It does not know the column, and leaves it where it was."""
+    """The older version does not know the column, and leaves it unchanged."""
     path = tmp_path / "store.db"
     log = SqliteLog(path)
     await write_turns(log, range(2))
@@ -152,7 +152,7 @@ async def test_delete_removes_turns_of_its_session(tmp_path: Path) -> None:
 
 
 async def test_memory_turn_index_reads_every_event_once() -> None:
-    """The index of a log on NATS, or of a file that may not be written."""
+    """A log on NATS, or a file that must not be written, uses this index."""
     log = MemoryLog()
     await write_turns(log, range(20))
     read: list[int] = []

@@ -1,12 +1,12 @@
-"""A stale reader clears what a new turn has just registered, and nobody knows any more that it runs.
+"""A stale reader must not clear the state that a new turn has just registered.
 
-It happens wherever "what is active" is a field that is read, then changed by whoever has read it: the naive stores here
-lose the new turn under a certain schedule, and a look before the change only makes that schedule rarer. In our log it
-cannot happen. What a session *is* is no field: it is what its log folds to, and an append says which event it follows.
-All else (the owner, the lease, the name, the snapshot) is changed by who says what it believes to be there, and who is
-wrong is refused.
+The fault occurs where "the active turn" is a field that a reader reads and then changes. The naive stores here lose the
+new turn under a certain schedule, and a check before the change only makes that schedule rarer. The log cannot lose it.
+The state of a session is not a field: it is the fold of its log, and an append names the event that it follows. Every
+other value (the owner, the lease, the name, the snapshot) changes by compare-and-set: a caller with a wrong expectation
+is refused.
 
-First in every schedule of a simulated loop, then with real threads on one file.
+The tests use every schedule of a simulated loop first, and then real threads on one file.
 """
 
 from __future__ import annotations
@@ -56,19 +56,22 @@ def active(past: SessionHistory) -> str | None:
 
 
 async def found(log: Log) -> SessionHistory:
-    """What the session is when nobody writes: from its last snapshot, and from its first event the same."""
+    """Return the state of the session while no writer writes.
+
+    The snapshot and the full history must give the same state.
+    """
     past = await recovery.load(log, SESSION, CONFIG)
     assert pasts.fold_events(pasts.beginning(CONFIG), await everything(log)) == past
     return past
 
 
 def say_nothing(_: SessionHistory) -> Sequence[Entry]:
-    """Behind what a takeover settles."""
+    """Append nothing after the entries that a takeover settles."""
     return ()
 
 
 async def append(log: Log, epoch: int, past: SessionHistory, entries: Sequence[Entry]) -> SessionHistory | None:
-    """The past with these after it, in one with its snapshot; None if it was refused."""
+    """Append the entries and the new snapshot, and return the new history. Return None if the append was refused."""
     answers, after = Answers(), pasts.fold(past, entries)
     log.append(SESSION, epoch, past.session.head, AT, entries, answers.done(), pasts.encode(after))
     refusal = await answers.last()
@@ -77,7 +80,7 @@ async def append(log: Log, epoch: int, past: SessionHistory, entries: Sequence[E
 
 
 async def change(log: Log, epoch: int, decide: Callable[[SessionHistory], Sequence[Entry]]) -> None:
-    """Read, decide, and write if it is still so; if not, read again. Whoever is no longer the writer gives up."""
+    """Read, decide, and append if nothing changed meanwhile; otherwise read again. Stop if the epoch is lost."""
     while log.head(SESSION).epoch == epoch:
         past = await recovery.load(log, SESSION, CONFIG)
         entries = decide(past)
@@ -87,7 +90,7 @@ async def change(log: Log, epoch: int, decide: Callable[[SessionHistory], Sequen
 
 # -- in every schedule -------------------------------------------------------------------------------------------------
 class NaiveStore:
-    """What is active is a field. A call takes a moment, as one over a wire does."""
+    """Store whose active turn is a field. Each call takes a moment, as over a network."""
 
     def __init__(self) -> None:
         self.active: str | None = None
@@ -102,7 +105,7 @@ class NaiveStore:
 
 
 async def _together(**doing: Coroutine[Any, Any, object]) -> None:
-    """Each in a lane of its own: they know nothing of each other."""
+    """Run the coroutines concurrently, each in a separate lane: they know nothing of each other."""
     loop = sim.current()
     await asyncio.gather(*(loop.create_lane_task(one, lane=lane) for lane, one in doing.items()))
 
@@ -112,12 +115,12 @@ async def naive() -> None:
     await store.write("1")
 
     async def finalise() -> None:
-        """Turn 1 is over. It even looks, before it clears, whether it is its own that it clears."""
+        """End turn 1. Before it clears the field, it even checks that the field has its turn."""
         if await store.read() == "1":
             await store.write(None)
 
     async def begin() -> None:
-        await asyncio.sleep(0)  # What a new turn has to do first: it usually comes too late to be harmed.
+        await asyncio.sleep(0)  # Other work of a new turn comes first, so it usually comes too late to be harmed.
         await asyncio.sleep(0)
         await store.write("2")
 
@@ -128,14 +131,14 @@ async def naive() -> None:
 def test_naive_store_loses_the_new_turn_in_a_found_schedule() -> None:
     with pytest.raises(sim.ScheduleFailed, match="nobody knows of it") as failed:
         sim.explore(naive)
-    # Not in asyncio's own order: whoever only runs it sees nothing.
+    # The fault does not occur in asyncio's own order, so a plain run does not show it.
     assert failed.value.schedule
     with pytest.raises(sim.ScheduleFailed):
         sim.replay(naive, failed.value.schedule)
 
 
 class CarelessLog(WorldLog):
-    """A log that writes whatever it is told, by whomever, behind whatever is there."""
+    """Log that accepts every append, from any writer, at any place."""
 
     def append(
         self,
@@ -152,7 +155,7 @@ class CarelessLog(WorldLog):
 
 
 async def watch(log: Log, until_turn: str) -> None:
-    """Somebody who only looks. Once the new turn was seen it is never gone again."""
+    """Follow the log as a reader. Once the new turn was seen, it must never disappear."""
     seq, seen = 0, None
     while seen != until_turn:
         await log.wait_past(SESSION, seq)
@@ -161,7 +164,7 @@ async def watch(log: Log, until_turn: str) -> None:
 
 
 async def late_finaliser(log: Log) -> None:
-    """The same in a log: both write for the same owner, and neither knows of the other."""
+    """The same race in a log: both tasks write for the same owner, and neither knows of the other."""
     epoch = await log.claim(SESSION, agent="claude")
     await append(log, epoch, pasts.beginning(CONFIG), begun("1"))
 
@@ -180,7 +183,7 @@ async def late_finaliser(log: Log) -> None:
 
 
 async def stale_host(log: Log) -> None:
-    """A host that had the session says its last words while another takes it over and goes on."""
+    """A former owner makes its last calls while another host takes the session over and continues it."""
     old = await log.claim(SESSION, name="before", agent="claude")
     past = await append(log, old, pasts.beginning(CONFIG), begun("1"))
     assert past is not None
@@ -190,7 +193,7 @@ async def stale_host(log: Log) -> None:
 
     async def say_last_words() -> None:
         over = pasts.fold(past, ended("1"))
-        # Where it believes the log to be, and where the log is.
+        # At the seq that the old host assumes, and at the seq of the log.
         for seq in (past.session.head, log.head(SESSION).seq):
             log.append(SESSION, old, seq, AT, ended("1"), answers.done(), pasts.encode(over))
             log.append(SESSION, old, seq, AT, (), answers.done(), pasts.encode(past))
@@ -223,7 +226,7 @@ async def stale_host(log: Log) -> None:
     other = await log.claim("other", agent="claude")
     log.lease("other", other, LEASE, answers.done())
     assert isinstance(await answers.last(), NotOwner)
-    # It ended once, whichever of the two said so.
+    # The turn ended once, whichever host recorded it.
     ends = [event.body["outcome"] for event in (await log.read(SESSION, 0)).events if event.kind == kinds.TURN_ENDED]
     assert ends in (["done"], ["unknown"])
     await log.close()
@@ -251,7 +254,7 @@ SECONDS_MAX = 60.0
 
 
 def run_threads(*doing: Callable[[], object], barrier: threading.Barrier | None = None) -> None:
-    """All at once, each in a thread of its own; what one of them raises is raised here."""
+    """Run the functions concurrently, each in a thread, and raise the error of the first that failed."""
     errors: list[BaseException] = []
 
     def run(one: Callable[[], object]) -> None:
@@ -260,7 +263,7 @@ def run_threads(*doing: Callable[[], object], barrier: threading.Barrier | None 
         except BaseException as exc:
             errors.append(exc)
             if barrier is not None:
-                barrier.abort()  # Nobody is to wait for it.
+                barrier.abort()  # The other threads must not wait for this one.
 
     threads = [threading.Thread(target=run, args=(one,)) for one in doing]
     for thread in threads:
@@ -268,7 +271,7 @@ def run_threads(*doing: Callable[[], object], barrier: threading.Barrier | None 
     for thread in threads:
         thread.join()
     if errors:
-        # Whoever waited for one that had failed was only left alone.
+        # A BrokenBarrierError is only a consequence of another thread's failure, so another error comes first.
         raise next((exc for exc in errors if not isinstance(exc, threading.BrokenBarrierError)), errors[0])
 
 
@@ -282,13 +285,13 @@ async def opened(path: Path) -> AsyncGenerator[SqliteLog]:
 
 
 async def make(path: Path) -> None:
-    """An empty store. Who makes it, if several open it at once, is not what is looked at here."""
+    """Create an empty store. These tests do not cover concurrent creation."""
     async with opened(path):
         pass
 
 
 def met(barrier: threading.Barrier) -> Awaitable[int]:
-    """Wait for the other thread, and let the loop run meanwhile."""
+    """Wait for the other thread while the loop runs."""
     return asyncio.get_running_loop().run_in_executor(None, barrier.wait)
 
 
@@ -307,7 +310,7 @@ def test_naive_sqlite_file_loses_the_new_turn_unless_it_compares(tmp_path: Path,
                 barrier.wait()  # Turn 1 is registered.
                 [(seen,)] = connection.execute("SELECT active FROM sessions WHERE id = 's'")
                 barrier.wait()
-                barrier.wait()  # Turn 2 is.
+                barrier.wait()  # Turn 2 is registered.
                 if compares:
                     connection.execute("UPDATE sessions SET active = NULL WHERE id = 's' AND active = ?", (seen,))
                 elif seen is not None:
@@ -345,7 +348,7 @@ def test_sqlite_log_keeps_the_new_turn_in_the_same_schedule(tmp_path: Path) -> N
                 log.release(SESSION, epoch)
                 await until(lambda: known(log).owner is None)
                 await met(barrier)
-                await met(barrier)  # Turn 2 is begun, by another host.
+                await met(barrier)  # Another host has begun turn 2.
                 over, answers = ended(f"{number}-1"), Answers()
                 for seq in (read.session.head, log.head(SESSION).seq):
                     log.append(SESSION, epoch, seq, AT, over, answers.done(), pasts.encode(read))
@@ -356,7 +359,7 @@ def test_sqlite_log_keeps_the_new_turn_in_the_same_schedule(tmp_path: Path) -> N
                 with pytest.raises(NotOwner):
                     await log.claim(SESSION, agent="claude")
                 await met(barrier)
-                await met(barrier)  # It was looked at.
+                await met(barrier)  # The other thread has checked the state.
 
     async def begin() -> None:
         async with opened(path) as log:
@@ -380,13 +383,13 @@ def test_sqlite_log_keeps_the_new_turn_in_the_same_schedule(tmp_path: Path) -> N
 
 
 class Hammer:
-    """A host that had the session once, and does not know that it has it no more."""
+    """Host that had the session once, and does not know that it lost it."""
 
     def __init__(self, path: Path, number: int, is_over: threading.Event) -> None:
         self._path = path
         self._other = f"other-{number}"
         self._is_over = is_over
-        # It may claim the session; it has let go of it; the owner has it.
+        # The events: this host may claim the session; it has released the session; the owner has the session.
         self.may_claim, self.has_left, self.may_strike = (threading.Event() for _ in range(3))
         self.blows = 0
         self.has_ended = threading.Event()
@@ -416,7 +419,7 @@ class Hammer:
     async def _strike(self, log: Log, old: int, past: SessionHistory, other: int) -> None:
         head, answers = log.head(SESSION), Answers()
         snapshot = pasts.encode(past)
-        # Under its own epoch, and under the owner's, which anybody can see.
+        # Under its own epoch, and under the owner's epoch, which every host can read.
         for epoch in (old, head.epoch):
             for seq in (past.session.head, head.seq):
                 log.append(SESSION, epoch, seq, AT, ended(self._other), answers.done(), snapshot)
@@ -463,7 +466,7 @@ def test_owner_loses_nothing_under_writes_of_stale_hosts(tmp_path: Path) -> None
                     written += entries
                     assert await recovery.load(log, SESSION, CONFIG) == past
                     assert await log.snapshot(SESSION) == (past.session.head, pasts.encode(past))
-            # Not before they have ended is it let go of.
+            # The owner releases the session only after they have ended.
             is_over.set()
             for hammer in hammers:
                 assert hammer.has_ended.wait(SECONDS_MAX)

@@ -1,4 +1,4 @@
-"""A session as a file: it comes back as it was, and a file that is not whole makes no session."""
+"""Export of a session to a file: the import restores the session exactly, and a malformed file creates no session."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ from banksman.store.transfer import export, export_to, import_session, write_new
 
 AT = 1700000000.25
 
-# One of each sort: ours; ours, as another encoder would write it; frames that are JSON, text, and neither.
+# One entry of each sort: written by Banksman; as another encoder would write it; frames that are JSON, text, and
+# neither.
 ENTRIES: list[Entry] = [
     entry("t-1", TURN_QUEUED, prompt='say "hé😀\\"\n', turn="a member of this name", number=1e16, nothing=None),
     ("t-1", TURN_QUEUED, b'{ "prompt": "spaced" }'),
@@ -79,7 +80,7 @@ async def append(
 
 
 async def written(log: MemoryLog, session: str = "s-1", entries: list[Entry] = ENTRIES) -> None:
-    """A session of two epochs and several times."""
+    """Write a session with two epochs and several times."""
     epoch = await log.claim(session, name="a name", agent="claude")
     await append(log, session, epoch, 0, entries)
     await append(log, session, epoch, len(entries), entries[:1], at=AT + 0.125)
@@ -100,23 +101,23 @@ async def everything(log: MemoryLog | SqliteLog, session: str) -> list[tuple[Any
 
 
 async def imported(log: MemoryLog | SqliteLog, session: str, times: int = 1) -> list[tuple[Any, ...]]:
-    """Everything that was in the file; behind it is one event for each time that it was imported."""
+    """Return the events that came from the file. After them follows one event for each import."""
     events = await everything(log, session)
     assert [event[4] for event in events[-times:]] == [SESSION_IMPORTED] * times
     return events[:-times]
 
 
 def chunks_of(path: Path) -> Iterator[Chunk]:
-    """Of the file alone, and nothing else checked."""
+    """Return the chunks of the file, without other checks."""
     return transfer._chunks(transfer._Reader(str(path)))  # pyright: ignore[reportPrivateUsage]
 
 
 def snapshot_at(seq: int) -> bytes:
-    """Of that many events which change nothing."""
+    """Return a snapshot after this many events that change nothing."""
     return pasts.encode(pasts.fold(pasts.beginning(Config(dialect=CLAUDE)), [(None, UPDATE, b"")] * seq))
 
 
-# -- out and in again ------------------------------------------------------------------------------------------------
+# -- export and import -----------------------------------------------------------------------------------------------
 async def test_export_and_import_round_trip_a_session(tmp_path: Path) -> None:
     one, other = MemoryLog(), MemoryLog()
     await written(one)
@@ -127,14 +128,14 @@ async def test_export_and_import_round_trip_a_session(tmp_path: Path) -> None:
     known = other.find("another")
     assert known is not None
     assert (known.id, known.agent, known.seq, known.owner) == ("s-2", "claude", count, None)
-    # And once more: the file's lines are the same, but for whose they are, and one that says where they are from.
+    # A second export has the same lines, except the header, the last line and a line that names the origin.
     assert (await exported(other, "s-2"))[1:-2] == (await exported(one))[1:-1]
     await one.close()
     await other.close()
 
 
 async def test_import_moves_a_session_between_engines_and_bad_file_leaves_nothing(tmp_path: Path) -> None:
-    """The engine with a disk takes the chunks in a thread of its own."""
+    """The engine with a disk takes the chunks in a separate thread."""
     memory, disk, again = MemoryLog(), SqliteLog(tmp_path / "store.db"), MemoryLog()
     await written(memory)
     await export_to(memory, "s-1", tmp_path / "first")
@@ -160,7 +161,7 @@ def test_export_round_trips_any_data_byte_for_byte(given: list[tuple[str, bytes]
         await append(one, "s-1", await one.claim("s-1", agent="claude"), 0, entries)
         lines = await exported(one)
         assert all(line.count(b"\n") == 1 for line in lines)
-        # Not the test's own folder, which all examples would share.
+        # The test's folder would be shared by all examples.
         with tempfile.NamedTemporaryFile() as file:
             file.write(b"".join(lines))
             file.flush()
@@ -250,7 +251,7 @@ async def test_export_refuses_missing_or_empty_session(session: str, tmp_path: P
     await log.close()
 
 
-# -- what is before the import was said elsewhere --------------------------------------------------------------------
+# -- events before the import ----------------------------------------------------------------------------------------
 async def test_import_appends_an_event_with_its_origin(tmp_path: Path) -> None:
     one, other = MemoryLog(), SqliteLog(tmp_path / "store.db")
     await written(one)
@@ -268,7 +269,7 @@ async def test_import_appends_an_event_with_its_origin(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_trimmed", [False, True])
 async def test_imported_session_is_not_started_by_its_events_or_snapshot(is_trimmed: bool, tmp_path: Path) -> None:
-    """Neither by an event of it nor by its snapshot, the last event of which may be the file's last."""
+    """Neither an event nor the snapshot starts a process. The snapshot's last event can be the last one of the file."""
     config = Config(dialect=CLAUDE)
     opened = entry(None, SESSION_OPENED, command=["/bin/sh"], resume=None, fork=False)
     started = entry(None, PROCESS_STARTED, process=1, born=["boot", 2, 3, 4, 5, 6, 7])
@@ -293,7 +294,7 @@ async def test_imported_session_is_not_started_by_its_events_or_snapshot(is_trim
 
 
 async def test_import_refuses_file_replaced_between_its_two_readings(tmp_path: Path) -> None:
-    """Else the snapshot of the one might be of the event that the other is closed with, and hide it."""
+    """Otherwise the snapshot of the first file could cover the closing event of the second, and hide it."""
     one, other = MemoryLog(), MemoryLog()
     await append(one, "s-1", await one.claim("s-1", agent="claude"), 0, ENTRIES[8:])
     path = tmp_path / "file"
@@ -361,15 +362,15 @@ async def test_imported_session_at_largest_numbers_can_be_continued_and_deleted(
     await other.close()
 
 
-# -- files that are not whole ----------------------------------------------------------------------------------------
+# -- malformed files -------------------------------------------------------------------------------------------------
 def hashed(lines: list[bytes]) -> list[bytes]:
-    """With the last line as it must be for the others, so that nothing but what was changed is wrong."""
+    """Return the lines with a correct hash in the last one, so that only the intended change is wrong."""
     digest = hashlib.sha256(b"".join(lines[:-1])).hexdigest()
     return [*lines[:-1], transfer.line_of({**json.loads(lines[-1]), "sha256": digest})]
 
 
 def changed(number: int, **members: Any) -> Callable[[list[bytes]], list[bytes]]:
-    """With other members in a line; None: without it."""
+    """Return a function that changes members of a line. The value `...` removes the member."""
 
     def change(lines: list[bytes]) -> list[bytes]:
         value = {**json.loads(lines[number - 1]), **members}
@@ -381,12 +382,12 @@ def changed(number: int, **members: Any) -> Callable[[list[bytes]], list[bytes]]
 
 
 def snapshot(seq: int, data: bytes) -> Callable[[list[bytes]], list[bytes]]:
-    """With a snapshot in the header."""
+    """Return a function that puts a snapshot into the header."""
     return changed(1, snapshot_seq=seq, snapshot=data.decode())
 
 
 def edited(lines: list[bytes]) -> list[bytes]:
-    """One letter of one prompt is another."""
+    """Change one letter of one prompt."""
     other = base64.b64encode(ENTRIES[1][2].replace(b"spaced", b"Spaced"))
     return [line.replace(base64.b64encode(ENTRIES[1][2]), other) for line in lines]
 
@@ -556,11 +557,13 @@ async def test_import_refuses_unreadable_or_irregular_file_at_once(name: str, tm
 
 @contextlib.contextmanager
 def unstuck(pipe: Path) -> Generator[None]:
-    """Who waits for a writer of the pipe is given one in the end: a thread that waits for ever would keep the whole run
-    from its end, and nobody would see what failed."""
+    """Open the pipe for writing after a while.
+
+    A thread that waits for a writer forever would block the whole run, and no failure would be reported.
+    """
 
     def write() -> None:
-        with contextlib.suppress(OSError):  # Nobody reads, as it should be.
+        with contextlib.suppress(OSError):  # Expected: the pipe has no reader.
             os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 
     late = threading.Timer(10, write)
@@ -611,7 +614,7 @@ async def test_write_new_refuses_existing_path(sort: str, tmp_path: Path) -> Non
     with pytest.raises(UsageError, match="already"):
         await write_new(path, lines)
     assert os.listdir(tmp_path) == ["taken"]
-    # It was known before anything was read.
+    # The call failed before it read from its source.
     assert await anext(lines) == b"a\n"
 
 
@@ -662,7 +665,7 @@ async def test_write_new_refuses_missing_folder(tmp_path: Path) -> None:
 
 
 async def test_write_new_raises_store_full_on_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The kernel's own: /dev/full takes nothing."""
+    """A full disk from the kernel: /dev/full accepts no byte."""
     full = os.open("/dev/full", os.O_WRONLY)
 
     def opened(_: str) -> tuple[str, Any]:

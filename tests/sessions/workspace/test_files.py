@@ -1,4 +1,4 @@
-"""Files that an agent has us read and write: inside the root and nowhere else, whole, and never anything but a file."""
+"""File requests of an agent: only inside the root, only whole files, and only regular files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from banksman.sessions.workspace import Workspace, files, safe_paths
 from banksman.sessions.workspace.request_handler import BlockingCalls
 
 NOBODY = 65534
-# Enough for the race to be met in each of its windows, many times over, in a second or two.
+# Enough to hit each window of the race many times, within a second or two.
 RACES = 5000
 OFTEN = 100
 PATIENCE_SECONDS = 60.0
@@ -33,7 +33,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder to work in, beside one that is none of its business."""
+    """Return a root folder, beside a folder that the agent must not reach."""
     folder, outside = tmp_path / "root", tmp_path / "outside"
     (folder / "sub").mkdir(parents=True)
     outside.mkdir()
@@ -161,7 +161,10 @@ def test_file_that_is_a_device_is_not_opened(root: Path) -> None:
 
 
 def test_file_path_through_proc_link_is_refused(root: Path) -> None:
-    """The kernel follows them to what they are of, wherever that is; we read what they say."""
+    """The kernel follows such a link to its target, wherever that is.
+
+    The workspace reads the text of the link instead.
+    """
     with open(root.parent / "outside" / "text") as held:
         os.symlink(f"/proc/self/fd/{held.fileno()}", root / "link")
         with pytest.raises(Refused):
@@ -171,7 +174,7 @@ def test_file_path_through_proc_link_is_refused(root: Path) -> None:
         read(here, f"{here}/cwd/pyproject.toml")
 
 
-# -- where it may be -------------------------------------------------------------------------------------------------
+# -- location --------------------------------------------------------------------------------------------------------
 def ways_out(root: Path) -> dict[str, str]:
     outside = root.parent / "outside"
     os.symlink("../outside", root / "away")
@@ -230,7 +233,7 @@ def test_root_that_is_a_link_is_known_by_both_names(root: Path) -> None:
 
 
 def test_root_stays_the_same_folder_when_renamed(root: Path) -> None:
-    """What another is put in its place for, the agent's process is not in either."""
+    """Another folder is put in its place. The agent's process still works in the old one."""
 
     async def both() -> None:
         async with working(root) as workspace:
@@ -366,7 +369,7 @@ def test_failed_file_write_leaves_old_text(root: Path, monkeypatch: pytest.Monke
     try:
 
         def write_all(_: int, data: bytes) -> None:
-            os.write(full, data)  # As on a disk that is full.
+            os.write(full, data)  # Behaves like a full disk.
 
         monkeypatch.setattr(files, "_write_all", write_all)
         with pytest.raises(BanksmanError, match="No space left"):
@@ -378,7 +381,7 @@ def test_failed_file_write_leaves_old_text(root: Path, monkeypatch: pytest.Monke
 
 
 def as_nobody(call: Callable[[], object]) -> BaseException | None:
-    """What comes of a call by a user who is not root. The kernel keeps this of each thread by itself."""
+    """Return the error of a call as a user who is not root. The kernel keeps the filesystem uid per thread."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -397,7 +400,7 @@ def as_nobody(call: Callable[[], object]) -> BaseException | None:
 
 @pytest.fixture
 def foreign(root: Path) -> Generator[safe_paths.Root]:
-    """The root, for a user who owns nothing of it."""
+    """Return the root, for a user who owns none of it."""
     if os.geteuid():
         pytest.skip("to be another user takes root")
     with opened_root(root) as opened:
@@ -430,7 +433,7 @@ def test_unwritable_file_is_not_replaced(root: Path, foreign: safe_paths.Root) -
     assert (root / "text").read_text() == "one\ntwo\nthree\n"
 
 
-# -- whose turn it is ------------------------------------------------------------------------------------------------
+# -- order and cancellation ------------------------------------------------------------------------------------------
 async def test_file_requests_run_in_order(root: Path) -> None:
     async with working(root) as workspace:
         writes = [serve_write(workspace, f"{root}/text", str(number)) for number in range(50)]
@@ -458,7 +461,7 @@ async def test_cancelled_file_write_is_not_done(root: Path) -> None:
     workspace = Workspace(str(root))
     fifo = root / "fifo"
     os.mkfifo(fifo)
-    # The lane is busy until somebody writes to the fifo, and then finds the write given up.
+    # The queue is blocked until a write to the fifo. Then it finds the write cancelled.
     begun = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -530,8 +533,10 @@ print(flips)
 
 @contextlib.contextmanager
 def flipping(one: Path, other: Path) -> Generator[list[int]]:
-    """Two names that change places, in one step each time, as fast as it goes, by a process of its own: threads of one
-    Python take turns. How often is told at the end."""
+    """Exchange two names atomically, as fast as possible, in another process. Threads of one Python would take turns.
+
+    The yielded list gets the number of exchanges at the end.
+    """
     flips: list[int] = []
     argv = [sys.executable, "-I", "-S", "-c", _FLIP, one, other]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -544,7 +549,7 @@ def flipping(one: Path, other: Path) -> Generator[list[int]]:
 
 
 def race(*calls: Callable[[int], object], races: int = RACES, often: int = OFTEN) -> None:
-    """Each of them again and again, until each was done and refused many times: else there was no race."""
+    """Repeat the calls until each succeeded and was refused many times. Otherwise there was no race."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     done, refused = [0] * len(calls), [0] * len(calls)
     number = 0
@@ -587,7 +592,10 @@ def test_file_swapped_for_link_is_not_followed(root: Path) -> None:
     read_texts: set[str] = set()
 
     def put_both() -> None:
-        """A write may have met the link and replaced it, as a rename does: two files are nothing to race for."""
+        """Restore the link and the file.
+
+        A write may have replaced the link, as a rename does, and two files would not race.
+        """
         os.symlink("../outside/text", root / "fresh")
         os.rename(root / "fresh", root / "other")
         (root / "fresh").write_text("INSIDE")
@@ -619,7 +627,7 @@ def test_link_retargeted_outside_is_not_followed(root: Path) -> None:
 
 
 def test_folder_moved_outside_is_not_climbed_out_of(root: Path) -> None:
-    """What a folder says its parent is may be outside by now; we go back to where we came from."""
+    """The parent of a moved folder can be outside. The workspace returns to the folder from which it came."""
     (root / "a" / "b").mkdir(parents=True)
     (root / "a" / "text").write_text("INSIDE")
     away = root.parent / "outside" / "b"

@@ -1,4 +1,4 @@
-"""Files and terminals as a session's callbacks: each request is answered once, by what there was when it came."""
+"""Files and terminals as callbacks of a session: each request gets one answer, from the workspace of its process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from banksman.sessions.workspace import Workspace
 
 
 class Door:
-    """In place of a driver: it keeps what it is told."""
+    """Fake of a driver that records the facts."""
 
     def __init__(self) -> None:
         self._answers: dict[str, asyncio.Future[CallbackAnswered]] = {}
@@ -42,7 +42,7 @@ class Door:
 
 
 class Case:
-    """The callbacks of a session whose process has a workspace."""
+    """Callbacks of a session whose process has a workspace."""
 
     def __init__(self, root: Path) -> None:
         self.door = Door()
@@ -52,7 +52,7 @@ class Case:
         self._requests = 0
 
     def ask(self, method: str, **params: Any) -> str:
-        """The agent asks for something; the name of its request."""
+        """Send a request of the agent, and return its id."""
         self._requests += 1
         request = str(self._requests)
         self.door.expect(request)
@@ -114,7 +114,7 @@ async def test_interrupted_turn_ends_its_commands(tmp_path: Path, marker: str) -
     case = Case(tmp_path)
     waiting = case.ask("terminal/wait_for_exit", terminalId=await case.tree(marker))
     command, *args = child("stay()", marker)
-    # Asked for before the interrupt, and begun after it: its task has not come to run yet.
+    # The request comes before the interrupt, and its task has not begun yet.
     late = case.ask("terminal/create", command=command, args=args)
     case.callbacks.end_terminals(EndTerminals(1, "t", 0.0, True))
     assert "the turn was stopped" in await case.error(late)

@@ -1,4 +1,4 @@
-"""Commands that an agent has us run: in the root, with what it is told, and gone with whatever it was run for."""
+"""Terminals of an agent: run in the root, with the given options, and ended with their purpose."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from banksman.sessions.workspace import Workspace
 from banksman.sessions.workspace import terminals as run_terminals
 from banksman.sessions.workspace.terminals import TERMINALS_MAX, Tail
 
-# A tool with a child of each kind, which all say that they stand. The leader goes at TERM, as most do.
+# A tool with a child of each kind. Each child reports that it runs. The leader ends at TERM, as most do.
 TREE = """
 for kind in ("plain", "setsid", "deaf"):
     if fork() == 0:
@@ -68,14 +68,14 @@ async def ended(workspace: Workspace, id: str) -> Mapping[str, Any]:
 
 
 async def run(workspace: Workspace, command: str, *args: str, **how: Any) -> str:
-    """What a command says, from its beginning to its end."""
+    """Run a command to its end, and return its output."""
     id = await create(workspace, command, *args, **how)
     await ended(workspace, id)
     return (await output(workspace, id))["output"]
 
 
 async def said(workspace: Workspace, id: str, *words: str) -> str:
-    """Until it has said all of these. An agent is not told either, and asks again and again."""
+    """Wait until the output contains all words. An agent gets no event either, so the function polls."""
     while True:
         text = (await output(workspace, id))["output"]
         if all(word in text for word in words):
@@ -90,7 +90,7 @@ async def tree(workspace: Workspace, marker: str) -> str:
     return id
 
 
-# -- what is run -----------------------------------------------------------------------------------------------------
+# -- commands --------------------------------------------------------------------------------------------------------
 async def test_terminal_runs_command_to_its_end(tmp_path: Path) -> None:
     async with working(tmp_path) as workspace:
         id = await create(workspace, "sh", "-c", "pwd; echo to stderr >&2; exit 3")
@@ -145,7 +145,7 @@ async def test_terminal_command_without_args_runs_in_shell(tmp_path: Path) -> No
         created = await workspace.serve("terminal/create", {"command": "echo /bin/sh >&2; exit 4", "args": None})
         assert (await ended(workspace, created["terminalId"]))["exitCode"] == 4
     async with working(tmp_path, env={"PATH": str(tmp_path)}) as workspace:
-        # Where there is no other shell.
+        # There is no other shell in the PATH.
         assert await run(workspace, 'echo "$0"') == "/bin/sh\n"
 
 
@@ -188,7 +188,7 @@ async def test_terminal_program_is_found_from_its_folder(tmp_path: Path) -> None
         assert await run(workspace, "tool") == f"./sub/tool\n{tmp_path}\n"
 
 
-# -- where it is run -------------------------------------------------------------------------------------------------
+# -- folders ---------------------------------------------------------------------------------------------------------
 async def test_terminal_starts_only_inside_root(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     (root / "sub").mkdir(parents=True)
@@ -218,14 +218,14 @@ async def test_terminal_never_starts_in_folder_swapped_for_link(tmp_path: Path) 
         with flipping(root / "d", root / "e"):
             while min(seen.values()) < 5 or sum(seen.values()) < 100:
                 try:
-                    # By its number: by its name it may be another again by now.
+                    # Compare the inode, because the name can belong to another folder again.
                     assert await run(workspace, "stat", "-c", "%i", ".", cwd=f"{root}/d") == f"{inside}\n"
                     seen["inside"] += 1
                 except BanksmanError:
                     seen["refused"] += 1
 
 
-# -- what is kept of it ----------------------------------------------------------------------------------------------
+# -- kept output -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("limit", "text", "kept", "is_cut"),
     [
@@ -300,7 +300,7 @@ def test_tail_of_invalid_bytes_stays_within_limit() -> None:
     assert tail.text() == ("\ufffd" * 3, True)
 
 
-# -- how it ends -----------------------------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------------------------------------
 def _goes(event: AgentReport) -> Callable[[Workspace, str], Awaitable[None]]:
     async def hear(workspace: Workspace, _: str) -> None:
         heard: list[AgentReport] = []
@@ -339,7 +339,7 @@ async def test_terminal_end_leaves_no_process_of_its_tree(
 ) -> None:
     async with working(tmp_path) as workspace:
         id = await tree(workspace, marker)
-        async with asyncio.timeout(4):  # Sooner than a command of the user's own, which has five seconds to go.
+        async with asyncio.timeout(4):  # Less than the five seconds that a command of a user has.
             await end(workspace, id)
         assert not alive(marker)
 
@@ -402,7 +402,7 @@ async def test_workspace_refuses_terminal_requests_after_end(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("how", ["cancelled", "stop_terminals", "end"])
 async def test_terminal_is_ended_when_its_create_is_cancelled(tmp_path: Path, marker: str, how: str) -> None:
-    """In whichever pass of the loop it comes: while the folder is looked for, while it starts, when it has started."""
+    """The cancel comes in any pass of the loop: during the folder lookup, during the start, or after the start."""
     passes, is_created = 0, False
     while not is_created:
         async with working(tmp_path) as workspace:
@@ -427,7 +427,7 @@ async def test_terminal_is_ended_when_its_create_is_cancelled(tmp_path: Path, ma
             workspace.end()
             await workspace.wait_ended()
             assert not alive(marker)
-        # Most of them are spent waiting for a thread or a process.
+        # Most passes only wait for a thread or a process.
         passes += 1 + passes // 8
 
 
@@ -443,7 +443,7 @@ def test_closed_loop_ends_its_terminals(tmp_path: Path, marker: str) -> None:
     wait_none(marker)
 
 
-# -- how many --------------------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------------------------------------
 async def test_terminals_are_bounded(tmp_path: Path) -> None:
     async with working(tmp_path) as workspace:
         ids = await asyncio.gather(*(sleeping(workspace) for _ in range(TERMINALS_MAX)))
@@ -454,7 +454,7 @@ async def test_terminals_are_bounded(tmp_path: Path) -> None:
         await sleeping(workspace)
         with pytest.raises(Refused):
             await sleeping(workspace)
-        # Those that have ended make room, the oldest first; those that run stay.
+        # Ended terminals make room, the oldest first. Running ones stay.
         await _kill(workspace, ids[2])
         await _kill(workspace, ids[1])
         await sleeping(workspace)
@@ -476,7 +476,7 @@ async def test_released_terminal_counts_until_it_has_ended(tmp_path: Path, marke
         await sleeping(workspace)
 
 
-# -- what it is asked ------------------------------------------------------------------------------------------------
+# -- invalid requests ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "given",
     [

@@ -1,11 +1,11 @@
-"""A process that writes to a store until it is killed, and the look at what it left: all of one campaign of deaths.
+"""Run one crash campaign: kill a process that writes to a store, many times, and check each store.
 
-Run as a program (`python -m tests.store.sqlite.crash_child`), with one campaign's settings as JSON; it says what it
-found as JSON. It is a process of its own because it forks, traces and waits: see `kill_at_syscall`.
+The module runs as a program (`python -m tests.store.sqlite.crash_child`) with the settings of a campaign as JSON, and
+prints a report as JSON. It is a separate process because it forks, traces and waits: see `kill_at_syscall`.
 
-The writer claims a session and appends 96 events in 24 appends, some of them with a snapshot, some on the heels of the
-one before. Whatever is acknowledged it says at once, to a pipe that outlives it. Every event's content follows from its
-seq, so that whoever looks needs no other record of what was written.
+The writer claims a session and appends 96 events in 24 appends. Some appends have a snapshot, and some follow the one
+before without a wait. The writer reports each acknowledged append immediately, to a pipe that outlives it. The content
+of each event follows from its seq, so the check needs no other record.
 """
 
 from __future__ import annotations
@@ -39,22 +39,25 @@ from banksman.store.sqlite.operations import Operation
 from banksman.store.sqlite.writer_thread import WriterThread
 
 SESSION = "crash"
-# Each death costs as many calls as came before it, so that twice as many appends would take four times as long.
+# Each death costs as many calls as came before it, so twice as many appends would take four times as long.
 APPENDS = 24
 EVENTS_PER_APPEND = 4
 EVENTS = APPENDS * EVENTS_PER_APPEND
-# The writer says its epoch, each acknowledged append, and that it closes.
+# The writer prints its epoch, each acknowledged append, and the start of its close.
 LINES = APPENDS + 2
-# A few appends take so long; the start of a writer takes longer.
+# A few appends take this long. The start of a writer takes longer.
 PAUSE_SECONDS_MAX = 0.003
-# Each run, its look and the removal take some 50 ms.
+# A run, its check and the removal of its folder take about 50 ms.
 RUNS_MAX = 600
 
 
 class Campaign(msgspec.Struct, frozen=True):
-    """`kind`: "calls" (at each call number from `first` on in steps of `step`, until a run ends by itself), "times"
-    (`count` random moments, by `seed`), or "migration" (at each call of an opening that migrates). `is_early`: with a
-    writer that acknowledges before it commits."""
+    """Settings of a campaign.
+
+    `kind`: "calls" (die at each call number from `first` on in steps of `step`, until a run completes), "times" (die at
+    `count` random moments, by `seed`), or "migration" (die at each call of an open that migrates). `is_early`: use a
+    writer that acknowledges before it commits.
+    """
 
     kind: str
     folder: str
@@ -67,9 +70,11 @@ class Campaign(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct):
-    """`deaths`: runs that were killed, `ended`: runs that ended by themselves. `before`, `closing`: how many of the
-    deaths came before the claim was acknowledged, and during the close. `problems`: what was found, each with its run,
-    at most a few in full."""
+    """Result of a campaign.
+
+    `deaths`: killed runs. `ended`: completed runs. `before`, `closing`: deaths before the claim was acknowledged, and
+    during the close. `problems`: the findings, each with its run, only a few in full.
+    """
 
     deaths: int = 0
     ended: int = 0
@@ -82,29 +87,29 @@ class Report(msgspec.Struct):
     seconds: float = 0.0
 
 
-# -- what is written -------------------------------------------------------------------------------------------------
+# -- contents --------------------------------------------------------------------------------------------------------
 def entry_of(seq: int) -> Entry:
-    """Short ones, some that fill pages, and one in a while that is empty; with and without a turn."""
+    """Return short entries, some that fill pages, and some that are empty, with and without a turn."""
     size = (0, 17, 300, 61, 2500, 120, 700)[seq % 7]
     data = (hashlib.sha256(b"%d" % seq).hexdigest().encode() * (size // 64 + 1))[:size]
     return (None if seq % 3 == 0 else f"turn-{seq // 10}", "update" if seq % 2 else "sent", data)
 
 
 def snapshot_of(seq: int) -> bytes | None:
-    """With every fifth append; of what is up to `seq`, in some thousand bytes."""
+    """Return a snapshot of a few thousand bytes for every fifth append, otherwise None."""
     if seq % (5 * EVENTS_PER_APPEND):
         return None
     return hashlib.sha256(b"snapshot %d" % seq).hexdigest().encode() * 50
 
 
 async def write(path: str, level: str, fd: int) -> None:
-    """The life of the process that is killed. What it says: `epoch N`, then the seq of each acknowledged append."""
+    """Run the process that is killed. It prints `epoch N`, and then the seq of each acknowledged append."""
     log = SqliteLog(path, level=level)
     epoch = await log.claim(SESSION, name="a name", agent="none")
     os.write(fd, b"epoch %d\n" % epoch)
     seq = 0
     places = iter(range(APPENDS))
-    # Alone, then two, then three at once: those that wait together are committed together.
+    # One append, then two, then three at the same time: the appends that wait together are committed together.
     for many in (1 + place % 3 for place in range(APPENDS)):
         answered: asyncio.Queue[None] = asyncio.Queue()
         asked = 0
@@ -129,7 +134,7 @@ def acknowledge(fd: int, seq: int, answered: asyncio.Queue[None], error: StoreEr
 
 
 def acknowledge_early(fd: int) -> None:
-    """Break this process's engine on purpose: it says that an append is committed, then commits it."""
+    """Break the engine of this process on purpose: it acknowledges an append before it commits it."""
     perform = WriterThread._perform  # pyright: ignore[reportPrivateUsage]
 
     def perform_late(self: WriterThread, group: list[Operation]) -> None:
@@ -141,9 +146,9 @@ def acknowledge_early(fd: int) -> None:
     WriterThread._perform = perform_late  # pyright: ignore[reportPrivateUsage]
 
 
-# -- what is left ----------------------------------------------------------------------------------------------------
+# -- checks ----------------------------------------------------------------------------------------------------------
 async def look(path: str, level: str, said: bytes) -> list[str]:
-    """Every way in which the store is not what it must be."""
+    """Return every fault of the store."""
     acknowledged = max((int(line) for line in said.splitlines() if line.isdigit()), default=0)
     epoch = max((int(line.split()[1]) for line in said.splitlines() if line.startswith(b"epoch")), default=0)
     log = SqliteLog(path, level=level)
@@ -173,7 +178,7 @@ def wrong_events(events: list[Event], head: int, acknowledged: int) -> list[str]
 
 
 def wrong_snapshot(snapshot: Snapshot | None, head: int) -> list[str]:
-    """It came in the commit of its append, so it is neither older nor newer than the events."""
+    """Check the snapshot. It is part of its append's commit, so it must match the events exactly."""
     expected = head - head % (5 * EVENTS_PER_APPEND)
     found = 0 if snapshot is None else snapshot.seq
     if found != expected:
@@ -184,7 +189,7 @@ def wrong_snapshot(snapshot: Snapshot | None, head: int) -> list[str]:
 
 
 async def wrong_future(log: SqliteLog, epoch_before: int) -> list[str]:
-    """Its owner is dead: we can have it at once, and go on."""
+    """Check that a new owner can claim the session immediately and continue it."""
     epoch = await log.claim(SESSION, name="a name", agent="none")
     seq = log.head(SESSION).seq
     answer: asyncio.Future[StoreError | NotOwner | None] = asyncio.get_running_loop().create_future()
@@ -212,7 +217,7 @@ def looked_at(path: str, level: str, said: bytes) -> list[str]:
 
 # -- the campaigns ---------------------------------------------------------------------------------------------------
 class Runs:
-    """Runs of one campaign, each in a folder of its own that is removed after the look at it."""
+    """Runs of one campaign. Each run has a folder, which is removed after the check."""
 
     def __init__(self, campaign: Campaign) -> None:
         self._campaign = campaign
@@ -272,7 +277,10 @@ def run_writer(campaign: Campaign, path: str, *, kill_at: int | None = None) -> 
 
 
 def die_at_times(campaign: Campaign) -> Report:
-    """Each run is killed a moment after it has said a number of lines: the same stages on a fast and a slow machine."""
+    """Kill each run shortly after it has printed a number of lines.
+
+    The stages are the same on a fast and a slow machine.
+    """
 
     def run(path: str, lines: int, seconds: float) -> Death:
         def program(fd: int) -> None:
@@ -291,7 +299,7 @@ def die_at_times(campaign: Campaign) -> Report:
 
 
 def die_in_migration(campaign: Campaign) -> Report:
-    """A store of today's schema, opened at each run by a process that knows a newer one."""
+    """Open a store of the present schema, in each run, by a process that has a newer schema."""
     old = Path(campaign.folder) / "old"
     run_writer(campaign, str(old))
     today = tables.SCHEMA
@@ -318,10 +326,11 @@ def die_in_migration(campaign: Campaign) -> Report:
                 assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
                 assert connection.execute("PRAGMA user_version").fetchall() == [(today,)]
                 assert connection.execute("SELECT seq FROM sessions").fetchall() == [(EVENTS,)]
-        # In a container the next process has the same pid as the one that died, and may be misled by a name of it.
+        # In a container the next process can have the pid of the dead one. Rename the files so that their pid is the
+        # present one.
         for left in Path(path).parent.iterdir():
             left.rename(left.with_name(re.sub(r"(?<=\.bak\.)\d+", str(os.getpid()), left.name)))
-        # All of it was acknowledged long before.
+        # All appends were acknowledged before the migration.
         return death._replace(said=death.said + b"epoch 1\n%d\n" % EVENTS)
 
     for number in range(1, RUNS_MAX):

@@ -1,15 +1,14 @@
-"""Kill a program at one exact system call: at the n-th by which it changes, or syncs, a file that is watched.
+"""Kill a program at an exact system call: the n-th call that changes or syncs a watched file.
 
-The program is a function that runs in a fork of this process, so that no interpreter has to be started for each of a
-thousand deaths. It is traced, with a seccomp filter that stops it at the calls that matter and at no other, and is
-killed at the *entry* of the call: that one has no effect, all before have theirs. What the kernel has of its files then
-is what any death of processes at this place leaves behind.
+The program is a function in a fork of this process, so a thousand deaths need no interpreter start. The fork is traced.
+A seccomp filter stops it only at the relevant calls. It is killed at the *entry* of the call: this call has no effect,
+and all earlier calls have taken effect. The files are then in the state that any process death at this point leaves.
 
-A first run without a kill counts the calls; or one goes on until a run ends by itself. The program's threads are
-followed. Whatever it writes to the pipe that it is given is returned, also when it was killed.
+A first run without a kill counts the calls. Alternatively the caller increases the number until a run completes. The
+tracer follows the program's threads. The bytes that the program writes to its pipe are returned, also after a kill.
 
-Only for a process with one thread, and no children but these: `waitpid` takes whatever comes. It works for x86_64 and
-aarch64, where the process may trace its own children; `why_not` says what is missing.
+The caller must have one thread and no other children, because `waitpid` takes any child. The module supports x86_64 and
+aarch64, where the process may trace its children. `why_not` returns the reason if it cannot work.
 """
 
 from __future__ import annotations
@@ -23,13 +22,12 @@ import traceback
 from collections.abc import Callable
 from typing import NamedTuple
 
-# What a child may take, the tracing included, before it is ended by a signal of its own.
+# Time limit of a child, with the tracing. A signal ends it after that.
 CHILD_SECONDS_MAX = 30
-# What it says must fit into a pipe that nobody reads while it lives.
+# The output must fit into a pipe that is not read while the child lives.
 SAID_BYTES_MAX = 1 << 16
 
-# By name: the number of the call, and what tells which file it is about: the argument with its fd ("fd"), or that with
-# its path, the first or the second.
+# For each call: its number, and how to find the file: by the fd argument ("fd"), or by the index of the path argument.
 _CALLS: dict[str, dict[str, tuple[int, str | int]]] = {
     "x86_64": {
         "write": (1, "fd"),
@@ -65,7 +63,7 @@ _PTRACE_CONT = 7
 _PTRACE_SEIZE = 0x4206
 _PTRACE_GET_SYSCALL_INFO = 0x420E
 _EVENT_SECCOMP = 7
-# Stop at the filter's word and at new threads and forks, which are traced like their maker; die with the tracer.
+# Stop at the filter's events and at new threads and forks, which are traced too. Die with the tracer.
 _OPTIONS = 0x80 | 0x8 | 0x4 | 0x2 | 0x100000
 _WAIT_ALL = 0x40000000
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
@@ -85,7 +83,7 @@ class _Filter(ctypes.Structure):
 
 
 class _CallInfo(ctypes.Structure):
-    """struct ptrace_syscall_info at a stop of seccomp's: the same for every machine."""
+    """struct ptrace_syscall_info at a seccomp stop. It is the same on every machine."""
 
     _fields_ = [
         ("op", ctypes.c_ubyte),
@@ -100,15 +98,17 @@ class _CallInfo(ctypes.Structure):
 
 
 class Call(NamedTuple):
-    """One that counts: its name, and the end of the file's name after what is watched."""
+    """Counted call: its name, and the suffix of the file's path after the watched prefix."""
 
     name: str
     file: str
 
 
 class Death(NamedTuple):
-    """How a run went: the calls that were counted (the last one had no effect, if it was the one to die at), what was
-    said, how it ended (minus the signal, or its code), and after how long."""
+    """Result of a run: the counted calls, the output, the exit code or minus the signal, and the seconds.
+
+    If the run was killed at a call, that call is the last one and had no effect.
+    """
 
     calls: list[Call]
     said: bytes
@@ -121,7 +121,7 @@ class Death(NamedTuple):
 
 
 def why_not() -> str:
-    """Why nothing can be killed in this way here; empty if it can."""
+    """Return why a kill at a call cannot work here, or an empty string."""
     if platform.machine() not in _CALLS:
         return f"no system call numbers for {platform.machine()}"
 
@@ -137,8 +137,11 @@ def why_not() -> str:
 
 
 def run(program: Callable[[int], None], watched: str, *, kill_at: int | None = None) -> Death:
-    """Run `program(fd of the pipe)` in a fork and kill it at the entry of its call number `kill_at`, counted from 1,
-    on a file whose path begins with `watched`. None, or more than there are: it ends by itself."""
+    """Run `program(fd of the pipe)` in a fork, and kill it at the entry of its call number `kill_at`.
+
+    The count begins at 1 and includes calls on files whose path begins with `watched`. With None, or a number past the
+    last call, the program runs to its end.
+    """
     pid, said, go = _fork(program, is_traced=True)
     try:
         if _ptrace(_PTRACE_SEIZE, pid, 0, _OPTIONS) < 0:
@@ -157,8 +160,10 @@ def run(program: Callable[[int], None], watched: str, *, kill_at: int | None = N
 
 
 def run_until(program: Callable[[int], None], lines: int, seconds: float) -> Death:
-    """The same without tracing, killed `seconds` after its line number `lines`: at any place, in the middle of calls
-    and between them. The program does not end by itself, so every run is killed."""
+    """Run the program without tracing, and kill it `seconds` after its line number `lines`.
+
+    The kill comes at any place, inside a call or between calls. The program never exits, so every run is killed.
+    """
     pid, pipe, go = _fork(program, is_traced=False)
     try:
         began = time.monotonic()
@@ -166,7 +171,7 @@ def run_until(program: Callable[[int], None], lines: int, seconds: float) -> Dea
         said = b""
         while said.count(b"\n") < lines and (more := os.read(pipe, SAID_BYTES_MAX)):
             said += more
-        time.sleep(seconds)  # The moment is the point here.
+        time.sleep(seconds)  # The random moment is the purpose of the test.
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         while more := os.read(pipe, SAID_BYTES_MAX):
@@ -178,7 +183,7 @@ def run_until(program: Callable[[int], None], lines: int, seconds: float) -> Dea
 
 
 def _fork(program: Callable[[int], None], *, is_traced: bool) -> tuple[int, int, int]:
-    """The child, the read end of what it says, and the write end of what lets it begin."""
+    """Return the child's pid, the read end of its output, and the write end of the pipe that starts it."""
     said, saying = os.pipe()
     begin, go = os.pipe()
     pid = os.fork()
@@ -188,7 +193,7 @@ def _fork(program: Callable[[int], None], *, is_traced: bool) -> tuple[int, int,
             os.close(said)
             os.close(go)
             signal.alarm(CHILD_SECONDS_MAX)
-            if os.read(begin, 1):  # Nothing, if whoever forked us has failed.
+            if os.read(begin, 1):  # Empty if the parent failed.
                 if is_traced:
                     _install_filter()
                 program(saying)
@@ -203,14 +208,14 @@ def _fork(program: Callable[[int], None], *, is_traced: bool) -> tuple[int, int,
 
 
 def _trace(leader: int, watched: str, kill_at: int | None, calls: list[Call]) -> int:
-    """Follow the child to its end, and bring it about at the right call."""
+    """Follow the child to its end, and kill it at the chosen call."""
     known = {number: (name, where) for name, (number, where) in _CALLS[platform.machine()].items()}
     info = _CallInfo()
     deadline = time.monotonic() + CHILD_SECONDS_MAX + 10
     while True:
         pid, status = os.waitpid(-1, _WAIT_ALL)
         if not os.WIFSTOPPED(status):
-            # A thread, or the child itself: the kernel reports that one last.
+            # A thread, or the child: the kernel reports the child last.
             if pid == leader:
                 return os.waitstatus_to_exitcode(status)
             continue
@@ -223,32 +228,33 @@ def _trace(leader: int, watched: str, kill_at: int | None, calls: list[Call]) ->
             if file.startswith(watched):
                 calls.append(Call(name, file[len(watched) :]))
                 if len(calls) == kill_at:
-                    # The kernel skips a call at whose entry a fatal signal waits. The whole process gets it.
+                    # The kernel skips a call if a fatal signal is pending at its entry. The signal goes to the whole
+                    # process.
                     os.kill(leader, signal.SIGKILL)
                     continue
-        # Signals are handed on; a new thread, a fork or the filter has none to hand on.
+        # Pass signals on. A stop for a new thread, a fork or the filter has no signal.
         _ptrace(_PTRACE_CONT, pid, 0, 0 if event else number)
 
 
 def _file(pid: int, info: _CallInfo, where: str | int) -> str:
-    """Which file a call is about. Its caller stands still, so neither the fd nor the memory changes under us."""
+    """Return the file of a call. The caller is stopped, so neither the fd nor the memory changes."""
     try:
         if where == "fd":
             return os.readlink(f"/proc/{pid}/fd/{info.arguments[0]}").removesuffix(" (deleted)")
         assert isinstance(where, int)
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-            # A path may end near the border of what is mapped; a short read is then what there is.
+            # A path can end near the border of a mapping. Then the read is short.
             return os.fsdecode(os.pread(memory.fileno(), 1024, info.arguments[where]).partition(b"\0")[0])
     except OSError:
-        return ""  # A bad fd or address, for which the call will fail; or killed meanwhile, by its alarm.
+        return ""  # A bad fd or address, so the call will fail; or the alarm has killed the child.
 
 
 def _install_filter() -> None:
-    """Stop at these calls, for this thread and those it will start."""
+    """Stop at these calls, in this thread and those that it starts."""
     numbers = [number for number, _ in _CALLS[platform.machine()].values()]
-    program = [_Instruction(0x20, 0, 0, 0)]  # load the number
+    program = [_Instruction(0x20, 0, 0, 0)]  # Load the number.
     for place, number in enumerate(numbers):
-        # Equal: jump over the comparisons that are left, and over the permission behind them.
+        # If equal, jump over the other comparisons and over the allow instruction after them.
         program.append(_Instruction(0x15, len(numbers) - place, 0, number))
     program += [_Instruction(0x06, 0, 0, _RET_ALLOW), _Instruction(0x06, 0, 0, _RET_TRACE)]
     wanted = _Filter(len(program), (_Instruction * len(program))(*program))

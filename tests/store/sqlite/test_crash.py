@@ -1,7 +1,7 @@
-"""A writer that is killed at every system call by which it changes its store, and at random times: nothing that was
-acknowledged is missing, nothing is torn, and the next process goes on at once.
+"""Kill a writer at every system call that changes its store, and at random times.
 
-The same look finds a planted fault: a writer that acknowledges before it commits.
+No acknowledged event is missing, none is torn, and the next process continues immediately. The same check finds an
+injected fault: a writer that acknowledges before it commits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.thorough import IS_THOROUGH
 pytestmark = pytest.mark.thorough
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-# The calls of a level are dealt out to so many tests, so that several workers can share them.
+# The calls of a level are divided among this many tests, so that several workers can share them.
 SHARES = 3
 
 
@@ -30,14 +30,14 @@ def campaign(tmp_path: Path, kind: str, **settings: object) -> Report:
     done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     report = msgspec.json.decode(done.stdout, type=Report)
-    # For who reads the run: how much was shown, and in how long.
+    # For a person who reads the run: the coverage and the time.
     print(f"{kind} {settings}: {msgspec.structs.replace(report, problems=report.problems[:3])}")
     return report
 
 
 @pytest.fixture(autouse=True, scope="module")
 def can_be_traced() -> None:
-    """In a process of its own, because it forks."""
+    """Skip the module if a child cannot be traced. The check runs in a separate process because it forks."""
     code = "from tests.store.sqlite import kill_at_syscall; print(kill_at_syscall.why_not(), end='')"
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True)
@@ -50,8 +50,8 @@ def can_be_traced() -> None:
 def test_writer_loses_no_acknowledged_event_when_killed_at_any_syscall(tmp_path: Path, level: str, share: int) -> None:
     report = campaign(tmp_path, "calls", level=level, first=1 + share, step=SHARES)
     assert report.problems == []
-    # It went on until a run got through, with deaths at every stage of its life: the making of the store, the claim,
-    # the appends, the close with its checkpoint.
+    # The campaign continued until a run completed. Deaths came at every stage: creation of the store, claim, appends,
+    # and close with its checkpoint.
     assert report.ended == 1
     assert report.deaths > 2 * APPENDS / SHARES
     assert 0 < report.before < report.deaths
@@ -66,13 +66,13 @@ def test_writer_loses_no_acknowledged_event_when_killed_at_any_syscall(tmp_path:
 def test_writer_loses_no_acknowledged_event_when_killed_at_any_time(tmp_path: Path, level: str) -> None:
     report = campaign(tmp_path, "times", level=level, count=100, seed=int.from_bytes(os.urandom(4)))
     assert report.problems == []
-    # Every run is killed, and at least half of the appends of an average run are acknowledged by then.
+    # Every run is killed, and an average run has acknowledged at least half of its appends.
     assert report.deaths == 100
     assert report.acknowledged > 40 * APPENDS
 
 
 def test_crash_campaign_catches_writer_that_acknowledges_before_commit(tmp_path: Path) -> None:
-    """The control: with every eleventh call, the same look finds losses, and nothing but losses."""
+    """The control: with every eleventh call, the same check finds losses and nothing else."""
     report = campaign(tmp_path, "calls", first=1, step=11, is_early=True)
     assert report.deaths > 10
     assert report.problems
@@ -83,13 +83,13 @@ def test_migration_killed_at_any_syscall_is_completed_by_next_open(tmp_path: Pat
     report = campaign(tmp_path, "migration")
     assert report.problems == []
     assert report.ended == 1
-    # Deaths before the copy had its name, and behind it.
+    # Some deaths came before the backup had its name, and some after.
     assert 0 < report.backups < report.deaths
     assert 0 < report.closing < report.deaths
 
 
 def test_tracer_kills_at_entry_of_the_syscall(tmp_path: Path) -> None:
-    """Four writes and a sync, the files and the threads of which are told apart: the one it dies at has no effect."""
+    """Four writes and a sync, on two files and in two threads. The call at the death has no effect."""
     code = """
 import os, sys, threading
 from tests.store.sqlite import kill_at_syscall

@@ -1,5 +1,8 @@
-"""The SQLite engine in a world that does not know its rules: programs that drop its locks, files that vanish, readers
-that stay, disks that fill for a while, and weeks of work."""
+"""SQLite engine in a hostile environment.
+
+Other programs drop its locks, files vanish, readers stay for long, disks fill for a while, and the work lasts for
+weeks.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +46,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "store.db"
 
 
-# A host in a process of its own, which does what it is told by lines of Python, one after the other, and says when each
-# is done. It has the session "s", and leases "claude:x" for it.
+# Host in a separate process. It executes commands or lines of Python from its stdin, and reports the end of each. It
+# owns the session "s", with the lease "claude:x".
 HOST = """
 import asyncio, os, shutil, signal, sys
 from banksman.store.sqlite import SqliteLog
@@ -93,7 +96,7 @@ class Host:
         return self.process.pid
 
     def do(self, line: str) -> str:
-        """What it says when it has done so."""
+        """Send a line, and return the report of its end."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
@@ -104,7 +107,7 @@ class Host:
         return self.process.stdout.readline().strip()
 
     def kill(self) -> None:
-        """Until it is dead, and nobody has reaped it."""
+        """Kill the process and wait for its death, without reaping it."""
         self.process.send_signal(signal.SIGKILL)
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
@@ -127,12 +130,12 @@ def host(path: Path) -> Generator[Host]:
             process.kill()
 
 
-# As a copy of the folder, a tar of it or a search through it does, for each of its files.
+# A copy, a tar or a search of the folder does the same for each of its files.
 DROP_LOCKS = "open(path + '-hosts').close()"
 DROP_ALL_LOCKS = "[open(path + end).close() for end in ('', '-wal', '-shm', '-hosts')]"
 
 
-# -- who lives -------------------------------------------------------------------------------------------------------
+# -- live and dead hosts ---------------------------------------------------------------------------------------------
 async def test_live_host_keeps_its_sessions_when_its_program_drops_its_locks(path: Path) -> None:
     with host(path) as there, contextlib.closing(HostLocks(str(path))) as locks:
         log = SqliteLog(path)
@@ -151,7 +154,7 @@ async def test_live_host_keeps_its_sessions_when_its_program_drops_its_locks(pat
             await log.delete("s")
         assert isinstance(await mine.take("claude:x"), NotOwner)
         assert there.do("append") == "None"
-        # A zombie is dead, also to a second opinion.
+        # A zombie counts as dead, also in the check of the process.
         there.kill()
         owner = known(log).owner
         assert owner is not None
@@ -162,7 +165,7 @@ async def test_live_host_keeps_its_sessions_when_its_program_drops_its_locks(pat
 
 
 async def test_host_retakes_its_lock_with_its_next_commit(path: Path) -> None:
-    """For those that cannot see its pid: hosts in other containers."""
+    """Hosts in other containers cannot see its pid, so they need the lock."""
     with host(path) as there, contextlib.closing(HostLocks(str(path))) as locks:
         ((number,),) = rows(path, "SELECT owner FROM sessions WHERE id = 's'")
         assert there.do(DROP_LOCKS) == "done"
@@ -184,10 +187,10 @@ async def test_host_that_called_exec_is_dead_despite_same_pid_and_start(path: Pa
 
 
 async def test_host_closed_on_full_disk_is_dead_though_its_process_lives(path: Path) -> None:
-    """Its row says that it has the session still, and its process is there."""
+    """The row still names it as the owner, and its process lives."""
     with host(path) as there:
         log = SqliteLog(path)
-        # As by a close that found the disk full: the row stays, the lock goes.
+        # The same happens at a close on a full disk: the row stays, the lock is gone.
         code = "from banksman.store.sqlite import host_locks; [os.close(one.fd) for one in host_locks._files.values()]"
         assert there.do(code) == "done"
         assert there.process.poll() is None
@@ -207,19 +210,19 @@ def test_host_process_is_identified_by_boot_and_start(path: Path) -> None:
         assert not locks.is_alive(number, process._replace(boot=""))
         assert not locks.is_alive(number, process._replace(started=process.started + 1))
         assert not locks.is_alive(number, process._replace(started=0))
-        # Of what this process holds it needs no second opinion: "pid 1 lives, it is I".
+        # For its own ids the process needs no other check: "pid 1 lives, and that is this process".
         assert not locks.is_alive(number, identity())
         locks.hold(number + 1)
         assert locks.is_alive(number + 1, identity())
 
 
 async def test_host_of_another_boot_is_dead_despite_same_pid_and_start(path: Path) -> None:
-    """The same machine starts the same services in the same order: a pid and a start come again."""
+    """A machine can start the same services in the same order after a boot, so a pid and a start time can repeat."""
     with host(path) as there:
         assert there.do(DROP_LOCKS) == "done"
         change(path, "UPDATE hosts SET boot = 'before'")
         log = SqliteLog(path)
-        # Twice: the first to come has noted that the machine was started anew.
+        # Twice, because the first look records the new boot.
         for _ in range(2):
             owner = known(log).owner
             assert owner is not None
@@ -232,8 +235,10 @@ async def test_host_of_another_boot_is_dead_despite_same_pid_and_start(path: Pat
 # -- files that vanish -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", ["folder", "moved", "db", "replaced", "-wal", "-shm"])
 async def test_store_acknowledges_nothing_when_its_file_is_gone(path: Path, tmp_path: Path, how: str) -> None:
-    """By a cleaner of old files, a `git clean`, a restored backup: what is written then is in no file that anybody
-    could ever open."""
+    """A cleaner of old files, a `git clean` or a restored backup removes the file.
+
+    Later writes would go to a file that no process could open again.
+    """
     folder = tmp_path / "state"
     log = SqliteLog(folder / "store.db")
     writer = await Writer.claim(log)
@@ -260,7 +265,7 @@ async def test_store_acknowledges_nothing_when_its_file_is_gone(path: Path, tmp_
     with pytest.raises(StoreError, match="while it was open"):
         await log.claim("another", agent="claude")
     if how == "moved":
-        # Nothing of it was written, so that whoever puts the file back goes on where it was.
+        # Nothing was written, so the session can continue after the file is put back.
         (tmp_path / "elsewhere").rename(folder)
         writer.append(b"b", seq=seq)
         assert await writer.answers.last() is None
@@ -270,7 +275,7 @@ async def test_store_acknowledges_nothing_when_its_file_is_gone(path: Path, tmp_
 
 @pytest.mark.parametrize("how", ["reads", "claims"])
 async def test_close_keeps_the_wal_when_a_live_hosts_locks_are_invisible(path: Path, how: str) -> None:
-    """To SQLite it is the last: it would fold the log into the store, and remove it."""
+    """For SQLite this is the last connection: it would checkpoint the WAL into the store, and remove it."""
     with host(path) as there:
         assert there.do("append") == "None"
         assert there.do(DROP_ALL_LOCKS) == "done"
@@ -287,13 +292,15 @@ async def test_close_keeps_the_wal_when_a_live_hosts_locks_are_invisible(path: P
         assert len(await everything(log)) == 4
         assert len(await everything(log, "mine")) == (3 if how == "claims" else 0)
         await log.close()
-    # With nobody else there it is the last, and tidies up.
+    # Without other hosts it is the last connection, and cleans up.
     assert not Path(f"{path}-wal").exists()
 
 
 async def test_append_fails_when_another_program_removed_the_wal(path: Path) -> None:
-    """A host's own program dropped the locks that SQLite has, and the next to close believed to be the last: it folded
-    the log into the store, and removed it."""
+    """A host's program dropped SQLite's locks.
+
+    The next connection to close counted as the last, checkpointed the WAL into the store, and removed it.
+    """
     with host(path) as there:
         assert there.do("append") == "None"
         assert there.do(DROP_ALL_LOCKS) == "done"
@@ -303,7 +310,7 @@ async def test_append_fails_when_another_program_removed_the_wal(path: Path) -> 
 
 
 async def test_orphaned_wal_is_never_checkpointed_into_a_newer_store(path: Path) -> None:
-    """Its pages are older than those of the store, which others have written since."""
+    """Its pages are older than those of the store, which other hosts have written since."""
     with host(path) as there:
         for _ in range(20):
             assert there.do("append") == "None"
@@ -327,7 +334,7 @@ async def test_orphaned_wal_is_never_checkpointed_into_a_newer_store(path: Path)
 
 
 async def test_new_lock_file_hides_no_live_host(path: Path) -> None:
-    """It is empty, and looks like something that could be removed."""
+    """The lock file is empty, and looks like a file that can be removed."""
     with host(path) as there:
         Path(f"{path}-hosts").unlink()
         log = SqliteLog(path)
@@ -357,7 +364,7 @@ async def test_host_with_removed_lock_file_declares_no_host_dead(path: Path) -> 
     await log.claim("mine", agent="claude")
     Path(f"{path}-hosts").unlink()
     with host(path) as there:
-        # Of what lives it can be sure.
+        # The check can be sure about a live host.
         with pytest.raises(NotOwner):
             await log.delete("s")
         there.kill()
@@ -365,15 +372,15 @@ async def test_host_with_removed_lock_file_declares_no_host_dead(path: Path) -> 
             await log.claim("s")
         with pytest.raises(StoreError, match="was replaced while it was open"):
             await log.delete("s")
-        # Nor could others see that it has what it claims.
+        # Other hosts could not see that this host owns the session.
         with pytest.raises(StoreError, match="was replaced while it was open"):
             await log.claim("new", agent="claude")
     await log.close()
 
 
-# -- a thread that nobody may wait for in vain -----------------------------------------------------------------------
+# -- no caller waits forever -----------------------------------------------------------------------------------------
 class Odd(Exception):
-    """What nobody expects."""
+    """Unexpected error."""
 
 
 async def test_commit_succeeds_when_maintenance_raises(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,7 +406,7 @@ async def test_close_completes_when_a_bug_raises(path: Path, monkeypatch: pytest
         patched.setattr(WriterContext, "stop_being_host", stop_being_host)
         async with asyncio.timeout(10):
             await log.close()
-    # Not even its locks are left, or nobody in this process could have the session again.
+    # Its locks are released too, otherwise no log in this process could claim the session.
     log = SqliteLog(path)
     assert data(await everything(log)) == [b"a"]
     await log.claim("s")
@@ -409,7 +416,7 @@ async def test_close_completes_when_a_bug_raises(path: Path, monkeypatch: pytest
 async def test_store_refuses_without_hanging_when_secure_delete_is_denied(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first that the thread does is to say that what is deleted is overwritten."""
+    """The thread first sets `secure_delete`, so that SQLite overwrites deleted data."""
     real = open_file.StoreOpening.open
 
     def deny(action: int, first: str | None, *_: str | None) -> int:
@@ -433,7 +440,7 @@ def test_log_can_be_abandoned_when_loop_ends_during_close(path: Path) -> None:
     async def begin() -> SqliteLog:
         log = SqliteLog(path)
         await log.claim("s", agent="claude")
-        # As when the loop is stopped: the threads end, and nobody is told.
+        # The same happens when the loop is stopped: the threads end, and no callback runs.
         closing = log.close()
         assert asyncio.isfuture(closing.send(None))
         closing.close()
@@ -452,7 +459,7 @@ def test_log_can_be_abandoned_when_loop_ends_during_close(path: Path) -> None:
 
 # -- waits that end --------------------------------------------------------------------------------------------------
 async def test_wait_ends_when_ownership_was_lost_and_new_owner_wrote(path: Path) -> None:
-    """Somebody took it, and wrote. Who waits here was told nothing, since only we could write it."""
+    """Another host took the session and wrote. The waiter got no event, because only this host could write before."""
     here, there = SqliteLog(path), SqliteLog(path)
     mine = await Writer.claim(here)
     wait = asyncio.ensure_future(here.wait_past("s", 0))
@@ -483,7 +490,7 @@ async def test_wait_ends_when_session_was_claimed_here_between_two_polls(
     async with asyncio.timeout(10):
         await waits[0]
     assert not waits[1].done()
-    # One that is of another history by now is told so, and not let through by that one's events.
+    # A wait on an earlier session with this id gets an error, and the events of the new session do not end it.
     here.release("s", epoch)
     await until(lambda: known(there).owner is None)
     await there.delete("s")
@@ -504,7 +511,7 @@ async def test_wait_for_missing_session_continues_when_our_session_is_deleted(pa
     wait = asyncio.ensure_future(here.wait_past("s", 0))
     await asyncio.sleep(0)
     await here.claim("s", agent="claude")
-    # While it is ours nobody looks what others do.
+    # While this host owns the session, it does not poll for other writers.
     await until(lambda: here._waiting._timer is None)  # pyright: ignore[reportPrivateUsage]
     await here.delete("s")
     await (await Writer.claim(there)).commit(b"a")
@@ -514,10 +521,10 @@ async def test_wait_for_missing_session_continues_when_our_session_is_deleted(pa
     await there.close()
 
 
-# -- what could not be done at once ----------------------------------------------------------------------------------
+# -- work that is retried --------------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def other(path: Path, *statements: str) -> Generator[sqlite3.Connection]:
-    """Somebody else's connection, in the middle of something."""
+    """Another connection, in the middle of a transaction."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for statement in statements:
             connection.execute(statement).fetchall()
@@ -541,14 +548,17 @@ async def test_deleted_data_leaves_the_wal_once_no_reader_blocks_it(path: Path, 
             await lasting.commit(b"x")
     elif how == "idle":
         await until(lambda: not is_in_log(path, b"a secret of theirs"))
-    # Its own connections are not the last: else SQLite would remove the log.
+    # The log's connections are not the last ones: otherwise SQLite would remove the WAL.
     with other(path, "SELECT * FROM sessions"):
         await log.close()
         assert not is_in_log(path, b"a secret of theirs")
 
 
 async def test_long_reader_limits_the_rate_of_wal_truncation_attempts(path: Path) -> None:
-    """An attempt waits for readers a little, with the write lock: so there may not be one after each group."""
+    """An attempt waits for readers for a moment, and holds the write lock.
+
+    So there must not be one after each group.
+    """
     log = SqliteLog(path)
     writer, lasting = await Writer.claim(log), await Writer.claim(log, "lasting")
     await writer.commit(b"a secret of theirs")
@@ -567,14 +577,14 @@ async def test_long_reader_limits_the_rate_of_wal_truncation_attempts(path: Path
 
 @pytest.mark.parametrize("how", ["idle", "at work"])
 async def test_failed_release_is_retried(path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """Nobody here has the session, and as long as this process lives nobody else could."""
+    """No caller in this process has the session, and no other host could get it while this process lives."""
     monkeypatch.setattr(open_file, "BUSY_SECONDS_MAX", 0.05)
     log, there = SqliteLog(path), SqliteLog(path)
     writer, lasting = await Writer.claim(log), await Writer.claim(log, "lasting")
     assert await writer.take("claude:x") is None
     with other(path, "BEGIN IMMEDIATE"):
         writer.release()
-        # In line behind it, so that its failure is known.
+        # This append is queued behind the release, so the release has failed when the append is answered.
         lasting.append(b"x")
         assert await lasting.answers.last() is not None
         assert known(there).owner is not None
@@ -586,7 +596,7 @@ async def test_failed_release_is_retried(path: Path, monkeypatch: pytest.MonkeyP
         await until(lambda: known(there).owner is None)
     theirs = await Writer.claim(there)
     assert await theirs.take("claude:x") is None
-    # Nothing is owed any more: nobody looks again and again.
+    # Nothing is left to retry, so no timer runs.
     await lasting.log.rename("lasting", "after it", expected=None)
     assert not log._bridge._work.unreleased  # pyright: ignore[reportPrivateUsage]
     await log.close()
@@ -630,7 +640,7 @@ def test_recent_chunks_free_memory_of_dropped_sessions() -> None:
             recent.drop(f"t{number % 20}")
         assert all(recent._tails.values())  # pyright: ignore[reportPrivateUsage]
         assert 0 < recent._weight <= bytes_max  # pyright: ignore[reportPrivateUsage]
-        # What was added last is there, and the oldest went first.
+        # The last chunk is there. The oldest chunks went first.
         assert recent.read("lasting", number, 10, None)
     assert recent.read("lasting", 0, 10, None) is None
     for session in seqs:
@@ -650,7 +660,7 @@ def test_recent_chunks_keep_only_the_last_chunks_of_a_session() -> None:
 
 
 def rows(path: Path, statement: str) -> list[tuple[Any, ...]]:
-    """By somebody else's connection."""
+    """Query through another connection."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         return connection.execute(statement).fetchall()
 

@@ -1,4 +1,4 @@
-"""Who lives: real processes that hold an id, die in every way, and are looked at from outside."""
+"""Detection of live hosts: real processes hold an id, die in every way, and are checked from outside."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ hosts.hold(HOST_ID)
 
 @contextlib.contextmanager
 def holder(path: str, host_id: int, code: str = "", *prefix: str) -> Generator[subprocess.Popen[str]]:
-    """A process that holds an id, has said so, and lives until its stdin ends or it is killed."""
+    """Start a process that holds an id, until its stdin ends or it is killed."""
     argv = [*prefix, sys.executable, "-c", f"{_PROGRAM}\n{code}\nsay('holding')\nhear()", path, str(host_id)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -63,7 +63,7 @@ def test_live_host_is_seen_and_killed_host_is_not(path: str) -> None:
 
 
 def test_killed_host_is_dead_while_still_a_zombie(path: str) -> None:
-    """Nobody has to reap it first: a parent that never does must not keep its sessions from everybody."""
+    """The host does not have to be reaped first: a parent that never reaps must not block the sessions."""
     with contextlib.closing(HostLocks(path)) as hosts, holder(path, 7) as process:
         process.send_signal(signal.SIGKILL)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -71,7 +71,7 @@ def test_killed_host_is_dead_while_still_a_zombie(path: str) -> None:
 
 
 def test_stopped_host_counts_as_alive(path: str) -> None:
-    """One that does not run right now, as in a debugger or a frozen container, goes on some day and writes."""
+    """A process that is stopped, as in a debugger or a frozen container, can resume and write."""
     with contextlib.closing(HostLocks(path)) as hosts, holder(path, 7) as process:
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
@@ -79,7 +79,10 @@ def test_stopped_host_counts_as_alive(path: str) -> None:
 
 
 def test_fork_that_outlives_its_host_does_not_keep_it_alive(path: str) -> None:
-    """As every program with multiprocessing has some. With flock() or a lock of the open file it would."""
+    """Every program with multiprocessing has forks.
+
+    With flock() or an open file description lock the fork would keep the lock.
+    """
     code = """
 pid = os.fork()
 if pid == 0:
@@ -108,7 +111,7 @@ say(pid)
 
 
 def test_fork_of_live_host_takes_no_lock_from_it(path: str) -> None:
-    """Neither by its end, nor by closing what it inherited, nor by a store of its own."""
+    """The fork does not drop the lock by its exit, by closing what it inherited, or by opening the same store."""
     code = """
 pid = os.fork()
 if pid == 0:
@@ -164,7 +167,7 @@ say(program.pid)
 
 
 def test_host_lock_ends_with_exec_though_the_pid_lives(path: str) -> None:
-    """A pid, its start time and its parent are the same before and after: they would say that the host lives."""
+    """The pid, the start time and the parent stay the same after an exec, so they would show a live host."""
     code = "os.execv(sys.executable, [sys.executable, '-c', 'import os; os.write(1, b\"new\\\\n\"); os.read(0, 1)'])"
     argv = [sys.executable, "-c", f"{_PROGRAM}\nsay('holding')\nhear()\n{code}", path, "7"]
     with (
@@ -183,7 +186,7 @@ def test_host_lock_ends_with_exec_though_the_pid_lives(path: str) -> None:
 
 
 def test_host_lock_ignores_the_readers_own_pid(path: str) -> None:
-    """A dead host had the pid that is ours now: all that a pid could tell would be wrong."""
+    """A dead host had the pid of this process. Every check by pid would be wrong."""
     with contextlib.closing(HostLocks(path)) as hosts:
         assert not hosts.is_alive(os.getpid())
         with holder(path, os.getpid()) as process:
@@ -194,7 +197,7 @@ def test_host_lock_ignores_the_readers_own_pid(path: str) -> None:
 
 
 def test_host_in_another_pid_namespace_is_seen_as_alive(path: str) -> None:
-    """As in two containers that share a folder. There the holder's pid is 1, and here it means somebody else."""
+    """As in two containers that share a folder. The holder has pid 1 there, and here pid 1 is another process."""
     flags = ["--pid", "--fork", "--kill-child", *(() if os.geteuid() == 0 else ("--user", "--map-root-user"))]
     probe = subprocess.run(["unshare", *flags, "true"], capture_output=True, text=True, timeout=60, check=False)
     if probe.returncode != 0:
@@ -211,8 +214,10 @@ def test_host_in_another_pid_namespace_is_seen_as_alive(path: str) -> None:
 
 
 def test_host_locks_of_two_logs_in_one_process_survive_one_closing(path: str, tmp_path: Path) -> None:
-    """The second one through a symlink: it is the same store. Another process is asked, as the kernel shows nobody its
-    own locks."""
+    """The second one opens the store through a symlink.
+
+    Another process checks the locks, because the kernel does not show a process its own locks.
+    """
     (tmp_path / "link").symlink_to(path)
     first, second = HostLocks(path), HostLocks(str(tmp_path / "link"))
     first.hold(1)
@@ -224,7 +229,7 @@ def test_host_locks_of_two_logs_in_one_process_survive_one_closing(path: str, tm
     first.close()
     assert (second.is_alive(1), second.is_alive(2)) == (False, True)
     assert seen_from_outside(path, 1, 2) == [False, True]
-    # A third that comes and goes, as a short look at a store does.
+    # A third handle opens and closes, as a short look at a store does.
     HostLocks(path).close()
     assert seen_from_outside(path, 1, 2) == [False, True]
     second.let_go(2)
@@ -261,13 +266,13 @@ def test_host_id_is_held_at_most_once(path: str) -> None:
         for host_id in (7, 8):
             with pytest.raises(StoreError, match=f"another host holds the id {host_id}"):
                 others.hold(host_id)
-        # Who does not hold it cannot let go of it.
+        # A handle that does not hold the id cannot release it.
         others.let_go(8)
         assert seen_from_outside(path, 7, 8) == [True, True]
 
 
 def test_host_ids_may_be_large(path: str) -> None:
-    """They are never used again, so they only grow; and the file stays empty."""
+    """The ids are never used again, so they only grow. The file stays empty."""
     with contextlib.closing(HostLocks(path)) as hosts, holder(path, 1 << 40):
         assert hosts.is_alive(1 << 40)
         assert not hosts.is_alive((1 << 40) + 1)

@@ -1,5 +1,7 @@
-"""Long histories in the SQLite engine: to restore or to delete one keeps nobody else from the store, whatever it takes,
-and a crash on the way leaves nothing that anybody sees, and nothing that stays."""
+"""Long histories in the SQLite engine: a restore or a delete does not block other writers.
+
+A crash in the middle leaves nothing that a reader sees, and nothing that stays.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def go_on(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """After some small pieces nothing more is removed until this is set, as if there were many more."""
+    """Removal stops after a few small pieces until this event is set, as if there were many more."""
     monkeypatch.setattr(deleted_sessions, "PIECE_CHUNKS_MAX", 3)
     remove_some, pieces = deleted_sessions.remove_some, 0
     go_on = threading.Event()
@@ -62,7 +64,7 @@ def spools(path: Path) -> list[Path]:
 
 
 def found(path: Path, secret: bytes = SECRET) -> list[str]:
-    """The files of the store that have it."""
+    """Return the files of the store that contain the secret."""
     return [file.name for file in path.parent.iterdir() if secret in file.read_bytes()]
 
 
@@ -77,7 +79,7 @@ def history(chunks: int, *, first: int = 1) -> Iterator[Chunk]:
 
 
 class Halted:
-    """Chunks that stop half way until they are told to go on. `began` is set in the loop."""
+    """Chunks that stop in the middle until `go_on` is set. `began` is set in the loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -110,7 +112,7 @@ async def test_restore_lets_other_writers_commit_while_it_reads_history(path: Pa
     halted.go_on.set()
     await restoring
     assert len(await everything(other)) == 10
-    # In the order of the commits it is behind what was committed meanwhile.
+    # In commit order the restored session comes after the commits that were made meanwhile.
     assert [placed.event.session for placed in await everything_placed(log)] == ["mine", "theirs", *["s"] * 10]
     assert spools(path) == []
     await asyncio.gather(log.close(), other.close())
@@ -137,7 +139,7 @@ async def test_restore_given_up_halfway_leaves_nothing(path: Path, how: str) -> 
         with pytest.raises(StoreError, match="closed"):
             await restoring
     await log.close() if how != "abandoned" else None
-    # Its thread too has come to an end, and has made nothing anew.
+    # The thread of the restore has ended too, and has created no file.
     await asyncio.get_running_loop().shutdown_default_executor()
     assert spools(path) == []
     assert rows(path, "SELECT count(*) FROM chunks") == [(0,)]
@@ -173,13 +175,13 @@ async def test_refused_restore_leaves_no_spool_file(path: Path, why: str) -> Non
             with pytest.raises(UsageError, match="snapshot"):
                 await log.restore("s", name=None, agent="", chunks=lambda: history(3), snapshot=Snapshot(4, b"x"))
         case _:
-            pages = "PRAGMA max_page_count = 1"  # As many as there are: SQLite takes no less.
+            pages = "PRAGMA max_page_count = 1"  # As many pages as there are: SQLite does not accept fewer.
             await log._bridge.call(lambda work: work.execute(pages).fetchall())  # pyright: ignore[reportPrivateUsage]
             with pytest.raises(StoreFull):
                 await log.restore("s", name=None, agent="", chunks=long)
     assert spools(path) == []
     assert [one.id for one in log.sessions()] == ["taken"]
-    # The connection has let go of it, and takes the next.
+    # The connection has closed the failed restore, and accepts the next.
     room = "PRAGMA max_page_count = 1000000"
     await log._bridge.call(lambda work: work.execute(room).fetchall())  # pyright: ignore[reportPrivateUsage]
     await log.restore("s", name=None, agent="", chunks=lambda: history(3))
@@ -261,9 +263,9 @@ async def test_delete_of_long_history_lets_other_writers_commit(path: Path, go_o
         await mine.commit(b"%d" % number)
         await theirs.commit(b"%d" % number)
     assert not deleting.done()
-    # It is gone for everybody, though most of it is still there.
+    # The session is invisible to all readers, though most of its chunks are still there.
     ((left,),) = rows(path, "SELECT count(*) FROM chunks WHERE session = 's'")
-    assert left == 60 - 1 - 4 * 3  # The last one became a stone.
+    assert left == 60 - 1 - 4 * 3  # The last chunk became a tombstone.
     for one in (log, other):
         assert one.find("s") is None
         assert one.head("s") == Head(0, 0, 1)
@@ -302,7 +304,7 @@ async def test_new_session_sees_nothing_of_the_deleted_one_with_its_id(
     assert await log.trim("s", 500) == 1
     assert rows(path, "SELECT count(*) FROM chunks WHERE session = 's'") == [(1,)]
     assert found(path) == []
-    # And it goes as the first one did.
+    # The new session can be deleted like the first one.
     await log.delete("s")
     assert found(path, b"new") == []
     await log.close()
@@ -370,7 +372,7 @@ async def test_delete_interrupted_by_death_is_invisible_and_finished_by_next_hos
     log = SqliteLog(path)
     assert [one.id for one in log.sessions()] == ["other"]
     assert {placed.event.session for placed in await everything_placed(log)} == {"other"}
-    # Who only reads writes nothing.
+    # A reader writes nothing.
     await log.close()
     assert rows(path, "SELECT * FROM chunks WHERE session = 's'")
     log = SqliteLog(path)

@@ -1,4 +1,4 @@
-"""How the SQLite engine's file is made, opened, migrated and refused."""
+"""Creation, opening, migration and refusal of the SQLite engine's file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def written(path: Path) -> Path:
-    """A store with a session of two events, closed in good order."""
+    """Return a store with a session of two events, closed cleanly."""
 
     async def write() -> None:
         log = SqliteLog(path)
@@ -59,7 +59,7 @@ def files(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.parent.iterdir()}
 
 
-# -- what is asked for -----------------------------------------------------------------------------------------------
+# -- arguments -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", ["", ":memory:", "a\0b", b"bytes", None, 3])
 async def test_open_refuses_invalid_path(path: object) -> None:
     with pytest.raises(UsageError):
@@ -86,13 +86,13 @@ async def test_claim_refuses_undecodable_id_and_log_stays_usable(path: Path) -> 
     await writer.commit(b"a")
     with pytest.raises(UsageError):
         writer.lease("\ud800")
-    # Nor does a number that is larger than the store can hold.
+    # A number that is larger than the store can hold causes no error either.
     assert (await log.read("s", 1 << 80)).events == ()
     assert [await log.trim("s", before) for before in (1 << 80, -(1 << 80))] == [1, 1]
     await log.close()
 
 
-# -- making ----------------------------------------------------------------------------------------------------------
+# -- creation --------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def open_umask() -> Iterator[None]:
     before = os.umask(0)
@@ -184,10 +184,10 @@ async def test_open_refuses_store_of_newer_banksman_and_leaves_it_alone(written:
     assert files(written) == before
 
 
-# -- migrating -------------------------------------------------------------------------------------------------------
+# -- migration -------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def older(written: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store of the schema before, for from here on there is a newer one."""
+    """Return a store with the old schema: the fixture adds a newer one."""
 
     def migrate(connection: sqlite3.Connection) -> None:
         connection.execute("ALTER TABLE sessions ADD COLUMN mood TEXT")
@@ -211,7 +211,7 @@ async def test_open_backs_up_then_migrates_an_older_store(older: Path) -> None:
     assert rows(backup, "PRAGMA user_version") == [(1,)]
     assert rows(backup, "PRAGMA integrity_check") == [("ok",)]
     assert rows(backup, "SELECT seq FROM sessions") == [(2,)]
-    # One file, which can be put in the store's place as it is.
+    # The backup is one file, which can replace the store directly.
     assert not list(older.parent.glob("*.bak?*"))
 
 
@@ -244,14 +244,14 @@ async def test_failed_migration_leaves_the_store_and_the_backup(older: Path, why
     assert rows(older, "PRAGMA user_version") == [(1,)]
     assert "mood" not in str(rows(older, "SELECT sql FROM sqlite_master"))
     assert rows(Path(tables.backup_path(str(older), 1)), "SELECT seq FROM sessions") == [(2,)]
-    # And again, this time for good.
+    # The second attempt succeeds.
     tables.MIGRATIONS[1] = works
     log = SqliteLog(older)
     assert data(await everything(log)) == [b"a", b"b"]
     await log.close()
 
 
-# -- what may not be written -----------------------------------------------------------------------------------------
+# -- read-only stores ------------------------------------------------------------------------------------------------
 READ_ONLY = """
 import asyncio, os, sys
 from banksman.errors import StoreReadOnly
@@ -283,7 +283,7 @@ asyncio.run(main(sys.argv[1]))
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A folder that everybody may look into, as pytest's own are not."""
+    """Return a folder that every user may read, unlike pytest's folders."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
         yield Path(name)
@@ -291,7 +291,7 @@ def public() -> Iterator[Path]:
 
 @pytest.mark.parametrize("what", ["file", "folder", "live"])
 async def test_read_only_store_can_be_read(written: Path, public: Path, what: str) -> None:
-    """By somebody without the right to: root has every right, so then it is done as nobody."""
+    """The reader has no write permission. Root has every permission, so the test changes to the user `nobody`."""
     folder = public / "theirs"
     folder.mkdir()
     copy = folder / "store.db"

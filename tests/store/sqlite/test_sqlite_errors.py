@@ -1,7 +1,7 @@
-"""Each fault of the file, made for real: full disks, locks, foreign files, folders that may not be written.
+"""Faults of the file, produced for real: full disks, locks, foreign files, folders without write permission.
 
-What needs a disk of its own runs in a mount namespace, and what needs a user without rights in a process that gives its
-own up; next to each there is a way to the same code that works everywhere.
+A test that needs a separate disk runs in a mount namespace. A test that needs a user without permissions runs in a
+process that drops its own. For each of them another test reaches the same code on every machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from banksman.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, Stor
 from banksman.store.sqlite import sqlite_errors
 from banksman.store.sqlite.sqlite_errors import translate
 
-# Ends by itself, and says as JSON what each attempt came to.
+# The program ends after its attempts, and prints the result of each as JSON.
 _PROGRAM = """
 import errno, json, os, resource, signal, sqlite3, sys
 from banksman.store.sqlite.sqlite_errors import translate
@@ -62,7 +62,7 @@ def run(code: str, *words: object, prefix: tuple[str, ...] = ()) -> list[dict[st
 
 
 def with_own_mounts(code: str, *words: object) -> list[dict[str, Any]]:
-    """Run where a file system can be mounted that nobody else sees, and that goes with the process."""
+    """Run the code in a mount namespace, which ends with the process."""
     flags = ("--mount", *(() if os.geteuid() == 0 else ("--user", "--map-root-user")))
     argv = ["unshare", *flags, "mount", "-t", "tmpfs", "none", "/mnt"]
     probe = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
@@ -96,7 +96,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-# -- no room ---------------------------------------------------------------------------------------------------------
+# -- no space --------------------------------------------------------------------------------------------------------
 def test_write_beyond_page_limit_raises_store_full(path: Path) -> None:
     with connected(path) as connection:
         connection.execute("PRAGMA max_page_count=40").fetchall()
@@ -107,7 +107,7 @@ def test_write_beyond_page_limit_raises_store_full(path: Path) -> None:
 
 
 def test_full_disk_raises_store_full_at_every_step(tmp_path: Path) -> None:
-    """In the middle of the writes, at the making of a store, and at that of its index."""
+    """In the middle of the writes, at the creation of a store, and at the creation of its index."""
     code = """
 import subprocess
 (folder,) = WORDS
@@ -147,7 +147,7 @@ attempt(f"{folder}/store", "open", lambda: store(f"{folder}/store"))
 
 
 def test_file_size_limit_of_sqlite_write_is_not_reported_as_full_disk(tmp_path: Path) -> None:
-    """The kernel refuses a file larger than the process may make."""
+    """The kernel refuses a file that is larger than the limit of the process."""
     code = """
 path = f"{WORDS[0]}/store"
 connection = store(path)
@@ -164,7 +164,7 @@ with open(f"{WORDS[0]}/file", "wb") as file:
 
 
 def test_enospc_from_kernel_raises_store_full(path: Path) -> None:
-    """/dev/full is a disk without room that is always there."""
+    """/dev/full is always a full disk."""
 
     def write() -> None:
         with open("/dev/full", "wb", buffering=0) as file:
@@ -173,7 +173,7 @@ def test_enospc_from_kernel_raises_store_full(path: Path) -> None:
     assert type(translated(path, "back up", write)) is StoreFull
 
 
-# -- no right --------------------------------------------------------------------------------------------------------
+# -- no permission ---------------------------------------------------------------------------------------------------
 def test_write_to_store_opened_read_only_raises_store_read_only(path: Path) -> None:
     with connected(Path(f"file:{path}?mode=ro"), uri=True) as connection:
         error = translated(path, "append to", lambda: connection.execute("DELETE FROM rows"))
@@ -182,8 +182,7 @@ def test_write_to_store_opened_read_only_raises_store_read_only(path: Path) -> N
 
 
 def test_missing_permission_raises_store_read_only() -> None:
-    """As another user than the owner: a file that may be read, a folder in which nothing may be made, one into which
-    nobody may look."""
+    """Another user than the owner meets a file and a folder without write permission, and an unreadable folder."""
     folder = tempfile.mkdtemp()
     code = """
 (folder,) = WORDS
@@ -236,14 +235,14 @@ def test_moved_store_file_raises_store_read_only_with_moved_hint(path: Path) -> 
     assert error.ids["code"] == "SQLITE_READONLY_DBMOVED"
 
 
-# -- others ----------------------------------------------------------------------------------------------------------
+# -- other connections -----------------------------------------------------------------------------------------------
 def test_store_locked_by_another_writer_raises_store_busy(path: Path) -> None:
     with connected(path) as one, connected(path) as other:
         one.execute("BEGIN IMMEDIATE")
         error = translated(path, "append to", lambda: other.execute("BEGIN IMMEDIATE"))
         assert (type(error), error.hint) == (StoreBusy, sqlite_errors.LET_GO)
         one.execute("ROLLBACK")
-        # A reader whose picture is older than the last write may not go on to write; this too is one to try again.
+        # A reader with a snapshot older than the last write must not write. This error is also worth a retry.
         one.execute("BEGIN")
         one.execute("SELECT * FROM rows").fetchall()
         other.execute("DELETE FROM rows WHERE rowid = 1")
@@ -265,7 +264,7 @@ def test_locked_file_raises_store_busy(path: Path) -> None:
     assert type(error) is StoreBusy
 
 
-# -- what is in the file ---------------------------------------------------------------------------------------------
+# -- contents of the file --------------------------------------------------------------------------------------------
 def test_foreign_file_raises_store_damaged(path: Path) -> None:
     path.write_bytes(b"not a store " * 1000)
     with connected(path) as connection:
@@ -282,7 +281,7 @@ def test_overwritten_page_raises_store_damaged(path: Path) -> None:
     assert (type(error), error.hint, error.ids["code"]) == (StoreDamaged, sqlite_errors.RESTORE, "SQLITE_CORRUPT")
 
 
-# -- the rest --------------------------------------------------------------------------------------------------------
+# -- other errors ----------------------------------------------------------------------------------------------------
 def test_missing_folder_raises_store_error_with_make_folder_hint(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "store"
     for what in (lambda: sqlite3.connect(path), lambda: os.stat(path)):
@@ -299,7 +298,7 @@ def test_too_many_open_files_raises_store_error_with_ulimit_hint(path: Path) -> 
 
 
 def test_error_without_code_raises_store_error(path: Path) -> None:
-    """Python's module raises some by itself; and a bare OSError has no number."""
+    """Python's module raises some errors without a code, and a bare OSError has no errno."""
     connection = sqlite3.connect(path)
     connection.close()
     error = translated(path, "read", lambda: connection.execute("SELECT 1"))

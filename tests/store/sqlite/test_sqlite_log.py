@@ -1,7 +1,7 @@
-"""The log in an SQLite file: all that every engine must do, and what only this one does.
+"""Log in an SQLite file: the conformance suite, and the behaviour that is specific to this engine.
 
-How its file is made, opened, migrated and refused is in `test_open_file`; what holds between processes, in
-`test_sqlite_log_processes`, and when they are killed, in `test_crash`.
+`test_open_file` covers the creation, opening, migration and refusal of the file. `test_sqlite_log_processes` covers
+several processes, and `test_crash` their death.
 """
 
 from __future__ import annotations
@@ -69,19 +69,19 @@ def work_of(log: SqliteLog) -> WriterContext:
 
 
 def change(path: Path, *statements: str) -> None:
-    """By somebody else's connection."""
+    """Change the file through another connection."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for statement in statements:
             connection.execute(statement)
 
 
-# -- committing ------------------------------------------------------------------------------------------------------
+# -- commits ---------------------------------------------------------------------------------------------------------
 async def test_group_commit_is_one_transaction_with_one_update_per_session(path: Path) -> None:
     log = SqliteLog(path)
     writers = [await Writer.claim(log, name) for name in "abc"]
     said: list[str] = []
     work_of(log).connection.set_trace_callback(said.append)
-    # The writer's thread cannot take one before the others are there: it is held at its next BEGIN.
+    # The writer thread blocks at its next BEGIN, so it cannot take one operation before the others are queued.
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         writers[0].append(b"first, and waits for the lock")
@@ -92,7 +92,7 @@ async def test_group_commit_is_one_transaction_with_one_update_per_session(path:
     for writer in writers:
         assert set(await writer.answers.all()) == {None}
     work_of(log).connection.set_trace_callback(None)
-    # The first may have been taken alone; all others came together.
+    # The first operation may have been taken alone. All others came together.
     assert 1 <= said.count("COMMIT") <= 2
     assert len([one for one in said if one.startswith("UPDATE sessions")]) <= 4
     assert len([one for one in said if one.startswith("INSERT INTO chunks")]) == 16
@@ -103,7 +103,7 @@ async def test_failed_transaction_fails_its_whole_group_until_answered(path: Pat
     log = SqliteLog(path)
     one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
     await one.commit(b"a")
-    # SQLite's own bound on the file: there is no more room.
+    # SQLite's limit on the file stands for a full disk.
     pages = work_of(log).row("PRAGMA page_count")[0]
     await log._bridge.call(lambda work: work.execute(f"PRAGMA max_page_count = {pages}").fetchall())  # pyright: ignore[reportPrivateUsage]
     one.append(b"x" * 100_000)
@@ -138,7 +138,7 @@ async def test_append_behind_a_failed_transaction_is_refused_though_it_would_fit
     writer.append(b"x" * 100_000)
     room = asyncio.ensure_future(log._bridge.call(make_room, is_alone=True))  # pyright: ignore[reportPrivateUsage]
     await asyncio.sleep(0)
-    # The loop stands still meanwhile: the failure has happened, and nobody was told.
+    # The loop is blocked meanwhile: the failure has happened, and is not reported yet.
     assert performed.wait(30)
     writer.append(b"it would fit", seq=1)
     assert await writer.answers.all() == [None, StoreFull, NotOwner]
@@ -161,7 +161,7 @@ async def test_append_raises_store_busy_when_write_lock_is_held(path: Path, monk
         assert error.hint
         with pytest.raises(StoreBusy):
             await log.claim("another", agent="claude")
-        # Reading waits for nobody.
+        # Reads do not wait for the write lock.
         assert data((await log.read("s", 0)).events) == [b"a"]
         other.execute("ROLLBACK")
     writer.append(b"b", seq=1)
@@ -179,7 +179,7 @@ async def test_cancelled_claim_leaves_session_unowned(path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await claim
         holder.execute("ROLLBACK")
-    # In line behind it, and behind what it gave back.
+    # These calls are queued behind the claim, and behind its release.
     await log.claim("t", agent="claude")
     await log.claim("t", agent="claude")
     assert known(log).owner is None
@@ -203,7 +203,7 @@ async def test_restore_propagates_callers_error_and_leaves_nothing(path: Path) -
     await log.close()
 
 
-# -- what is kept ----------------------------------------------------------------------------------------------------
+# -- retention -------------------------------------------------------------------------------------------------------
 async def test_retention_by_bytes_is_exact_and_stops_at_the_snapshot(path: Path) -> None:
     probe = SqliteLog(path)
     writer = await Writer.claim(probe)
@@ -215,14 +215,14 @@ async def test_retention_by_bytes_is_exact_and_stops_at_the_snapshot(path: Path)
     writer = await Writer.claim(log)
     for _ in range(4):
         await writer.commit(b"." * 1000)
-    assert log.head("s").first == 1  # There is no snapshot: nothing may go.
+    assert log.head("s").first == 1  # Without a snapshot no event may be dropped.
     await writer.commit(b"." * 1000, snapshot=b"at 6")
     assert log.head("s") == Head(writer.epoch, 6, 4)
     await writer.commit(b"." * 1000)
     assert log.head("s").first == 5
     for _ in range(4):
         await writer.commit(b"." * 1000)
-    # The snapshot is of 6: from 7 on all is kept.
+    # The snapshot covers the events up to 6, so all events from 7 on are kept.
     assert log.head("s") == Head(writer.epoch, 11, 7)
     page = await log.read("s", 2)
     assert page.gap == (3, 6)
@@ -236,7 +236,7 @@ async def test_retention_by_age_drops_old_chunks_but_never_the_newest(path: Path
     writer = await Writer.claim(log)
     for age in (7300, 3700, 3500, 10):
         writer.append(b"x", at=time.time() - age)
-    await writer.commit(b"y", snapshot=b"at 5")  # Its own time is years ago.
+    await writer.commit(b"y", snapshot=b"at 5")  # The time of this event is years ago.
     assert log.head("s").first == 3
     old = await Writer.claim(log, "old")
     await old.commit(b"a", snapshot=b"at 1")
@@ -280,7 +280,7 @@ async def test_position_is_never_reused_when_newest_session_is_deleted(path: Pat
 
 
 async def test_position_is_never_reused_after_machine_restart(path: Path) -> None:
-    """What was lost by a power cut had positions, and readers may have them."""
+    """The chunks that a power cut lost had positions, and readers may have these positions."""
     log = SqliteLog(path)
     await (await Writer.claim(log)).commit(b"a")
     before = int((await log.read_many(None)).position, 16)
@@ -291,7 +291,7 @@ async def test_position_is_never_reused_after_machine_restart(path: Path) -> Non
     after = int((await log.read_many(None)).position, 16)
     assert after == before + LOST_CHUNKS_MAX + 1
     assert [placed.event.data for placed in await everything_placed(log)] == [b"a", b"b"]
-    # A position between, which was lost, is a place to go on from.
+    # A reader can continue from a lost position.
     assert len((await log.read_many(f"{before + 3:x}")).events) == 1
     assert work_of(log).row("SELECT count(*) FROM hosts")[0] == 1
     await log.close()
@@ -322,10 +322,10 @@ async def test_read_raises_damage_with_lost_range_when_a_chunk_byte_changed(path
         await log.read("s", 0)
     assert raised.value.ids == {"session": "s", "first": 3, "last": 4}
     assert raised.value.hint
-    # Who reads by position goes on behind it, also who wants this session alone.
+    # A reader by position continues behind the gap, also if it reads only this session.
     assert await told_of_many(log, sessions=["s"]) == [("s", 1), ("s", 2), ("s up to", 4), ("s", 5), ("s", 6)]
     assert [event.seq for event in (await log.read("s", 4)).events] == [5, 6]
-    # It can be gone on from: what is damaged is the past.
+    # The session can continue: only its past is damaged.
     writer = await Writer.claim(log)
     await writer.commit(b"more")
     await log.close()
@@ -354,7 +354,7 @@ async def test_read_raises_damage_when_a_chunk_is_missing(
     with pytest.raises(StoreDamaged, match=f"events {lost[0]} to {lost[1]} of session s .* missing") as raised:
         await log.read("s", 0)
     assert raised.value.ids == {"session": "s", "first": lost[0], "last": lost[1]}
-    # A reader whose page begins right before the hole is told the same.
+    # A reader whose page begins right before the hole gets the same error.
     with pytest.raises(StoreDamaged):
         await log.read("s", lost[0] - 1, 1)
     for seqs in readable:
@@ -369,7 +369,7 @@ async def test_read_raises_damage_when_a_chunk_is_missing(
 async def told_of_many(
     log: SqliteLog, limit: int = 1000, *, after: str | None = None, sessions: Collection[str] | None = None
 ) -> list[tuple[str, int]]:
-    """What a reader of many sessions is told until there is nothing more: events, and how far each gap goes."""
+    """Return what a reader of many sessions gets until the end: events, and the last seq of each gap."""
     told: list[tuple[str, int]] = []
     while True:
         page = await log.read_many(after, limit, sessions=sessions)
@@ -395,7 +395,7 @@ async def test_read_many_reports_damaged_chunk_as_gap_and_continues(path: Path, 
     log = SqliteLog(path)
     told = await told_of_many(log, limit)
     assert [each for each in told if each[0] == "other"] == [("other", 1), ("other", 2), ("other", 3)]
-    # In its place among the events of its session, and once.
+    # The gap comes once, and in its place among the events of its session.
     assert [each for each in told if each[0] != "other"] == [("s", 1), ("s", 2), ("s up to", 4), ("s", 5), ("s", 6)]
     await log.close()
 
@@ -414,7 +414,7 @@ async def test_read_many_resumed_before_a_lost_end_reports_its_gap(path: Path) -
     for position, event in placed:
         rest = [("s", 2)] if event.seq == 1 else []
         assert await told_of_many(log, after=position) == [*rest, ("s up to", 3), ("other", 1)]
-    # A later chunk makes a hole in the middle of it, which is told in front of what is behind it.
+    # A later chunk turns it into a hole in the middle. The gap is reported before the events behind it.
     writer = await Writer.claim(log)
     await writer.commit(b"d")
     assert await told_of_many(log, after=placed[-1].position) == [("other", 1), ("s up to", 3), ("s", 4)]
@@ -441,7 +441,7 @@ async def test_read_many_reports_damaged_chunk_before_lost_end_as_one_gap(path: 
 async def test_read_raises_damage_when_every_chunk_is_missing(path: Path, has_other: bool) -> None:
     log = SqliteLog(path)
     await (await Writer.claim(log)).commit(b"a", b"b")
-    # It has none, and lost none.
+    # This session has no events, and lost none.
     await Writer.claim(log, "new")
     if has_other:
         await (await Writer.claim(log, "other")).commit(b"beside")
@@ -531,7 +531,7 @@ async def test_follower_of_local_writes_reads_no_disk_and_does_not_poll(path: Pa
         assert log._waiting._timer is None  # pyright: ignore[reportPrivateUsage]
     events = await reader
     assert asked == []
-    # What is in memory is what is on the disk.
+    # The events in memory equal those on the disk.
     log._recent.drop("s")  # pyright: ignore[reportPrivateUsage]
     assert await everything(log) == events
     assert asked
@@ -563,7 +563,7 @@ async def test_recent_chunks_bound_memory_across_all_sessions(path: Path) -> Non
 
 
 async def test_wait_on_released_session_ends_with_next_owners_commit(path: Path) -> None:
-    """Its wait began when only we could write, and so nobody looked at what others do."""
+    """The wait began when only this host could write, so it did not poll for other writers."""
     here, there = SqliteLog(path), SqliteLog(path)
     writer = await Writer.claim(here)
     waits = [asyncio.ensure_future(here.wait_past("s", seq)) for seq in (0, 1)]

@@ -1,4 +1,4 @@
-"""The SQLite engine in several processes: one winner of each claim, what the dead had, programs that do not close."""
+"""SQLite engine in several processes: one winner of each claim, sessions of dead processes, missing closes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def tell(process: subprocess.Popen[str], line: str = "") -> None:
 
 
 def ended(process: subprocess.Popen[str], seconds: float = 30) -> int:
-    """Closes the pipes too."""
+    """Wait for the end of the process, and close its pipes."""
     process.communicate(timeout=seconds)
     return process.returncode
 
@@ -78,7 +78,7 @@ def ended(process: subprocess.Popen[str], seconds: float = 30) -> int:
 @pytest.mark.thorough
 def test_concurrent_claims_from_processes_have_one_winner(path: Path) -> None:
     rounds = 20
-    # None of them finds the store made: they race for that too.
+    # The store does not exist yet, so the processes race for its creation too.
     racers = [start(RACER, str(path), str(rounds)) for _ in range(4)]
     for number in range(rounds):
         assert [said(racer) for racer in racers] == ["ready"] * 4

@@ -1,6 +1,6 @@
-"""A write-ahead log that lost what was acknowledged, made by a process that was killed and by a file that was cut.
+"""Detection of a write-ahead log that lost acknowledged commits, after a kill of its writer or a truncation.
 
-Each case also shows what SQLite itself does with it: it opens the store and says nothing.
+Each case also shows SQLite's behaviour: it opens the store without an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = thorough
 
 LOG_HEADER = 32
 FRAME = 24 + 4096
-# Rows of 5000 bytes: one page of the table and one that overflows, all zeros in half of them.
+# Rows of 5000 bytes: one page of the table and one overflow page. Half of the rows have only zeros.
 _WRITER = """
 import os, signal, sqlite3, sys
 signal.alarm(60)
@@ -47,7 +47,7 @@ _DIE = "\nos.kill(os.getpid(), signal.SIGKILL)\n"
 
 
 def killed_writer(path: Path, rows: int, *pragmas: str, code: str = "insert(int(rows))") -> None:
-    """A process that commits so many rows and is killed: it leaves the store, its log and its index."""
+    """Run a process that commits this many rows and is killed. It leaves the store, the WAL and the index."""
     argv = [sys.executable, "-c", _WRITER + code + _DIE, str(path), str(rows), *pragmas]
     assert subprocess.run(argv, timeout=60, check=False).returncode == -signal.SIGKILL
     assert os.path.exists(f"{path}-shm")
@@ -83,7 +83,10 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def left(path: Path) -> Path:
-    """What a killed writer of ten rows left: one frame for each row at least, none of them in the store itself."""
+    """Return the store of a killed writer of ten rows.
+
+    The WAL has at least one frame per row, and the store has none of them.
+    """
     killed_writer(path, 10)
     assert (os.path.getsize(log_of(path)) - LOG_HEADER) % FRAME == 0
     return path
@@ -147,11 +150,11 @@ def test_wal_that_lost_a_commit_raises_store_damaged(left: Path, loss: str) -> N
     assert isinstance(ids["whole"], int)
     assert isinstance(ids["frames"], int)
     assert 0 <= ids["whole"] < ids["frames"]
-    # It looked and touched nothing: it says so again, and to whoever comes next.
+    # The check changed nothing: it raises again, also for the next caller.
     with pytest.raises(StoreDamaged):
         check_tail(str(left))
-    # The control: SQLite says nothing, and what was committed is not there.
-    with contextlib.suppress(sqlite3.OperationalError):  # no such table: it went too
+    # The control: SQLite reports nothing, and committed rows are missing.
+    with contextlib.suppress(sqlite3.OperationalError):  # "no such table": the table is lost too.
         assert rows_in(left) < 10
 
 
@@ -171,7 +174,7 @@ def test_empty_store_beside_its_wal_raises_store_damaged(
         with pytest.raises(StoreDamaged):
             store_health.look(left)
     assert files_beside(left) == before
-    # The control: SQLite says nothing, and deletes the log.
+    # The control: SQLite reports nothing, and deletes the WAL.
     with contextlib.closing(sqlite3.connect(left)) as connection:
         assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
     assert not log_of(left).exists()
@@ -200,7 +203,7 @@ def test_wal_check_follows_a_symlinked_store(left: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("extra", [b"\0" * 2 * FRAME, os.urandom(3 * FRAME), os.urandom(17)], ids=len)
 def test_wal_check_ignores_bytes_behind_the_last_commit(left: Path, extra: bytes) -> None:
-    """A transaction that was cut off, frames of an older generation, a file system's padding."""
+    """The tail can be an incomplete transaction, frames of an older generation, or padding of the file system."""
     with open(log_of(left), "ab") as file:
         file.write(extra)
     check_tail(str(left))
@@ -208,7 +211,7 @@ def test_wal_check_ignores_bytes_behind_the_last_commit(left: Path, extra: bytes
 
 
 def test_wal_check_ignores_an_uncommitted_transaction(path: Path) -> None:
-    """It has spilled into the log (the cache is small), and its writer died in it."""
+    """The transaction has spilled into the WAL because the cache is small, and its writer died in it."""
     code = "insert(10)\nconnection.execute('BEGIN')\ninsert(200)"
     killed_writer(path, 0, "cache_size=2", code=code)
     assert os.path.getsize(log_of(path)) > LOG_HEADER + 100 * FRAME
@@ -217,11 +220,11 @@ def test_wal_check_ignores_an_uncommitted_transaction(path: Path) -> None:
 
 
 def test_restarted_wal_passes_until_it_is_cut(path: Path) -> None:
-    """The frames behind the last commit are whole, but of the generation before: they must not count."""
+    """The frames behind the last commit are intact, but belong to the previous generation. They must not count."""
     code = "insert(50)\nconnection.execute('PRAGMA wal_checkpoint(RESTART)').fetchall()\ninsert(3)"
     killed_writer(path, 0, code=code)
     check_tail(str(path))
-    # Its own frames are the first few. The last of them gives way to the old one that was there before.
+    # The first few frames are of this generation. The last of them is replaced by the old frame that was there before.
     with open(log_of(path), "rb") as file:
         salts = file.read(LOG_HEADER)[16:24]
         data = file.read()
@@ -234,7 +237,7 @@ def test_restarted_wal_passes_until_it_is_cut(path: Path) -> None:
 
 
 def test_checkpointed_wal_may_be_missing_but_a_cut_one_is_damage(path: Path) -> None:
-    """Of what is left of the log, SQLite would take pages older than those that the store has."""
+    """From the rest of the WAL, SQLite would read pages that are older than those of the store."""
     code = "insert(10)\nconnection.execute('PRAGMA wal_checkpoint(PASSIVE)').fetchall()"
     killed_writer(path, 0, code=code)
     check_tail(str(path))
@@ -252,8 +255,12 @@ def test_checkpointed_wal_may_be_missing_but_a_cut_one_is_damage(path: Path) -> 
 
 
 def test_wal_damage_hint_recovers_a_sound_store(path: Path, tmp_path: Path) -> None:
-    """Half of the log is folded back. Cut behind that place, it still leads to a sound store with each commit up to
-    some; cut before it, the store's own pages are of several times and nothing is promised."""
+    """Half of the WAL is checkpointed.
+
+    A WAL cut behind that point still gives a sound store with a prefix of the commits.
+
+    A WAL cut before that point gives no guarantee, because the pages of the store are then of different times.
+    """
     code = """
 insert(10)
 reader = sqlite3.connect(path, isolation_level=None)
@@ -294,7 +301,7 @@ def test_wal_check_passes_without_an_index(left: Path) -> None:
 
 
 def test_wal_check_needs_only_one_whole_copy_in_the_index(left: Path) -> None:
-    """Its writer was killed between the two, or in one of them."""
+    """The writer was killed between the two copies, or in one of them."""
     cut(FRAME)(log_of(left))
     kept = index_of(left).read_bytes()
     for offset in (16, 48 + 16):
@@ -326,7 +333,7 @@ def test_wal_check_of_new_store_makes_no_file(path: Path) -> None:
 
 
 def test_wal_check_passes_while_another_process_has_the_store_open(left: Path) -> None:
-    """And cannot be judged from outside: it may be at work on it in this very moment."""
+    """The WAL cannot be checked from outside, because the other process may write to it at this moment."""
     code = "insert(1)\nos.write(1, b'open\\n')\nos.read(0, 1)"
     argv = [sys.executable, "-c", _WRITER + code, str(left), "0"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -344,7 +351,7 @@ def test_wal_check_passes_while_another_process_has_the_store_open(left: Path) -
 
 
 def test_wal_check_opens_no_file_and_drops_no_lock_of_its_own_process(left: Path) -> None:
-    """The control is a close of the index in the same process: it drops the locks that keep others out."""
+    """The control closes the index in the same process, which drops the locks of the connection."""
     is_locked_outside = (
         "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None)\n"
         "try: c.execute('BEGIN IMMEDIATE'); print('free')\n"
@@ -357,7 +364,7 @@ def test_wal_check_opens_no_file_and_drops_no_lock_of_its_own_process(left: Path
 
     with contextlib.closing(sqlite3.connect(left, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
-        check_tail(str(left))  # Nobody has told us of this connection.
+        check_tail(str(left))  # The check does not know of this connection.
         assert seen_from_outside() == "database is locked"
         opened(str(left))
         check_tail(str(left))
@@ -382,13 +389,16 @@ def test_wal_check_waits_until_this_process_closed_its_last_log(left: Path) -> N
 
 
 def test_wal_check_of_long_wal_sees_each_frame_and_verifies_the_newest(path: Path) -> None:
-    """Past the bound a frame of another generation or of zeros is noticed, and a changed byte is not: it is stated."""
+    """Past the bound the check detects a frame of another generation or of zeros, but not a changed byte.
+
+    This is documented.
+    """
     killed_writer(path, 600)
     frames = (os.path.getsize(log_of(path)) - LOG_HEADER) // FRAME
     assert frames > wal_check.VERIFIED_FRAMES_MAX + 100
     check_tail(str(path))
     kept = log_of(path).read_bytes()
-    # The oldest that is verified, and the one before it.
+    # The oldest verified frame, and the frame before it.
     first = frames - wal_check.VERIFIED_FRAMES_MAX
     for number, is_seen in ((first, True), (first - 1, False)):
         flip(LOG_HEADER + number * FRAME + 24 + 100)(log_of(path))
@@ -410,7 +420,10 @@ def test_wal_check_of_long_wal_sees_each_frame_and_verifies_the_newest(path: Pat
 
 
 def test_wal_diverged_from_its_index_raises_store_damaged(left: Path, tmp_path: Path) -> None:
-    """Whole in itself, as many frames, of the same generation: only the index knows that it is not the one."""
+    """The other WAL is intact, has as many frames, and belongs to the same generation.
+
+    Only the index shows that it is another one.
+    """
     other = tmp_path / "other"
     for suffix in ("", "-wal", "-shm"):
         shutil.copy(f"{left}{suffix}", f"{other}{suffix}")
@@ -434,8 +447,12 @@ def test_wal_check_reads_other_page_sizes(path: Path, page_bytes: int) -> None:
 
 
 def test_wal_check_reads_big_endian_checksums(left: Path) -> None:
-    """Its checksums are sums of words in that machine's order, as a bit in its first word says. Such a log has an index
-    of that machine too, so here the index is told the new sum."""
+    """The checksums are sums of words in the byte order of the machine that wrote them.
+
+    A bit in the first word names the order.
+
+    Such a WAL has an index of the same machine, so the test writes the new sum into the index.
+    """
     data = bytearray(log_of(left).read_bytes())
     index = bytearray(index_of(left).read_bytes())
     other = ">" if sys.byteorder == "little" else "<"

@@ -1,5 +1,8 @@
-"""Who fails with whom in the SQLite engine: the store fails a whole group, a call that cannot be written only itself,
-and what rests on a call that failed is refused until its writer was told."""
+"""Scope of failures in the SQLite engine.
+
+A failure of the store fails a whole group. A call that cannot be written fails alone. Calls that follow a failed call
+are refused until its writer has the answer.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,12 @@ def path(tmp_path: Path) -> Path:
 
 
 async def call(log: SqliteLog, function: Any, **how: Any) -> Any:
-    """In the writer's thread."""
+    """Run the function in the writer thread."""
     return await log._bridge.call(function, **how)  # pyright: ignore[reportPrivateUsage]
 
 
 async def set_pages_max(log: SqliteLog, pages: int | None) -> None:
-    """SQLite's own bound on the file: there is no more room. None: as many as there are."""
+    """Limit the pages of the file, which stands for a full disk. None: the present number of pages."""
 
     def bound(work: WriterContext) -> None:
         count = work.row("PRAGMA page_count")[0] if pages is None else pages
@@ -45,7 +48,7 @@ async def set_pages_max(log: SqliteLog, pages: int | None) -> None:
 
 @contextlib.contextmanager
 def gathered(path: Path) -> Generator[None]:
-    """What is called inside comes as one group: the writer's thread is held at the BEGIN of what it took before."""
+    """Collect the calls of the block into one group. The writer thread blocks at the BEGIN of its present work."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
@@ -84,10 +87,10 @@ async def test_unwritable_operation_fails_alone(path: Path, culprit: str, caplog
     assert await claiming == 1
     failed = answers if culprit == "id" else bad.answers
     assert await failed.all() in ([StoreError], [NotOwner])
-    # What was wrong is for us to see, once.
+    # The cause is logged.
     assert [record.message for record in caplog.records if "the writer failed" in record.message]
     assert data(await everything(log, "fine")) == [b"a", b"b"]
-    # Each goes on from where it is: nobody is left behind a failure that it was told of.
+    # Each writer continues from its head: no failure that was reported blocks it.
     for writer in (fine, also_fine, refused, bad):
         seq = log.head(writer.session).seq
         writer.append(b"more", seq=seq)
@@ -112,7 +115,7 @@ async def test_operations_behind_an_unwritable_append_are_refused_until_answered
 
 
 async def test_operations_behind_a_lease_failed_by_the_store_are_refused_until_answered(path: Path) -> None:
-    """Its writer begins anew from what was committed before the failure, and must not find more there."""
+    """The writer restarts from the state before the failure, so no later call may be committed."""
     log = SqliteLog(path)
     writer, other = await Writer.claim(log), await Writer.claim(log, "other")
     await writer.commit(b"a")
@@ -123,10 +126,10 @@ async def test_operations_behind_a_lease_failed_by_the_store_are_refused_until_a
         performed.set()
 
     await set_pages_max(log, None)
-    writer.lease("claude:" + "x" * 100_000)  # There is no page for such a name.
+    writer.lease("claude:" + "x" * 100_000)  # The file has no page for such a name.
     room = asyncio.ensure_future(call(log, make_room, is_alone=True))
     await asyncio.sleep(0)
-    # The loop stands still meanwhile: the failure has happened, and nobody was told.
+    # The loop is blocked meanwhile: the failure has happened, and is not reported yet.
     assert performed.wait(30)
     writer.append(b"b")
     writer.lease("claude:y")
@@ -162,7 +165,7 @@ async def test_synchronous_level_is_set_regardless_of_sqlite_build_default(
     connect = sqlite3.connect
 
     def connect_as_compiled(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        """What a connection begins with is chosen when SQLite is built."""
+        """Return a connection with a build-time default of SQLite."""
         connection = connect(*arguments, **options)
         connection.execute(f"PRAGMA synchronous = {compiled}")
         return connection
@@ -172,7 +175,7 @@ async def test_synchronous_level_is_set_regardless_of_sqlite_build_default(
     seen: list[int] = []
 
     def look() -> None:
-        """How the transaction was that was answered just now: 1 is NORMAL, 2 is FULL."""
+        """Record the level of the last answered transaction: 1 is NORMAL, 2 is FULL."""
         seen.append(log._bridge._work.row("PRAGMA synchronous")[0])  # pyright: ignore[reportPrivateUsage]
 
     writer = await Writer.claim(log)
